@@ -1,0 +1,218 @@
+"""Grouped matmul: forward, dlhs and drhs beside jax.lax.ragged_dot, a loop of dense dots, torch, tokamax and Pallas."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_fuser as jf
+
+from .measure import Contender, time_all
+from .report import OURS, Case
+from .sizes import group_sizes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows x k x n in `groups`; the name says which model's layer it is."""
+
+    name: str
+    rows: int
+    k: int
+    n: int
+    groups: int
+
+
+CPU_SHAPES = [Shape("8 groups", 2048, 1024, 4096, 8), Shape("64 groups", 2048, 1024, 4096, 64)]
+GPU_SHAPES = [
+    Shape("Mixtral up", 16384, 4096, 14336, 8),
+    Shape("DeepSeek-V3 slice up", 32768, 7168, 4096, 32),
+    Shape("DeepSeek-V3 slice down", 32768, 2048, 7168, 32),
+    Shape("Qwen3 up", 65536, 2048, 1536, 128),
+    Shape("decode", 256, 7168, 4096, 32),
+]
+PASSES = ("forward", "dlhs", "drhs")
+
+
+@dataclass
+class Operands:
+    """One case's arrays: x [rows, k], w [groups, k, n], dy [rows, n], sizes [groups]."""
+
+    x: jax.Array
+    w: jax.Array
+    dy: jax.Array
+    sizes: jax.Array
+    host_sizes: np.ndarray
+
+    @classmethod
+    def draw(cls, shape: Shape, dtype: str, spread: str) -> Operands:
+        host = group_sizes(spread, shape.groups, shape.rows)
+        keys = jax.random.split(jax.random.key(0), 3)
+        w_scale = shape.k**-0.5
+        return cls(
+            x=jax.random.normal(keys[0], (shape.rows, shape.k), dtype),
+            w=(jax.random.normal(keys[1], (shape.groups, shape.k, shape.n), dtype) * w_scale).astype(dtype),
+            dy=jax.random.normal(keys[2], (shape.rows, shape.n), dtype),
+            sizes=jnp.asarray(host),
+            host_sizes=host,
+        )
+
+
+def one_pass(ragged_dot: Callable[..., Any], which: str) -> Callable[..., Any]:
+    """Return (x, w, dy, sizes) -> result of one pass of a ragged_dot, by its own derivative."""
+    if which == "forward":
+        return lambda x, w, dy, sizes: ragged_dot(x, w, sizes)
+    if which == "dlhs":
+        return lambda x, w, dy, sizes: jax.vjp(lambda x: ragged_dot(x, w, sizes), x)[1](dy)[0]
+    return lambda x, w, dy, sizes: jax.vjp(lambda w: ragged_dot(x, w, sizes), w)[1](dy)[0]
+
+
+def loop_of_dots(host_sizes: np.ndarray) -> Callable[..., Any]:
+    """Return a ragged_dot with the sizes known at trace time: what one writes by hand."""
+
+    def ragged_dot(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+        ends = np.cumsum(host_sizes)
+        parts = [x[e - s : e] @ w[g] for g, (s, e) in enumerate(zip(host_sizes, ends)) if s]
+        return jnp.concatenate(parts)
+
+    return ragged_dot
+
+
+def truth(o: Operands, which: str) -> np.ndarray:
+    """Return the result in float32, group by group."""
+    ends = np.cumsum(o.host_sizes)
+    dot = jax.jit(lambda a, b: jnp.dot(a.astype(jnp.float32), b.astype(jnp.float32), precision="highest"))
+    groups = [(g, slice(e - s, e)) for g, (s, e) in enumerate(zip(o.host_sizes, ends))]
+    if which == "drhs":
+        return np.stack([np.asarray(dot(o.x[rows].T, o.dy[rows])) for _, rows in groups])
+    if which == "dlhs":
+        return np.concatenate([np.asarray(dot(o.dy[rows], o.w[g].T)) for g, rows in groups])
+    return np.concatenate([np.asarray(dot(o.x[rows], o.w[g])) for g, rows in groups])
+
+
+def jax_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
+    ways: dict[str, Callable[..., Any]] = {
+        OURS: jf.ragged_dot,
+        "jax.lax.ragged_dot": jax.lax.ragged_dot,
+        "loop of jnp.dot": loop_of_dots(o.host_sizes),
+    }
+    if gpu:
+        ways.update(gpu_peers())
+    contenders = []
+    for name, way in ways.items():
+        f = jax.jit(one_pass(way, which))
+        contenders.append(Contender(name, functools.partial(f, o.x, o.w, o.dy, o.sizes)))
+    if gpu:
+        # Same FLOPs in one dense product: what cuBLAS reaches.
+        dense = {
+            "forward": lambda x, w, dy: x @ w[0],
+            "dlhs": lambda x, w, dy: dy @ w[0].T,
+            "drhs": lambda x, w, dy: x.T @ dy,
+        }[which]
+        f_dense = jax.jit(dense)
+        contenders.append(Contender("dense dot", lambda: f_dense(o.x, o.w, o.dy), bound=True))
+    return contenders
+
+
+def gpu_peers() -> dict[str, Callable[..., Any]]:
+    """Return the ragged_dots of other packages that are installed."""
+    peers: dict[str, Callable[..., Any]] = {}
+    if importlib.util.find_spec("tokamax"):
+        tokamax = importlib.import_module("tokamax")
+        for implementation in ("mosaic", "triton"):
+            peers[f"tokamax {implementation}"] = lambda x, w, sizes, i=implementation: tokamax.ragged_dot(
+                x, w, sizes, implementation=i
+            )
+    try:
+        mgpu = importlib.import_module("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu")
+    except ImportError:
+        return peers
+    for block_m, block_n in ((128, 128), (64, 128), (128, 256)):
+        name = f"Pallas Mosaic {block_m}x{block_n}"
+        peers[name] = lambda x, w, sizes, m=block_m, n=block_n: mgpu.ragged_dot(
+            x, w, group_sizes=sizes, block_m=m, block_n=n, block_k=64, max_concurrent_steps=4, grid_block_n=8
+        )
+    return peers
+
+
+def torch_contenders(o: Operands, which: str, dtype: str, gpu: bool) -> list[Contender]:
+    """torch._grouped_mm, where torch is installed."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    torch = importlib.import_module("torch")
+    device = "cuda" if gpu else "cpu"
+    if gpu and not torch.cuda.is_available():
+        return []
+
+    def tensor(a: jax.Array) -> Any:
+        t = torch.from_numpy(np.array(a.astype(jnp.float32)))
+        return t.to(device=device, dtype=getattr(torch, dtype))
+
+    x, w, dy = tensor(o.x), tensor(o.w), tensor(o.dy)
+    ends = torch.from_numpy(np.cumsum(o.host_sizes).astype(np.int32)).to(device)
+    run = {
+        "forward": lambda: torch._grouped_mm(x, w, offs=ends),
+        "dlhs": lambda: torch._grouped_mm(dy, w.transpose(-2, -1), offs=ends),
+        "drhs": lambda: torch._grouped_mm(x.t(), dy, offs=ends),
+    }[which]
+
+    def wait(result: Any) -> Any:
+        if gpu:
+            torch.cuda.synchronize()
+        return result
+
+    return [Contender("torch._grouped_mm", run, wait)]
+
+
+def to_float32(result: Any) -> np.ndarray:
+    if isinstance(result, jax.Array):
+        return np.asarray(result.astype(jnp.float32))
+    return result.float().cpu().numpy()
+
+
+def cases(*, quick: bool, only: str) -> Iterator[Case]:
+    """Yield measured cases."""
+    gpu = jax.default_backend() == "gpu"
+    spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet")
+    for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):
+        for shape in GPU_SHAPES if gpu else CPU_SHAPES:
+            for spread in spreads:
+                for which in PASSES:
+                    name = f"{shape.name} {which} {dtype}"
+                    if only not in name:
+                        continue
+                    parameters = {
+                        "rows": shape.rows,
+                        "k": shape.k,
+                        "n": shape.n,
+                        "groups": shape.groups,
+                        "sizes": spread,
+                    }
+                    work = 2.0 * shape.rows * shape.k * shape.n
+                    case = Case("grouped", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+                    o = Operands.draw(shape, dtype, spread)
+                    contenders = jax_contenders(o, which, gpu) + torch_contenders(o, which, dtype, gpu)
+                    case.timings = time_all(
+                        contenders, seconds=2 if quick else 8, repeats=7 if quick else 15, inner=10 if gpu else 1
+                    )
+                    measure_errors(case, contenders, truth(o, which))
+                    yield case
+
+
+def measure_errors(case: Case, contenders: list[Contender], want: np.ndarray) -> None:
+    """Compare one more run of every contender that works with the truth."""
+    by_name = {t.name: t for t in case.timings}
+    scale = float(np.abs(want).max()) or 1.0
+    for c in contenders:
+        if c.bound or by_name[c.name].note:
+            continue
+        got = to_float32(c.run())
+        by_name[c.name].error = float(np.abs(got - want).max()) / scale

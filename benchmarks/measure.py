@@ -1,0 +1,74 @@
+"""Time several contenders in turn, so that a change of the machine's mood hits all of them."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+
+@dataclass
+class Contender:
+    """One way to do the work: a function of no arguments whose result can be waited for."""
+
+    name: str
+    run: Callable[[], Any]
+    wait: Callable[[Any], Any] = jax.block_until_ready
+    bound: bool = False  # a bound (dense matmul of the same size), not a peer that does the same work
+
+
+@dataclass
+class Timing:
+    """Seconds per call: median and the 10% and 90% quantiles of the repetitions."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    bound: bool = False
+    error: float | None = None  # against float32 truth, relative to its largest element
+    note: str = ""
+    samples: list[float] = field(default_factory=list, repr=False)
+
+
+def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1) -> list[Timing]:
+    """Run every contender `repeats` times in turn and return their timings.
+
+    `inner` calls are issued before waiting (GPU calls are asynchronous). Slow contenders get fewer repetitions: `seconds`
+    is the budget of each one. A contender that raises is reported with its error and no time.
+    """
+    samples: dict[str, list[float]] = {c.name: [] for c in contenders}
+    failed: dict[str, str] = {}
+    for c in contenders:  # compile and warm up
+        try:
+            c.wait(c.run())
+            c.wait(c.run())
+        except Exception as e:
+            failed[c.name] = f"{type(e).__name__}: {str(e).splitlines()[0][:80]}"
+    gc.collect()
+    for _ in range(repeats):
+        for c in contenders:
+            spent = samples[c.name]
+            if c.name in failed or (len(spent) >= 3 and sum(spent) * inner > seconds):
+                continue
+            begin = time.perf_counter()
+            result = None
+            for _ in range(inner):
+                result = c.run()
+            c.wait(result)
+            spent.append((time.perf_counter() - begin) / inner)
+            del result
+    timings = []
+    for c in contenders:
+        if c.name in failed:
+            timings.append(Timing(c.name, float("nan"), float("nan"), float("nan"), c.bound, note=failed[c.name]))
+            continue
+        s = sorted(samples[c.name])
+        low, high = s[len(s) // 10], s[-1 - len(s) // 10]
+        timings.append(Timing(c.name, statistics.median(s), low, high, c.bound, samples=s))
+    return timings

@@ -1,0 +1,98 @@
+"""A whole mixture-of-experts layer: route, dispatch, two grouped matmuls with SwiGLU, combine; forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jax_fuser as jf
+
+from .measure import Contender, time_all
+from .report import OURS, Case
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Tokens x hidden through `experts` of width `ffn`, `top_k` each."""
+
+    name: str
+    tokens: int
+    hidden: int
+    ffn: int
+    experts: int
+    top_k: int
+
+
+CPU_LAYERS = [Layer("small", 1024, 512, 1024, 8, 2), Layer("many experts", 1024, 512, 512, 64, 4)]
+GPU_LAYERS = [
+    Layer("Qwen3", 8192, 2048, 768, 128, 8),
+    Layer("Mixtral", 8192, 4096, 14336, 8, 2),
+    Layer("DeepSeek-V3 slice", 8192, 7168, 2048, 32, 4),
+]
+
+
+def plain_layer(layer: Layer) -> Callable[..., Any]:
+    """The layer as one writes it in JAX today."""
+
+    def f(x: jax.Array, logits: jax.Array, w13: jax.Array, w2: jax.Array) -> jax.Array:
+        weights, experts = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32)), layer.top_k)
+        weights = weights / weights.sum(-1, keepdims=True)
+        flat = experts.reshape(-1)
+        order = jnp.argsort(flat, stable=True)
+        sizes = jnp.bincount(flat, length=layer.experts).astype(jnp.int32)
+        h = jax.lax.ragged_dot(x[order // layer.top_k], w13, sizes)
+        gate, up = jnp.split(h, 2, -1)
+        y = jax.lax.ragged_dot(jax.nn.silu(gate) * up, w2, sizes)
+        y = y[jnp.argsort(order)].reshape(layer.tokens, layer.top_k, -1).astype(jnp.float32)
+        return jnp.einsum("tkh,tk->th", y, weights).astype(x.dtype)
+
+    return f
+
+
+def our_layer(layer: Layer) -> Callable[..., Any]:
+    """The same through jax_fuser."""
+
+    def f(x: jax.Array, logits: jax.Array, w13: jax.Array, w2: jax.Array) -> jax.Array:
+        weights, experts, _ = jf.moe.route(logits, layer.top_k)
+        return jf.moe.mlp(x, experts, weights, w13, w2)
+
+    return f
+
+
+def cases(*, quick: bool, only: str) -> Iterator[Case]:
+    """Yield measured cases; work counts the FLOPs of the three matmuls, three times as many with the backward pass."""
+    gpu = jax.default_backend() == "gpu"
+    for layer in GPU_LAYERS if gpu else CPU_LAYERS:
+        for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):
+            keys = jax.random.split(jax.random.key(0), 4)
+            x = jax.random.normal(keys[0], (layer.tokens, layer.hidden), dtype)
+            logits = jax.random.normal(keys[1], (layer.tokens, layer.experts), jnp.float32)
+            w13 = jax.random.normal(keys[2], (layer.experts, layer.hidden, 2 * layer.ffn), dtype)
+            w2 = jax.random.normal(keys[3], (layer.experts, layer.ffn, layer.hidden), dtype)
+            args = (x, logits, (w13 * layer.hidden**-0.5).astype(dtype), (w2 * layer.ffn**-0.5).astype(dtype))
+            flops = 6.0 * layer.tokens * layer.top_k * layer.hidden * layer.ffn
+            for which in ("forward", "forward+backward"):
+                name = f"{layer.name} {which} {dtype}"
+                if only not in name:
+                    continue
+                contenders = []
+                for way, f in ((OURS, our_layer(layer)), ("plain JAX", plain_layer(layer))):
+                    step = jax.jit(f)
+                    if which != "forward":
+                        step = jax.jit(jax.grad(lambda *a, f=f: f(*a).astype(jnp.float32).var(), argnums=(0, 1, 2, 3)))
+                    contenders.append(Contender(way, functools.partial(step, *args)))
+                parameters = {
+                    "tokens": layer.tokens,
+                    "hidden": layer.hidden,
+                    "ffn": layer.ffn,
+                    "experts": layer.experts,
+                }
+                work = flops * (1 if which == "forward" else 3)
+                case = Case("moe", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+                case.timings = time_all(contenders, seconds=4, repeats=7, inner=5 if gpu else 1)
+                yield case

@@ -1,0 +1,23 @@
+// Element types, with the names that StableHLO and the text forms use.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace jf {
+
+enum class DType : uint8_t { kPred, kS8, kS16, kS32, kS64, kU8, kU16, kU32, kU64, kF16, kBF16, kF32, kF64 };
+
+// "f32", "bf16", "pred", "s32", ...
+std::string_view name(DType dtype);
+// Throws UserError for a name that is not in the enum.
+DType parse_dtype(std::string_view name);
+// Bytes of one element in memory; pred takes one byte.
+int64_t size_of(DType dtype);
+bool is_float(DType dtype);
+bool is_integer(DType dtype);  // signed or unsigned, not pred
+bool is_signed(DType dtype);   // signed integer or float
+// The type that arithmetic runs in: f32 for f16 and bf16, otherwise the type itself.
+DType compute_dtype(DType dtype);
+
+}  // namespace jf

@@ -1,0 +1,164 @@
+// Lanes on the CPU: W values of one type, held as machine vectors of JF_PART lanes each, so that every type of a kernel
+// has equally many lanes in a part and a conversion never crosses parts. Includes nothing: system headers cost more
+// than the kernel.
+#pragma once
+
+#ifndef JF_PART
+#error "define JF_PART, the lanes of one machine vector, before including this header"
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+// Nothing here is called across a library boundary.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#define JF_FUNCTION static inline __attribute__((always_inline))
+#define JF_LAMBDA __attribute__((always_inline))
+
+namespace jf {
+
+using pred = bool;
+using s8 = signed char;
+using s16 = short;
+using s32 = int;
+using s64 = long;
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long;
+using f32 = float;
+using f64 = double;
+struct f16 {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+
+// The machine vector of a lane type. A pred is a mask, 0 or -1, as wide as f32, its commonest partner.
+template <class T>
+struct PartOf;
+#define JF_PART_OF(T, E)                                              \
+  template <>                                                         \
+  struct PartOf<T> {                                                  \
+    typedef E Type __attribute__((vector_size(JF_PART * sizeof(E)))); \
+  };
+JF_PART_OF(pred, s32)
+JF_PART_OF(s8, s8)
+JF_PART_OF(s16, s16)
+JF_PART_OF(s32, s32)
+JF_PART_OF(s64, s64)
+JF_PART_OF(u8, u8)
+JF_PART_OF(u16, u16)
+JF_PART_OF(u32, u32)
+JF_PART_OF(u64, u64)
+JF_PART_OF(f32, f32)
+JF_PART_OF(f64, f64)
+#undef JF_PART_OF
+template <class T>
+using Part = typename PartOf<T>::Type;
+
+template <class T, int W, bool kOnePart = (W <= JF_PART)>
+struct Lanes {
+  Part<T> v;  // lanes past W are without meaning
+};
+template <class T, int W>
+struct Lanes<T, W, false> {
+  Lanes<T, W / 2> lo, hi;
+};
+
+// Facts about types that the standard headers would give.
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
+template <class T>
+inline constexpr bool is_float = is_same<T, f32> || is_same<T, f64>;
+template <class T>
+inline constexpr bool is_signed = T(-1) < T(0);
+template <int kBytes>
+struct IntegerOf;
+template <>
+struct IntegerOf<1> {
+  using Signed = s8;
+  using Unsigned = u8;
+};
+template <>
+struct IntegerOf<2> {
+  using Signed = s16;
+  using Unsigned = u16;
+};
+template <>
+struct IntegerOf<4> {
+  using Signed = s32;
+  using Unsigned = u32;
+};
+template <>
+struct IntegerOf<8> {
+  using Signed = s64;
+  using Unsigned = u64;
+};
+template <class T>
+using Signed = typename IntegerOf<sizeof(T)>::Signed;
+template <class T>
+using Unsigned = typename IntegerOf<sizeof(T)>::Unsigned;
+template <class T>
+inline constexpr T kSmallest = is_signed<T> ? T(Unsigned<T>(1) << (8 * sizeof(T) - 1)) : T(0);
+template <class T>
+inline constexpr T kLargest = T(~kSmallest<T>);
+
+constexpr double kInfinity = __builtin_inf();
+constexpr double kNaN = __builtin_nan("");
+
+// Applies f to the parts of its arguments.
+template <class R, class F, class T, int W, class... More>
+JF_FUNCTION Lanes<R, W> map(F f, Lanes<T, W> a, More... more) {
+  if constexpr (W <= JF_PART) {
+    return {f(a.v, more.v...)};
+  } else {
+    return {map<R>(f, a.lo, more.lo...), map<R>(f, a.hi, more.hi...)};
+  }
+}
+// Applies f to the lanes one by one.
+template <class R, class F, class T, int W, class... More>
+JF_FUNCTION Lanes<R, W> map_lanes(F f, Lanes<T, W> a, More... more) {
+  if constexpr (W <= JF_PART) {
+    Part<R> result{};
+    for (int i = 0; i < W; ++i) result[i] = f(a.v[i], more.v[i]...);
+    return {result};
+  } else {
+    return {map_lanes<R>(f, a.lo, more.lo...), map_lanes<R>(f, a.hi, more.hi...)};
+  }
+}
+
+// Minus zero keeps its sign in x - 0, and loses it in 0 + x.
+template <class T>
+JF_FUNCTION Part<T> splat(T x) {
+  return x - Part<T>{};
+}
+// Parts of another element type: by value, and with the same bits. Vectors wider than the machine's are passed by
+// reference.
+template <class T, class V>
+JF_FUNCTION Part<T> value_as(const V& x) {
+  return __builtin_convertvector(x, Part<T>);
+}
+template <class T, class V>
+JF_FUNCTION Part<T> bits_as(const V& x) {
+  return (Part<T>)x;
+}
+// A comparison gives a mask as wide as what it compared.
+template <class V>
+JF_FUNCTION Part<pred> to_pred(V mask) {
+  return __builtin_convertvector(mask, Part<pred>);
+}
+// true_value where the pred holds.
+template <class T>
+JF_FUNCTION Part<T> pick(Part<pred> where, Part<T> true_value, Part<T> false_value) {
+  if constexpr (is_same<T, pred> || sizeof(T) == sizeof(s32)) {
+    return where ? true_value : false_value;
+  } else {
+    return value_as<Signed<T>>(where) ? true_value : false_value;
+  }
+}
+
+}  // namespace jf

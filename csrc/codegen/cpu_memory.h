@@ -1,0 +1,253 @@
+// Memory on the CPU: how lanes get in and out. Sixteen-bit floats are f32 in lanes, preds are bytes in memory.
+#pragma once
+
+#include "codegen/cpu_lanes.h"
+
+namespace jf {
+
+// Which lanes of a vector are real: all, or the first `count`. The others never touch memory.
+struct All {};
+struct First {
+  int count;
+};
+
+template <int W>
+JF_FUNCTION int active(All) {
+  return W;
+}
+template <int W>
+JF_FUNCTION int active(First on) {
+  return on.count < W ? on.count : W;
+}
+JF_FUNCTION All rest(All, int) { return {}; }
+JF_FUNCTION First rest(First on, int gone) { return {on.count > gone ? on.count - gone : 0}; }
+
+// Calls body(base, lanes that are below the limit): full vectors run without masks.
+template <int W, class I, class F>
+JF_FUNCTION void vector(I base, long limit, F body) {
+  if (limit - base >= W) {
+    body(base, All{});
+  } else if (base < limit) {
+    body(base, First{int(limit - base)});
+  }
+}
+
+// What memory holds of a type.
+template <class M>
+struct StoredAs {
+  using Type = M;
+};
+template <>
+struct StoredAs<f16> {
+  using Type = u16;
+};
+template <>
+struct StoredAs<bf16> {
+  using Type = u16;
+};
+template <>
+struct StoredAs<pred> {
+  using Type = u8;
+};
+template <class M>
+using Stored = typename StoredAs<M>::Type;
+
+JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(value_as<u32>(x) << 16); }
+JF_FUNCTION Part<u16> encode_exactly(bf16, Part<f32> x) {
+  const Part<u32> bits = bits_as<u32>(x);
+  const Part<u32> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return value_as<u16>(x != x ? (bits >> 16) | 0x40 : rounded);
+}
+JF_FUNCTION Part<u16> encode(bf16, Part<f32> x) {
+  // The instruction takes subnormal numbers, below 1e-38, for zero.
+#if defined(__AVX512BF16__) && defined(__clang__)
+  typedef __bf16 Short __attribute__((vector_size(2 * JF_PART)));
+  return (Part<u16>)__builtin_convertvector(x, Short);
+#elif defined(__AVX512BF16__) && JF_PART == 16
+  return (Part<u16>)__builtin_ia32_cvtneps2bf16_v16sf(x);
+#elif defined(__AVX512BF16__) && defined(__AVX512VL__) && JF_PART == 8
+  return (Part<u16>)__builtin_ia32_cvtneps2bf16_v8sf(x);
+#else
+  return encode_exactly(bf16{}, x);
+#endif
+}
+
+JF_FUNCTION Part<f32> decode(f16, Part<u16> x) {
+#if defined(__F16C__) && defined(__clang__)
+  typedef _Float16 Half __attribute__((vector_size(2 * JF_PART)));
+  return __builtin_convertvector((Half)x, Part<f32>);
+#elif defined(__AVX512F__) && JF_PART == 16
+  typedef short Half __attribute__((vector_size(32)));
+  return __builtin_ia32_vcvtph2ps512_mask((Half)x, Part<f32>{}, -1, 4);
+#elif defined(__F16C__) && JF_PART == 8
+  typedef short Half __attribute__((vector_size(16)));
+  return __builtin_ia32_vcvtph2ps256((Half)x);
+#else
+  const Part<u32> bits = value_as<u32>(x), magnitude = bits & 0x7fff;
+  // The product rebases the exponent, also of subnormal numbers.
+  const Part<u32> finite = bits_as<u32>(bits_as<f32>(magnitude << 13) * 0x1p112f);
+  return bits_as<f32>((magnitude >= 0x7c00 ? finite | 0x7f800000 : finite) | (bits & 0x8000) << 16);
+#endif
+}
+JF_FUNCTION Part<u16> encode(f16, Part<f32> x) {
+#if defined(__F16C__) && defined(__clang__)
+  typedef _Float16 Half __attribute__((vector_size(2 * JF_PART)));
+  return (Part<u16>)__builtin_convertvector(x, Half);
+#elif defined(__AVX512F__) && JF_PART == 16
+  typedef short Half __attribute__((vector_size(32)));
+  return (Part<u16>)__builtin_ia32_vcvtps2ph512_mask(x, 0, Half{}, -1);
+#elif defined(__F16C__) && JF_PART == 8
+  return (Part<u16>)__builtin_ia32_vcvtps2ph256(x, 0);
+#else
+  const Part<u32> bits = bits_as<u32>(x), magnitude = bits & 0x7fffffff;
+  const Part<u32> normal = (magnitude - (112u << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  // Adding 0.5 puts the units of subnormal halves at the end of the word, and rounds.
+  const Part<u32> subnormal = bits_as<u32>(bits_as<f32>(magnitude) + 0.5f) - 0x3f000000;
+  Part<u32> half = magnitude < (113u << 23) ? subnormal : normal;
+  half = magnitude >= 0x477ff000 ? Part<u32>{} + 0x7c00 : half;
+  half = magnitude > 0x7f800000 ? (magnitude >> 13 & 0x3ff) | 0x7e00 : half;
+  return value_as<u16>(half | (bits >> 16 & 0x8000));
+#endif
+}
+JF_FUNCTION Part<u16> encode_exactly(f16, Part<f32> x) { return encode(f16{}, x); }
+
+JF_FUNCTION Part<pred> decode(pred, Part<u8> x) { return to_pred(x != 0); }
+JF_FUNCTION Part<u8> encode(pred, Part<pred> x) { return value_as<u8>(x) & 1; }
+template <class M>
+JF_FUNCTION Part<M> decode(M, Part<M> x) {
+  return x;
+}
+template <class M>
+JF_FUNCTION Part<M> encode(M, Part<M> x) {
+  return x;
+}
+
+// Elements 0, stride, 2 * stride, ... of the active lanes; zero in the others.
+template <int W, class M, class On>
+JF_FUNCTION Part<Stored<M>> read(const M* p, long stride, On on) {
+  Part<Stored<M>> x{};
+  if constexpr (is_same<On, All>) {
+    if (stride == 1) {
+      __builtin_memcpy(&x, p, W * sizeof(M));
+      return x;
+    }
+  }
+  Stored<M> lanes[JF_PART] = {};
+  for (int i = 0, n = active<W>(on); i < n; ++i) __builtin_memcpy(lanes + i, p + i * stride, sizeof(M));
+  __builtin_memcpy(&x, lanes, sizeof(x));
+  return x;
+}
+template <int W, class M, class On>
+JF_FUNCTION void write(M* p, long stride, Part<Stored<M>> x, On on) {
+  if constexpr (is_same<On, All>) {
+    if (stride == 1) {
+      __builtin_memcpy(p, &x, W * sizeof(M));
+      return;
+    }
+  }
+  Stored<M> lanes[JF_PART];
+  __builtin_memcpy(lanes, &x, sizeof(x));
+  for (int i = 0, n = active<W>(on); i < n; ++i) __builtin_memcpy(p + i * stride, lanes + i, sizeof(M));
+}
+
+// L is the Lanes type of the result. kMultiple: the offset is a multiple of it; of use where vector access must be
+// aligned.
+template <class T>
+struct Type {};
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_strided(Type<Lanes<T, W>>, const M* p, long stride, On on) {
+  if constexpr (W <= JF_PART) {
+    return {decode(M{}, read<W>(p, stride, on))};
+  } else {
+    constexpr int kHalf = W / 2;
+    return {load_strided(Type<Lanes<T, kHalf>>{}, p, stride, on),
+            load_strided(Type<Lanes<T, kHalf>>{}, p + kHalf * stride, stride, rest(on, kHalf))};
+  }
+}
+template <class M, class T, int W, class On>
+JF_FUNCTION void store_strided(M* p, long stride, Lanes<T, W> x, On on) {
+  if constexpr (W <= JF_PART) {
+    write<W>(p, stride, encode(M{}, x.v), on);
+  } else {
+    store_strided(p, stride, x.lo, on);
+    store_strided(p + W / 2 * stride, stride, x.hi, rest(on, W / 2));
+  }
+}
+template <class T, int W>
+JF_FUNCTION Lanes<T, W> broadcast_part(Type<Lanes<T, W>>, Part<T> x) {
+  if constexpr (W <= JF_PART) {
+    return {x};
+  } else {
+    return {broadcast_part(Type<Lanes<T, W / 2>>{}, x), broadcast_part(Type<Lanes<T, W / 2>>{}, x)};
+  }
+}
+
+template <class L, int kMultiple = 1, class M, class On = All>
+JF_FUNCTION L load(const M* p, long offset, On on = {}) {
+  return load_strided(Type<L>{}, p + offset, 1, on);
+}
+template <class L, class M, class On = All>
+JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
+  return load_strided(Type<L>{}, p + offset, stride, on);
+}
+// One element in all lanes.
+template <class L, class M>
+JF_FUNCTION L load_splat(const M* p, long offset) {
+  Stored<M> x;
+  __builtin_memcpy(&x, p + offset, sizeof(M));
+  return broadcast_part(Type<L>{}, decode(M{}, splat(x)));
+}
+template <int kMultiple = 1, class M, class T, int W, class On = All>
+JF_FUNCTION void store(M* p, long offset, Lanes<T, W> x, On on = {}) {
+  store_strided(p + offset, 1, x, on);
+}
+template <class M, class T, int W, class On = All>
+JF_FUNCTION void scatter(M* p, long offset, long stride, Lanes<T, W> x, On on = {}) {
+  store_strided(p + offset, stride, x, on);
+}
+// The first lane alone.
+template <class M, class T, int W>
+JF_FUNCTION void store_first(M* p, long offset, Lanes<T, W> x) {
+  if constexpr (W <= JF_PART) {
+    write<1>(p + offset, 1, encode(M{}, x.v), All{});
+  } else {
+    store_first(p, offset, x.lo);
+  }
+}
+
+template <class T, int W>
+JF_FUNCTION Lanes<T, W> from_index_at(Type<Lanes<T, W>>, long base, long stride) {
+  if constexpr (W <= JF_PART) {
+    if constexpr (is_float<T>) {
+      Part<T> x{};
+      for (int i = 0; i < W; ++i) x[i] = T(base + i * stride);
+      return {x};
+    } else {
+      Part<T> lane{};
+      for (int i = 0; i < W; ++i) lane[i] = i;
+      return {splat(T(base)) + lane * splat(T(stride))};
+    }
+  } else {
+    return {from_index_at(Type<Lanes<T, W / 2>>{}, base, stride),
+            from_index_at(Type<Lanes<T, W / 2>>{}, base + W / 2 * stride, stride)};
+  }
+}
+template <class L>
+JF_FUNCTION L from_index(long base, long stride) {
+  return from_index_at(Type<L>{}, base, stride);
+}
+
+template <class T, int W, class V>
+JF_FUNCTION Lanes<T, W> constant_lanes(Type<Lanes<T, W>> type, V value) {
+  if constexpr (is_same<T, pred>) {
+    return broadcast_part(type, Part<pred>{} - s32(value != 0));
+  } else {
+    return broadcast_part(type, splat(T(value)));
+  }
+}
+template <class L, class V>
+JF_FUNCTION L constant(V value) {
+  return constant_lanes(Type<L>{}, value);
+}
+
+}  // namespace jf

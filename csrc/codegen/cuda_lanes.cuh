@@ -1,0 +1,159 @@
+// Lanes on CUDA: W values of one type in registers of one thread, and how they get in and out of memory. Sixteen-bit
+// floats are f32 in lanes. The names are those of the CPU prelude.
+#pragma once
+
+#include "codegen/ptx_convert.cuh"
+
+#define JF_FUNCTION static __device__ __forceinline__
+#define JF_LAMBDA
+
+namespace jf {
+
+using pred = bool;
+using s8 = signed char;
+using s16 = short;
+using s32 = int;
+using s64 = long;
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long;
+using f32 = float;
+using f64 = double;
+struct f16 {
+  u16 bits;
+};
+struct bf16 {
+  u16 bits;
+};
+
+template <class T, int W>
+struct Lanes {
+  T v[W];
+};
+
+// Facts about types that the standard headers would give.
+template <class A, class B>
+inline constexpr bool is_same = false;
+template <class A>
+inline constexpr bool is_same<A, A> = true;
+template <class T>
+inline constexpr bool is_float = is_same<T, f32> || is_same<T, f64>;
+template <class M>
+inline constexpr bool is_float16 = is_same<M, f16> || is_same<M, bf16>;
+template <class T>
+inline constexpr bool is_signed = T(-1) < T(0);
+template <int kBytes>
+struct IntegerOf;
+template <>
+struct IntegerOf<1> {
+  using Signed = s8;
+  using Unsigned = u8;
+};
+template <>
+struct IntegerOf<2> {
+  using Signed = s16;
+  using Unsigned = u16;
+};
+template <>
+struct IntegerOf<4> {
+  using Signed = s32;
+  using Unsigned = u32;
+};
+template <>
+struct IntegerOf<8> {
+  using Signed = s64;
+  using Unsigned = u64;
+};
+template <class T>
+using Signed = typename IntegerOf<sizeof(T)>::Signed;
+template <class T>
+using Unsigned = typename IntegerOf<sizeof(T)>::Unsigned;
+template <class T>
+inline constexpr T kSmallest = is_signed<T> ? T(Unsigned<T>(1) << (8 * sizeof(T) - 1)) : T(0);
+template <class T>
+inline constexpr T kLargest = T(~kSmallest<T>);
+
+constexpr double kInfinity = __builtin_bit_cast(double, 0x7ff0000000000000);
+constexpr double kNaN = __builtin_bit_cast(double, 0x7ff8000000000000);
+
+// Applies f to the lanes.
+template <class R, class F, class T, int W, class... More>
+JF_FUNCTION Lanes<R, W> map(F f, const Lanes<T, W>& a, const More&... more) {
+  Lanes<R, W> result;
+#pragma unroll
+  for (int i = 0; i < W; ++i) result.v[i] = f(a.v[i], more.v[i]...);
+  return result;
+}
+
+// The same bits as another type of the same size.
+template <class To, class From>
+JF_FUNCTION To bits_as(From x) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits need the same size");
+  To result;
+  memcpy(&result, &x, sizeof(x));
+  return result;
+}
+
+// The lane type of a dtype, and what memory holds of it.
+template <class M>
+struct TypesOf {
+  using Compute = M;
+  using Stored = M;
+};
+template <>
+struct TypesOf<f16> {
+  using Compute = f32;
+  using Stored = u16;
+};
+template <>
+struct TypesOf<bf16> {
+  using Compute = f32;
+  using Stored = u16;
+};
+template <>
+struct TypesOf<pred> {
+  using Compute = pred;
+  using Stored = u8;
+};
+template <class M>
+using Compute = typename TypesOf<M>::Compute;
+template <class M>
+using Stored = typename TypesOf<M>::Stored;
+
+JF_FUNCTION f32 decode(f16, u16 x) { return ptx::f32_from_f16(x); }
+JF_FUNCTION f32 decode(bf16, u16 x) { return bits_as<f32>(u32(x) << 16); }
+JF_FUNCTION pred decode(pred, u8 x) { return x != 0; }
+template <class M>
+JF_FUNCTION M decode(M, M x) {
+  return x;
+}
+JF_FUNCTION u16 encode(f16, f32 x) { return ptx::f16_from_f32(x); }
+JF_FUNCTION u16 encode(bf16, f32 x) { return ptx::bf16_from_f32(x); }
+JF_FUNCTION u32 encode_pair(f16, f32 x, f32 y) { return ptx::f16x2_from_f32(x, y); }
+JF_FUNCTION u32 encode_pair(bf16, f32 x, f32 y) { return ptx::bf16x2_from_f32(x, y); }
+JF_FUNCTION u8 encode(pred, pred x) { return x; }
+template <class M>
+JF_FUNCTION M encode(M, M x) {
+  return x;
+}
+
+// Which lanes of a vector are real: all, or the first `count`. The others never touch memory.
+struct All {};
+struct First {
+  int count;
+};
+JF_FUNCTION bool is_active(All, int) { return true; }
+JF_FUNCTION bool is_active(First on, int lane) { return lane < on.count; }
+
+// Calls body(base, lanes that are below the limit): full vectors run without masks.
+template <int W, class I, class F>
+JF_FUNCTION void vector(I base, long limit, F body) {
+  if (limit - base >= W) {
+    body(base, All{});
+  } else if (base < limit) {
+    body(base, First{int(limit - base)});
+  }
+}
+
+}  // namespace jf

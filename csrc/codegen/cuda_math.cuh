@@ -1,0 +1,102 @@
+// The ops of ir/ops.def that take floats alone, by CUDA's own precise functions.
+#pragma once
+
+#include "codegen/cuda_prelude.cuh"
+
+namespace jf::scalar {
+
+JF_FUNCTION f64 floor(f64 x) { return ::floor(x); }
+JF_FUNCTION f64 log(f64 x) { return ::log(x); }
+JF_FUNCTION f64 tan(f64 x) { return ::tan(x); }
+
+}  // namespace jf::scalar
+
+#include "codegen/digamma.h"
+
+namespace jf {
+
+#define JF_MATH(name, function)                                 \
+  template <int W>                                              \
+  JF_FUNCTION Lanes<f32, W> name(const Lanes<f32, W>& a) {      \
+    return map<f32>([](f32 x) { return ::function##f(x); }, a); \
+  }                                                             \
+  template <int W>                                              \
+  JF_FUNCTION Lanes<f64, W> name(const Lanes<f64, W>& a) {      \
+    return map<f64>([](f64 x) { return ::function(x); }, a);    \
+  }
+#define JF_MATH2(name, function)                                                   \
+  template <int W>                                                                 \
+  JF_FUNCTION Lanes<f32, W> name(const Lanes<f32, W>& a, const Lanes<f32, W>& b) { \
+    return map<f32>([](f32 x, f32 y) { return ::function##f(x, y); }, a, b);       \
+  }                                                                                \
+  template <int W>                                                                 \
+  JF_FUNCTION Lanes<f64, W> name(const Lanes<f64, W>& a, const Lanes<f64, W>& b) { \
+    return map<f64>([](f64 x, f64 y) { return ::function(x, y); }, a, b);          \
+  }
+
+JF_MATH(floor, floor)
+JF_MATH(ceil, ceil)
+JF_MATH(round_even, rint)
+JF_MATH(round_away, round)
+JF_MATH(exp, exp)
+JF_MATH(exp2, exp2)
+JF_MATH(expm1, expm1)
+JF_MATH(log, log)
+JF_MATH(log1p, log1p)
+JF_MATH(sqrt, sqrt)
+JF_MATH(rsqrt, rsqrt)
+JF_MATH(cbrt, cbrt)
+JF_MATH(sin, sin)
+JF_MATH(cos, cos)
+JF_MATH(tan, tan)
+JF_MATH(asin, asin)
+JF_MATH(acos, acos)
+JF_MATH(atan, atan)
+JF_MATH(sinh, sinh)
+JF_MATH(cosh, cosh)
+JF_MATH(tanh, tanh)
+JF_MATH(asinh, asinh)
+JF_MATH(acosh, acosh)
+JF_MATH(atanh, atanh)
+JF_MATH(erf, erf)
+JF_MATH(erfc, erfc)
+JF_MATH(erf_inv, erfinv)
+JF_MATH(lgamma, lgamma)
+JF_MATH2(pow, pow)
+JF_MATH2(atan2, atan2)
+
+JF_UNARY(digamma, digamma_of(x))
+
+template <class T, int W>
+JF_FUNCTION Lanes<T, W> logistic(const Lanes<T, W>& a) {
+  // exp of the negative magnitude: the small side keeps its digits down to subnormal numbers.
+  const Lanes<T, W> e = exp(neg(abs(a)));
+  return map<T>([](T x, T y) { return (x < 0 ? y : T(1)) / (1 + y); }, a, e);
+}
+
+template <class T, int W>
+JF_FUNCTION Lanes<pred, W> is_finite(const Lanes<T, W>& a) {
+  return map<pred>([](T x) { return magnitude(x) < T(kInfinity); }, a);
+}
+
+// One step of the dtype M from x towards y, over the dtype's bits.
+template <class M, class T>
+JF_FUNCTION T next_after(T x, T y) {
+  using Bits = Unsigned<Stored<M>>;
+  x = converted<M>(x), y = converted<M>(y);
+  if (x != x || y != y) return x + y;
+  if (x == y) return y;
+  Bits bits = bits_as<Bits>(encode(M{}, x));
+  if (x == 0) {
+    bits = (bits_as<Bits>(encode(M{}, y)) & Bits(kSmallest<Signed<Bits>>)) | Bits(1);
+  } else {
+    bits = (x < y) != (x < 0) ? bits + 1 : bits - 1;
+  }
+  return decode(M{}, bits_as<Stored<M>>(bits));
+}
+template <class M, class T, int W>
+JF_FUNCTION Lanes<T, W> nextafter(const Lanes<T, W>& a, const Lanes<T, W>& b) {
+  return map<T>([](T x, T y) { return next_after<M>(x, y); }, a, b);
+}
+
+}  // namespace jf

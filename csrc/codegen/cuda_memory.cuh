@@ -1,0 +1,153 @@
+// Memory on CUDA: vector access as wide as the offset's known multiple allows, at most 16 bytes; buffers start at
+// multiples of 16.
+#pragma once
+
+#include "codegen/cuda_lanes.cuh"
+
+namespace jf {
+
+constexpr int kMostBytes = 16;
+
+constexpr int smaller_of(int a, int b) { return a < b ? a : b; }
+// Elements of one memory access.
+template <class M, int W, int kMultiple>
+inline constexpr int kChunk = smaller_of(smaller_of(W, kMultiple), kMostBytes / int(sizeof(M)));
+
+template <class E, int N>
+struct alignas(sizeof(E) * N) Chunk {
+  E v[N];
+};
+
+template <class T>
+struct Type {};
+
+template <int kMultiple, class T, int W, class M>
+JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
+  constexpr int kCount = kChunk<M, W, kMultiple>;
+  using Piece = Chunk<Stored<M>, kCount>;
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W / kCount; ++i) {
+    const Piece piece = reinterpret_cast<const Piece*>(p)[i];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x.v[i * kCount + j] = decode(M{}, piece.v[j]);
+  }
+  return x;
+}
+template <int kMultiple, class M, class T, int W>
+JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
+  constexpr int kCount = kChunk<M, W, kMultiple>;
+  if constexpr (is_float16<M> && kCount > 1) {
+    using Piece = Chunk<u32, kCount / 2>;
+#pragma unroll
+    for (int i = 0; i < W / kCount; ++i) {
+      Piece piece;
+#pragma unroll
+      for (int j = 0; j < kCount; j += 2) {
+        piece.v[j / 2] = encode_pair(M{}, x.v[i * kCount + j], x.v[i * kCount + j + 1]);
+      }
+      reinterpret_cast<Piece*>(p)[i] = piece;
+    }
+  } else {
+    using Piece = Chunk<Stored<M>, kCount>;
+#pragma unroll
+    for (int i = 0; i < W / kCount; ++i) {
+      Piece piece;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) piece.v[j] = encode(M{}, x.v[i * kCount + j]);
+      reinterpret_cast<Piece*>(p)[i] = piece;
+    }
+  }
+}
+
+template <class M>
+JF_FUNCTION Compute<M> load_one(const M* p) {
+  return decode(M{}, *reinterpret_cast<const Stored<M>*>(p));
+}
+template <class M, class T>
+JF_FUNCTION void store_one(M* p, T x) {
+  *reinterpret_cast<Stored<M>*>(p) = encode(M{}, x);
+}
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_strided(Type<Lanes<T, W>>, const M* p, long stride, On on) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = is_active(on, i) ? load_one(p + i * stride) : T(0);
+  return x;
+}
+template <class M, class T, int W, class On>
+JF_FUNCTION void store_strided(M* p, long stride, const Lanes<T, W>& x, On on) {
+#pragma unroll
+  for (int i = 0; i < W; ++i) {
+    if (is_active(on, i)) store_one(p + i * stride, x.v[i]);
+  }
+}
+template <int kMultiple, class T, int W, class M>
+JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>> type, const M* p, First on) {
+  return load_strided(type, p, 1, on);
+}
+template <int kMultiple, class M, class T, int W>
+JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
+  store_strided(p, 1, x, on);
+}
+
+// L is the Lanes type of the result; kMultiple divides the offset.
+template <class L, int kMultiple = 1, class M, class On = All>
+JF_FUNCTION L load(const M* p, long offset, On on = {}) {
+  return load_lanes<kMultiple>(Type<L>{}, p + offset, on);
+}
+template <class L, class M, class On = All>
+JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
+  return load_strided(Type<L>{}, p + offset, stride, on);
+}
+template <int kMultiple = 1, class M, class T, int W, class On = All>
+JF_FUNCTION void store(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
+  store_lanes<kMultiple>(p + offset, x, on);
+}
+template <class M, class T, int W, class On = All>
+JF_FUNCTION void scatter(M* p, long offset, long stride, const Lanes<T, W>& x, On on = {}) {
+  store_strided(p + offset, stride, x, on);
+}
+// The first lane alone.
+template <class M, class T, int W>
+JF_FUNCTION void store_first(M* p, long offset, const Lanes<T, W>& x) {
+  store_one(p + offset, x.v[0]);
+}
+
+template <class T, int W, class V>
+JF_FUNCTION Lanes<T, W> from_values(Type<Lanes<T, W>>, V base, V stride) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = T(base + i * stride);
+  return x;
+}
+template <class L>
+JF_FUNCTION L from_index(long base, long stride) {
+  return from_values(Type<L>{}, base, stride);
+}
+template <class T, int W>
+JF_FUNCTION Lanes<T, W> splat(Type<Lanes<T, W>>, T value) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = value;
+  return x;
+}
+template <class T, int W, class M>
+JF_FUNCTION Lanes<T, W> load_splat_of(Type<Lanes<T, W>> type, const M* p) {
+  return splat(type, load_one(p));
+}
+// One element in all lanes.
+template <class L, class M>
+JF_FUNCTION L load_splat(const M* p, long offset) {
+  return load_splat_of(Type<L>{}, p + offset);
+}
+template <class T, int W, class V>
+JF_FUNCTION Lanes<T, W> constant_of(Type<Lanes<T, W>> type, V value) {
+  return splat(type, T(value));
+}
+template <class L, class V>
+JF_FUNCTION L constant(V value) {
+  return constant_of(Type<L>{}, value);
+}
+
+}  // namespace jf

@@ -1,0 +1,71 @@
+#include "codegen/dialect.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace jf::codegen {
+namespace {
+
+// Bytes of a lane. A pred is a 32-bit mask in CPU lanes.
+int64_t lane_bytes(DType dtype) { return dtype == DType::kPred ? 4 : size_of(compute_dtype(dtype)); }
+
+// All types of a kernel have equally many lanes in a machine vector, so the widest type decides. 16 bytes are the least
+// that every machine has.
+std::string cpu_settings(const std::vector<loops::Kernel>& kernels, const Target& target) {
+  int64_t widest = 1, width = 1;
+  for (const loops::Kernel& kernel : kernels) {
+    width = std::max<int64_t>(width, kernel.width);
+    for (DType dtype : kernel.registers) widest = std::max(widest, lane_bytes(dtype));
+  }
+  const int64_t most = target.vector_bytes / widest, least = 16 / widest;
+  return cat("#define JF_PART ", std::clamp(width, least, std::max(least, most)), "  // lanes of a machine vector\n");
+}
+
+std::string cpu_opening(const loops::Kernel&, const std::string& entry, const std::vector<Parameter>& parameters) {
+  std::string text = cat("extern \"C\" void ", entry, "(void* const* buffers, long task) {\n");
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& [name, type] = parameters[i];
+    text += cat("  ", type, " __restrict__ ", name, " = static_cast<", type, ">(buffers[", i, "]);\n");
+  }
+  return text;
+}
+
+std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { return ""; }
+
+std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
+                         const std::vector<Parameter>& parameters) {
+  std::string list;
+  for (const auto& [name, type] : parameters) list += cat(list.empty() ? "" : ",\n    ", type, " __restrict__ ", name);
+  return cat("extern \"C\" __global__ void __launch_bounds__(", kernel.block, ") ", entry, "(\n    ", list, ") {\n");
+}
+
+constexpr Dialect kCpu = {
+    .language = runtime::Language::kHostCxx,
+    .prelude = "codegen/cpu_prelude.h",
+    .math = "codegen/cpu_math.h",
+    .unroll = "#pragma GCC unroll ",
+    .task = "task",
+    .block = "",
+    .thread = "",
+    .settings = cpu_settings,
+    .opening = cpu_opening,
+};
+
+constexpr Dialect kCuda = {
+    .language = runtime::Language::kCuda,
+    .prelude = "codegen/cuda_prelude.cuh",
+    .math = "codegen/cuda_math.cuh",
+    .unroll = "#pragma unroll ",
+    .task = "",
+    .block = "blockIdx.x",
+    .thread = "threadIdx.x",
+    .settings = cuda_settings,
+    .opening = cuda_opening,
+};
+
+}  // namespace
+
+const Dialect& dialect(Platform platform) { return platform == Platform::kCpu ? kCpu : kCuda; }
+
+}  // namespace jf::codegen

@@ -1,0 +1,37 @@
+// What differs between the languages that kernels are printed in. Everything else is the same text, because the
+// preludes define the same names.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/target.h"
+#include "loops/kernel.h"
+#include "runtime/source.h"
+
+namespace jf::codegen {
+
+// A buffer as the kernel's text knows it.
+struct Parameter {
+  std::string name;
+  std::string type;  // "const jf::f32*"
+};
+
+struct Dialect {
+  runtime::Language language;
+  std::string_view prelude;  // the header every kernel includes
+  std::string_view math;     // and the one with the ops that take only floats
+  std::string_view unroll;   // the line before a loop to unroll, without the count
+  // The number of the running task, block or thread; empty where the language has none.
+  std::string_view task, block, thread;
+  // Definitions that the prelude asks for before it is included.
+  std::string (*settings)(const std::vector<loops::Kernel>& kernels, const Target& target);
+  // The lines up to the body: the signature with its opening brace, and what binds the buffers to their names.
+  std::string (*opening)(const loops::Kernel& kernel, const std::string& entry,
+                         const std::vector<Parameter>& parameters);
+};
+
+const Dialect& dialect(Platform platform);
+
+}  // namespace jf::codegen

@@ -1,0 +1,17 @@
+// Loop programs in, a source that a compiler takes out.
+#pragma once
+
+#include <vector>
+
+#include "base/target.h"
+#include "loops/kernel.h"
+#include "runtime/source.h"
+
+namespace jf::codegen {
+
+// One source for all kernels; entry i is kernel i. On the CPU a kernel is `void name(void* const* buffers, long task)`,
+// on CUDA a __global__ function of the buffers; both take them in the order of Kernel::buffers, and none may overlap
+// another.
+runtime::Source generate(const std::vector<loops::Kernel>& kernels, const Target& target);
+
+}  // namespace jf::codegen

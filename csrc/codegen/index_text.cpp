@@ -1,0 +1,82 @@
+#include "codegen/index_text.h"
+
+#include <numeric>
+
+#include "base/error.h"
+
+namespace jf::codegen {
+namespace {
+
+using loops::Index;
+using loops::IndexKind;
+using loops::IndexPtr;
+
+enum Precedence { kSum, kProduct, kAtom };
+
+struct Text {
+  std::string text;
+  Precedence precedence;
+  bool wide;  // a 64-bit expression
+};
+
+std::string bracketed(const Text& text, Precedence least) {
+  return text.precedence < least ? cat("(", text.text, ")") : text.text;
+}
+
+struct Writer {
+  const Variables& variables;
+  bool wide;  // whether sums and products must be 64-bit
+
+  Text operator()(const IndexPtr& index) const {
+    switch (index->kind) {
+      case IndexKind::kConst: return {cat(index->value, wide || index->value > INT32_MAX ? "L" : ""), kAtom, wide};
+      case IndexKind::kVar: return {variables.at(index->value).name, kAtom, false};
+      case IndexKind::kAdd: return binary(" + ", kSum, kSum, (*this)(index->a), (*this)(index->b));
+      case IndexKind::kMul: return binary(" * ", kProduct, kAtom, (*this)(index->a), (*this)(index->b));
+      case IndexKind::kDiv: return divided(" / ", index);
+      case IndexKind::kMod: return divided(" % ", index);
+    }
+    JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
+  }
+
+  // Operators group to the left; a sum on the right keeps its brackets where the left alone would be a 32-bit sum with
+  // it.
+  Text binary(const char* sign, Precedence precedence, Precedence right, Text a, const Text& b) const {
+    if (wide && !a.wide && !b.wide) a = {cat("long(", a.text, ")"), kAtom, true};
+    if (wide && !a.wide) right = kAtom;
+    if (b.precedence == kProduct && precedence == kSum) right = kSum;
+    return {cat(bracketed(a, precedence), sign, bracketed(b, right)), precedence, wide};
+  }
+  Text divided(const char* sign, const IndexPtr& index) const {
+    const Writer narrow{variables, false};
+    return {cat(bracketed(narrow(index->a), kProduct), sign, bracketed(narrow(index->b), kAtom)), kProduct, false};
+  }
+};
+
+}  // namespace
+
+std::string index_text(const IndexPtr& index, const Variables& variables) {
+  return Writer{variables, false}(index).text;
+}
+std::string offset_text(const IndexPtr& index, const Variables& variables) {
+  return Writer{variables, true}(index).text;
+}
+
+int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
+  auto of = [&](const IndexPtr& part) { return multiple_of(part, variables); };
+  switch (index->kind) {
+    case IndexKind::kConst: return index->value;
+    case IndexKind::kVar: return variables.at(index->value).multiple;
+    case IndexKind::kAdd: return std::gcd(of(index->a), of(index->b));
+    case IndexKind::kMul: return of(index->a) * of(index->b);
+    case IndexKind::kMod: return std::gcd(of(index->a), of(index->b));
+    case IndexKind::kDiv: {
+      const int64_t a = of(index->a);
+      const bool exact = index->b->kind == IndexKind::kConst && a % index->b->value == 0;
+      return exact ? a / index->b->value : 1;
+    }
+  }
+  JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
+}
+
+}  // namespace jf::codegen

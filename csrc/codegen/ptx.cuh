@@ -1,0 +1,146 @@
+// PTX instructions of the hand-written kernels, one function for each. Needs sm_80 or later.
+//
+// A shared-memory address is the 32-bit one that `shared_address` returns. Functions that take a whole warp say so; all
+// its lanes must call them together.
+#pragma once
+
+namespace jf::ptx {
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  unsigned long long address;
+  asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(pointer));
+  return static_cast<unsigned>(address);
+}
+
+// ---- asynchronous copies from global to shared memory ----
+
+// Copies kBytes (4, 8 or 16; both addresses aligned to it), or writes that many zeros and reads nothing when not
+// `valid`.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(unsigned shared, const void* global, bool valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async moves 4, 8 or 16 bytes");
+  const int bytes = valid ? kBytes : 0;
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(global), "n"(kBytes), "r"(bytes)
+                 : "memory");
+  }
+}
+
+// Closes the group of this thread's copies since the last call.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's newest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- shared memory ----
+
+__device__ __forceinline__ unsigned ld_shared(unsigned address) {
+  unsigned word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ void st_shared(unsigned address, const unsigned (&words)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+               "r"(words[3])
+               : "memory");
+}
+
+// Warp: four 8x8 matrices of 16-bit elements. Lane 8 * i + r gives the address of row r (16 bytes) of matrix i. Word i
+// of lane l holds elements 2 * (l % 4) and the next of row l / 4 of matrix i.
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&words)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// Warp: the same with every matrix transposed after the load.
+__device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&words)[4], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
+// ---- global memory ----
+
+// 16 bytes in one access, which a compiler may split when it stores a struct.
+__device__ __forceinline__ void st_global(void* address, const uint4& words) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+// ---- matrix products ----
+// Warp: d[16, 8] += a[16, k] * b[k, 8] in f32. With g = lane / 4 and t = lane % 4, d holds (g, 2t), (g, 2t + 1),
+// (g + 8, 2t), (g + 8, 2t + 1).
+
+__device__ __forceinline__ void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- conversions, to nearest ----
+
+__device__ __forceinline__ unsigned short cvt_bf16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ __forceinline__ unsigned short cvt_f16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// `low` goes into the low half of the word, which memory holds first.
+__device__ __forceinline__ unsigned cvt_bf16x2(float low, float high) {
+  unsigned word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+__device__ __forceinline__ unsigned cvt_f16x2(float low, float high) {
+  unsigned word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
+// An f32 word with the 13 low bits clear.
+__device__ __forceinline__ unsigned cvt_tf32(float value) {
+  unsigned word;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
+  return word;
+}
+
+__device__ __forceinline__ float cvt_f32_f16(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+}  // namespace jf::ptx

@@ -1,0 +1,165 @@
+#include "ffi/handlers.h"
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/target.h"
+#include "host/executable.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jf::ffi {
+namespace {
+
+namespace xffi = ::xla::ffi;
+
+// A kernel's parameters take at most 4 KiB on CUDA; more buffers than that cannot be launched anywhere.
+constexpr size_t kMaxBuffers = 500;
+
+// One type per platform: the CUDA plugin is another library with its own type registry.
+template <Platform P>
+struct State {
+  static xffi::TypeId id;
+  std::shared_ptr<host::Executable> executable;
+};
+template <Platform P>
+xffi::TypeId State<P>::id = {};
+
+// XLA asks every handler for its metadata at registration, with the registering library's own API table: the one moment
+// at which the type can be registered there before a handler that needs it.
+template <Platform P>
+XLA_FFI_Error* ensure_type(const XLA_FFI_Api* api) {
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  if (State<P>::id.type_id) return nullptr;
+  static auto type_info = xffi::MakeTypeInfo<State<P>>();
+  constexpr const char* kName = P == Platform::kCpu ? "jax_fuser.program.cpu" : "jax_fuser.program.cuda";
+  return xffi::Ffi::RegisterTypeId(api, kName, &State<P>::id, &type_info);
+}
+
+// Nothing thrown crosses the FFI.
+template <class F>
+xffi::Error guarded(F&& body) {
+  try {
+    body();
+    return xffi::Error::Success();
+  } catch (const UserError& e) {
+    return xffi::Error(xffi::ErrorCode::kInvalidArgument, cat("jax_fuser: ", e.what()));
+  } catch (const std::exception& e) {
+    return xffi::Error(xffi::ErrorCode::kInternal, e.what());
+  }
+}
+
+template <Platform P>
+xffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(std::string_view program, std::string_view target, int64_t abi) {
+  auto state = std::make_unique<State<P>>();
+  const xffi::Error error = guarded([&] {
+    JF_REQUIRE(abi == kAbi, "[instantiate] the program was written for abi ", abi, ", this jax_fuser has ", kAbi,
+               "; clear the compilation cache or export the program again");
+    JF_REQUIRE(parse_target(target).platform == P, "[instantiate] the target '", target,
+               "' is for another platform than the one that runs the program");
+    state->executable = host::instantiate(program, target);
+  });
+  if (error.failure()) return xffi::Unexpected(error);
+  return state;
+}
+
+// The call's buffers in a fixed array: running allocates nothing.
+struct Bound {
+  std::array<void*, kMaxBuffers> pointers;
+  host::CallBuffers buffers;
+
+  Bound(const host::Program& program, const xffi::RemainingArgs& args, const xffi::RemainingRets& rets) {
+    const size_t inputs = program.inputs, outputs = program.outputs, extra = program.workspace_bytes > 0 ? 1 : 0;
+    JF_REQUIRE(args.size() == inputs && rets.size() == outputs + extra, "[execute] program ", program.name, " has ",
+               inputs, " inputs and ", outputs, " outputs, the call has ", args.size(), " and ", rets.size() - extra);
+    JF_REQUIRE(args.size() + rets.size() <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
+               kMaxBuffers, " buffers");
+    for (size_t i = 0; i < inputs; ++i) pointers[i] = args.get<xffi::AnyBuffer>(i)->untyped_data();
+    for (size_t i = 0; i < outputs; ++i) pointers[inputs + i] = (*rets.get<xffi::AnyBuffer>(i))->untyped_data();
+    buffers.inputs = {pointers.data(), inputs};
+    buffers.outputs = {pointers.data() + inputs, outputs};
+    if (!extra) return;
+    const xffi::AnyBuffer workspace = **rets.get<xffi::AnyBuffer>(outputs);
+    JF_REQUIRE(static_cast<int64_t>(workspace.size_bytes()) >= program.workspace_bytes, "[execute] program ",
+               program.name, " needs ", program.workspace_bytes, " bytes of workspace, the call brings ",
+               workspace.size_bytes());
+    buffers.workspace = workspace.untyped_data();
+  }
+};
+
+xffi::Error execute_cpu(xffi::ThreadPool threads, State<Platform::kCpu>* state, xffi::RemainingArgs args,
+                        xffi::RemainingRets rets) {
+  return guarded([&] {
+    const Bound bound(state->executable->program(), args, rets);
+    const runtime::Pool pool{static_cast<int>(threads.num_threads()),
+                             [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
+    state->executable->run_cpu(bound.buffers, pool);
+  });
+}
+
+xffi::Error initialize_cuda(State<Platform::kCuda>* state, int32_t device) {
+  return guarded([&] { state->executable->load(device); });
+}
+
+xffi::Error execute_cuda(runtime::CuStream stream, State<Platform::kCuda>* state, xffi::RemainingArgs args,
+                         xffi::RemainingRets rets) {
+  return guarded([&] {
+    const Bound bound(state->executable->program(), args, rets);
+    state->executable->run_cuda(bound.buffers, stream);
+  });
+}
+
+template <Platform P>
+XLA_FFI_Error* instantiate_handler(XLA_FFI_CallFrame* frame) {
+  if (XLA_FFI_Error* error = ensure_type<P>(frame->api)) return error;
+  XLA_FFI_DEFINE_HANDLER(
+      handler, instantiate<P>,
+      xffi::Ffi::BindInstantiate().Attr<std::string_view>("program").Attr<std::string_view>("target").Attr<int64_t>(
+          "abi"));
+  return (*handler)(frame);
+}
+
+XLA_FFI_Error* execute_cpu_handler(XLA_FFI_CallFrame* frame) {
+  if (XLA_FFI_Error* error = ensure_type<Platform::kCpu>(frame->api)) return error;
+  XLA_FFI_DEFINE_HANDLER(handler, execute_cpu,
+                         xffi::Ffi::Bind()
+                             .Ctx<xffi::ThreadPool>()
+                             .Ctx<xffi::State<State<Platform::kCpu>>>()
+                             .RemainingArgs()
+                             .RemainingRets());
+  return (*handler)(frame);
+}
+
+XLA_FFI_Error* initialize_cuda_handler(XLA_FFI_CallFrame* frame) {
+  if (XLA_FFI_Error* error = ensure_type<Platform::kCuda>(frame->api)) return error;
+  XLA_FFI_DEFINE_HANDLER(
+      handler, initialize_cuda,
+      xffi::Ffi::BindInitialize().Ctx<xffi::State<State<Platform::kCuda>>>().Ctx<xffi::DeviceOrdinal>());
+  return (*handler)(frame);
+}
+
+XLA_FFI_Error* execute_cuda_handler(XLA_FFI_CallFrame* frame) {
+  if (XLA_FFI_Error* error = ensure_type<Platform::kCuda>(frame->api)) return error;
+  XLA_FFI_DEFINE_HANDLER(handler, execute_cuda,
+                         xffi::Ffi::Bind()
+                             .Ctx<xffi::PlatformStream<runtime::CuStream>>()
+                             .Ctx<xffi::State<State<Platform::kCuda>>>()
+                             .RemainingArgs()
+                             .RemainingRets(),
+                         {xffi::Traits::kCmdBufferCompatible});
+  return (*handler)(frame);
+}
+
+}  // namespace
+
+Handlers cpu_handlers() { return {instantiate_handler<Platform::kCpu>, nullptr, execute_cpu_handler}; }
+
+Handlers cuda_handlers() {
+  return {instantiate_handler<Platform::kCuda>, initialize_cuda_handler, execute_cuda_handler};
+}
+
+}  // namespace jf::ffi

@@ -1,0 +1,221 @@
+#include "graph/groups.h"
+
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "base/error.h"
+
+namespace jf::graph {
+namespace {
+
+using schedule::AxisTree;
+using schedule::InsertStep;
+using schedule::MergeStep;
+using schedule::SplitStep;
+
+class UnionFind {
+ public:
+  explicit UnionFind(int count) : parent_(count) { std::iota(parent_.begin(), parent_.end(), 0); }
+  int find(int x) {
+    while (parent_[x] != x) x = parent_[x] = parent_[parent_[x]];
+    return x;
+  }
+  // The smaller number represents the group, so that groups do not depend on the order of calls.
+  void unite(int a, int b) {
+    a = find(a), b = find(b);
+    parent_[std::max(a, b)] = std::min(a, b);
+  }
+
+ private:
+  std::vector<int> parent_;
+};
+
+// Gives equal keys equal numbers.
+template <class Key>
+class Numbering {
+ public:
+  int operator()(const Key& key) { return numbers_.emplace(key, static_cast<int>(numbers_.size())).first->second; }
+
+ private:
+  std::map<Key, int> numbers_;
+};
+
+// The part of a root axis that a derived axis counts: every `step` elements, `extent` of them. An axis is a list of
+// parts, the slowest first.
+struct Part {
+  int root;
+  int64_t step, extent;
+  auto operator<=>(const Part&) const = default;
+};
+using Parts = std::vector<Part>;
+
+// Walks forests with their roots in the given groups and numbers equal parts equally.
+class PartNamer {
+ public:
+  explicit PartNamer(int first_free_root) : next_root_(first_free_root) {}
+
+  // One number per node.
+  std::vector<int> name(const AxisTree& tree, std::vector<Parts> parts) {
+    for (const schedule::Step& step : tree.steps) {
+      if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
+        std::tie(parts[s->outer], parts[s->inner]) = split(parts[s->input], tree, *s);
+      } else if (const MergeStep* m = std::get_if<MergeStep>(&step)) {
+        parts[m->output] = merge(parts[m->outer], parts[m->inner]);
+      }
+    }
+    std::vector<int> names;
+    for (const Parts& p : parts) names.push_back(number_(p));
+    return names;
+  }
+
+ private:
+  std::pair<Parts, Parts> split(const Parts& input, const AxisTree& tree, const SplitStep& s) {
+    const int64_t extent = tree.extents[s.input];
+    const int64_t outer_extent = tree.extents[s.outer], inner_extent = tree.extents[s.inner];
+    if (extent > 1 && extent == outer_extent * inner_extent) {
+      Parts outer = input, inner;
+      int64_t rest = inner_extent;  // what the inner axis still has to take, from the fastest part on
+      while (rest > 1 && rest % outer.back().extent == 0) {
+        rest /= outer.back().extent;
+        inner.insert(inner.begin(), outer.back());
+        outer.pop_back();
+      }
+      if (rest > 1 && outer.back().extent % rest == 0) {
+        const Part part = outer.back();
+        inner.insert(inner.begin(), {part.root, part.step, rest});
+        outer.back() = {part.root, part.step * rest, part.extent / rest};
+        rest = 1;
+      }
+      // An axis of extent 1 still says where it stands.
+      if (outer.empty()) outer = {{input[0].root, input[0].step * input[0].extent, 1}};
+      if (inner.empty()) inner = {{input.back().root, input.back().step, 1}};
+      if (rest == 1) return {outer, inner};
+    }
+    // With a remainder, or across parts, the results are new roots: only the same split of the same axis makes them
+    // again.
+    const auto key = std::make_tuple(number_(input), outer_extent, inner_extent);
+    const auto [entry, fresh] = opaque_.emplace(key, next_root_);
+    if (fresh) next_root_ += 2;
+    return {Parts{{entry->second, 1, outer_extent}}, Parts{{entry->second + 1, 1, inner_extent}}};
+  }
+
+  static Parts merge(const Parts& outer, const Parts& inner) {
+    Parts merged;
+    for (const Parts* side : {&outer, &inner}) {
+      for (const Part& part : *side) {
+        if (part.extent == 1) continue;
+        Part* last = merged.empty() ? nullptr : &merged.back();
+        if (last != nullptr && last->root == part.root && last->step == part.step * part.extent) {
+          *last = {part.root, part.step, last->extent * part.extent};
+        } else {
+          merged.push_back(part);
+        }
+      }
+    }
+    return merged.empty() ? outer : merged;
+  }
+
+  int next_root_;
+  Numbering<Parts> number_;
+  std::map<std::tuple<int, int64_t, int64_t>, int> opaque_;
+};
+
+// Exact groups: equal transforms of equal groups.
+class TransformNamer {
+ public:
+  explicit TransformNamer(int first_free) : next_(first_free) {}
+
+  std::vector<int> name(const AxisTree& tree, std::vector<int> names) {
+    for (const schedule::Step& step : tree.steps) {
+      if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
+        std::tie(names[s->outer], names[s->inner]) =
+            results({names[s->input], tree.extents[s->outer], tree.extents[s->inner]});
+      } else if (const MergeStep* m = std::get_if<MergeStep>(&step)) {
+        names[m->output] = results({names[m->outer], names[m->inner], -1}).first;
+      }
+    }
+    return names;
+  }
+
+ private:
+  // (input, outer and inner extent) of a split, (outer, inner, -1) of a merge.
+  using Key = std::tuple<int, int64_t, int64_t>;
+  std::pair<int, int> results(const Key& key) {
+    const auto [entry, fresh] = made_.emplace(key, next_);
+    if (fresh) next_ += 2;
+    return {entry->second, entry->second + 1};
+  }
+
+  int next_;
+  std::map<Key, int> made_;
+};
+
+void append(std::vector<int>& all, const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+}  // namespace
+
+IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& schedule) {
+  int count = 0;
+  for (size_t id = 0; id < fusion.values.size(); ++id) {
+    trees_.push_back(schedule::replay(schedule.domains[id], fusion.values[id].name));
+    first_.push_back(count);
+    count += static_cast<int>(trees_.back().extents.size());
+  }
+
+  UnionFind exact(count), permissive(count), loops(count);
+  for (const ir::Op& op : fusion.ops) {
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const ir::ValueId operand = op.inputs[i];
+      const std::vector<int> axes = schedule::result_axes(fusion, op, i);
+      for (size_t a = 0; a < axes.size(); ++a) {
+        if (axes[a] < 0) continue;
+        const int from = first_[operand] + static_cast<int>(a), to = first_[op.output] + axes[a];
+        permissive.unite(from, to);
+        if (fusion.values[operand].axes[a].kind == fusion.values[op.output].axes[axes[a]].kind) exact.unite(from, to);
+      }
+      for (int l = 0; l < schedule.domains[operand].inline_at; ++l) {
+        loops.unite(first_[operand] + trees_[operand].loop[l], first_[op.output] + trees_[op.output].loop[l]);
+      }
+    }
+  }
+  for (size_t id = 0; id < trees_.size(); ++id) {
+    for (const schedule::Step& step : trees_[id].steps) {
+      const InsertStep* insert = std::get_if<InsertStep>(&step);
+      if (insert != nullptr) permissive.unite(first_[id] + insert->output, first_[insert->like] + insert->like_axis);
+    }
+  }
+
+  TransformNamer transforms(count);
+  PartNamer almost_exact_parts(count), permissive_parts(count);
+  for (size_t id = 0; id < trees_.size(); ++id) {
+    const AxisTree& tree = trees_[id];
+    const int size = static_cast<int>(tree.extents.size());
+    std::vector<int> roots(size);
+    std::vector<Parts> exact_roots(size), permissive_roots(size);
+    for (int node = 0; node < size; ++node) {
+      roots[node] = exact.find(first_[id] + node);
+      exact_roots[node] = {{roots[node], 1, tree.extents[node]}};
+      permissive_roots[node] = {{permissive.find(first_[id] + node), 1, tree.extents[node]}};
+      loop_.push_back(loops.find(first_[id] + node));
+    }
+    append(exact_, transforms.name(tree, roots));
+    append(almost_exact_, almost_exact_parts.name(tree, exact_roots));
+    append(permissive_, permissive_parts.name(tree, permissive_roots));
+  }
+}
+
+int IndexGraph::group(Mapping mapping, AxisId axis) const {
+  JF_CHECK(axis.node >= 0 && axis.node < static_cast<int>(trees_.at(axis.value).extents.size()), "node ", axis.node,
+           " of value ", axis.value);
+  const int number = first_[axis.value] + axis.node;
+  switch (mapping) {
+    case Mapping::kExact: return exact_[number];
+    case Mapping::kAlmostExact: return almost_exact_[number];
+    case Mapping::kPermissive: return permissive_[number];
+    case Mapping::kLoop: return loop_[number];
+  }
+  JF_CHECK(false, "mapping ", static_cast<int>(mapping));
+}
+
+}  // namespace jf::graph

@@ -1,0 +1,245 @@
+#include "graph/index.h"
+
+#include "base/error.h"
+
+namespace jf::graph {
+
+using loops::IndexPtr;
+using schedule::MergeStep;
+using schedule::SplitStep;
+
+// An axis as mixed-radix digits, the slowest first: each adds digit * coefficient to the position. The slowest digit is
+// not reduced by its extent. No digits: the axis does not count.
+struct Indexer::Digit {
+  int64_t extent;
+  int64_t coefficient;
+};
+
+namespace {
+
+// Digits of a merged axis from those of its two axes; neighbours that continue each other become one.
+template <class Digit>
+std::vector<Digit> joined(const std::vector<Digit>& outer, const std::vector<Digit>& inner, bool in_bounds) {
+  std::vector<Digit> all = outer, result;
+  all.insert(all.end(), inner.begin(), inner.end());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Digit& digit = all[i];
+    // A digit of extent 1 is always 0; the slowest one only in bounds.
+    if (digit.extent == 1 && (i > 0 || in_bounds)) continue;
+    if (!result.empty() && result.back().coefficient == digit.coefficient * digit.extent) {
+      result.back() = {result.back().extent * digit.extent, digit.coefficient};
+    } else {
+      result.push_back(digit);
+    }
+  }
+  return result;
+}
+
+template <class Digit>
+int64_t product(const std::vector<Digit>& digits) {
+  int64_t extent = 1;
+  for (const Digit& digit : digits) extent *= digit.extent;
+  return extent;
+}
+
+// Cuts the fastest digits that count up to `factor` off `outer`. False where a digit would be cut unevenly.
+template <class Digit>
+bool cut(std::vector<Digit>& outer, int64_t outer_extent, int64_t factor, std::vector<Digit>& inner) {
+  int64_t rest = factor;
+  while (rest > 1 && outer.size() > 1 && rest % outer.back().extent == 0) {
+    rest /= outer.back().extent;
+    inner.insert(inner.begin(), outer.back());
+    outer.pop_back();
+  }
+  if (rest > 1) {
+    Digit& last = outer.back();
+    const bool slowest = outer.size() == 1;
+    if (!slowest && last.extent % rest != 0) return false;
+    inner.insert(inner.begin(), {rest, last.coefficient});
+    last = {(last.extent + rest - 1) / rest, last.coefficient * rest};
+  }
+  // The slowest digit reaches as far as the axis does, beyond its bound where the split has a remainder.
+  const int64_t faster = product(outer) / outer.front().extent;
+  if (outer_extent % faster == 0) outer.front().extent = outer_extent / faster;
+  return true;
+}
+
+}  // namespace
+
+Indexer::Indexer(const schedule::Domain& domain, std::vector<IndexPtr> loops)
+    : tree_(schedule::replay(domain, "a value")), consumer_(tree_.extents.size(), -1), known_(tree_.extents.size()) {
+  JF_CHECK(loops.size() == tree_.loop.size(), loops.size(), " indices for ", tree_.loop.size(), " loops");
+  for (size_t s = 0; s < tree_.steps.size(); ++s) {
+    if (const SplitStep* split = std::get_if<SplitStep>(&tree_.steps[s])) consumer_[split->input] = static_cast<int>(s);
+    if (const MergeStep* merge = std::get_if<MergeStep>(&tree_.steps[s])) {
+      consumer_[merge->outer] = consumer_[merge->inner] = static_cast<int>(s);
+    }
+  }
+  for (size_t i = 0; i < loops.size(); ++i) known_[tree_.loop[i]] = loops[i];
+  for (int node : tree_.dropped) known_[node] = loops::constant(0);
+  if (domain.loop.empty() || domain.loop.back().parallel != schedule::Parallel::kVector) return;
+  lane_node_ = tree_.loop.back();
+  width_ = tree_.extents[lane_node_];
+  known_[lane_node_] = loops::constant(0);
+  for (const schedule::Step& step : tree_.steps) {
+    const SplitStep* split = std::get_if<SplitStep>(&step);
+    if (split == nullptr || split->inner != lane_node_) continue;
+    const IndexPtr base = index(split->input);
+    lane_node_ = split->input;
+    known_[lane_node_] = base;
+    break;
+  }
+}
+
+IndexPtr Indexer::lane_base() const {
+  JF_CHECK(lane_node_ >= 0, "no vector axis");
+  return known_[lane_node_];
+}
+
+void Indexer::use_lane(const LaneVariable& lane) {
+  if (lane_node_ >= 0 && same(known_[lane_node_], lane.base)) known_[lane_node_] = lane.variable;
+}
+
+// The index of an axis at lane 0, from the loops below it.
+IndexPtr Indexer::index(int node) const {
+  if (known_[node] != nullptr) return known_[node];
+  JF_CHECK(consumer_[node] >= 0, "axis ", node, " has neither loop nor transform");
+  const schedule::Step& step = tree_.steps[consumer_[node]];
+  if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
+    return add(mul(index(s->outer), loops::constant(tree_.extents[s->inner])), index(s->inner));
+  }
+  const MergeStep& m = std::get<MergeStep>(step);
+  const IndexPtr inner_extent = loops::constant(tree_.extents[m.inner]);
+  return node == m.outer ? div(index(m.output), inner_extent) : mod(index(m.output), inner_extent);
+}
+
+bool Indexer::reaches_lane(int node) const {
+  if (node == lane_node_) return true;
+  if (known_[node] != nullptr || consumer_[node] < 0) return false;
+  const schedule::Step& step = tree_.steps[consumer_[node]];
+  if (const SplitStep* s = std::get_if<SplitStep>(&step)) return reaches_lane(s->outer) || reaches_lane(s->inner);
+  return reaches_lane(std::get<MergeStep>(step).output);
+}
+
+// Carries digits from axes to loops and adds up what they contribute.
+struct Indexer::Walk {
+  const Indexer& indexer;
+  bool in_bounds;  // whether the position is only used where every index is in bounds
+  std::vector<Digits> digits;
+  IndexPtr sum = loops::constant(0);
+  std::optional<int64_t> lane_step = 0;
+
+  Walk(const Indexer& of, bool only_in_bounds)
+      : indexer(of), in_bounds(only_in_bounds), digits(of.tree_.extents.size()) {}
+
+  // Adds the digits of an axis whose index is known as arithmetic.
+  void settle(const Digits& of, const IndexPtr& at) {
+    int64_t faster = 1;
+    IndexPtr terms = loops::constant(0);
+    for (size_t i = of.size(); i-- > 0;) {
+      IndexPtr digit = div(at, loops::constant(faster));
+      if (i > 0) digit = mod(digit, loops::constant(of[i].extent));
+      terms = add(mul(digit, loops::constant(of[i].coefficient)), terms);
+      faster *= of[i].extent;
+    }
+    sum = add(sum, terms);
+  }
+  void step_lanes(const Digits& of) {
+    const bool even = lane_step.has_value() && (of.size() == 1 || of.back().extent % indexer.width_ == 0);
+    lane_step = even ? std::optional(*lane_step + of.back().coefficient) : std::nullopt;
+  }
+
+  // True when the axis is a loop, or known otherwise, so that nothing below it matters.
+  bool ends_at(int node) {
+    if (indexer.known_[node] == nullptr) return false;
+    settle(digits[node], indexer.known_[node]);
+    if (node == indexer.lane_node_) step_lanes(digits[node]);
+    digits[node].clear();
+    return true;
+  }
+
+  // For digits that cannot go on as digits.
+  void settle_above_loops(int node) {
+    settle(digits[node], indexer.index(node));
+    if (indexer.reaches_lane(node)) lane_step = std::nullopt;
+  }
+
+  void split(const SplitStep& s) {
+    if (digits[s.input].empty() || ends_at(s.input)) return;
+    Digits outer = digits[s.input], inner;
+    if (cut(outer, indexer.tree_.extents[s.outer], indexer.tree_.extents[s.inner], inner)) {
+      digits[s.outer] = std::move(outer);
+      digits[s.inner] = std::move(inner);
+    } else {
+      settle_above_loops(s.input);
+    }
+    digits[s.input].clear();
+  }
+  void merge(const MergeStep& m) {
+    Digits &outer = digits[m.outer], &inner = digits[m.inner];
+    if (outer.empty() && inner.empty()) return;
+    const int64_t outer_extent = indexer.tree_.extents[m.outer], inner_extent = indexer.tree_.extents[m.inner];
+    if (!inner.empty() && product(inner) != inner_extent) {
+      settle_above_loops(m.inner);
+      inner.clear();
+    }
+    if (outer.empty()) outer = {{outer_extent, 0}};
+    if (inner.empty()) inner = {{inner_extent, 0}};
+    digits[m.output] = joined(outer, inner, in_bounds);
+    outer.clear();
+    inner.clear();
+  }
+
+  Position run(size_t first_step) {
+    for (size_t i = first_step; i < indexer.tree_.steps.size(); ++i) {
+      const schedule::Step& step = indexer.tree_.steps[i];
+      if (const SplitStep* s = std::get_if<SplitStep>(&step)) split(*s);
+      if (const MergeStep* m = std::get_if<MergeStep>(&step)) merge(*m);
+    }
+    for (size_t node = 0; node < digits.size(); ++node) {
+      if (!digits[node].empty()) JF_CHECK(ends_at(static_cast<int>(node)), "axis ", node, " reaches no loop");
+    }
+    return {sum, lane_step};
+  }
+};
+
+Position Indexer::position(std::span<const int64_t> weights) const {
+  Walk walk(*this, true);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (weights[i] != 0) walk.digits[i] = {{tree_.extents[i], weights[i]}};
+  }
+  return walk.run(0);
+}
+
+std::vector<Bound> Indexer::bounds() const {
+  std::vector<Bound> bounds;
+  std::vector<bool> covered(tree_.extents.size(), false);
+  for (size_t i = 0; i < tree_.steps.size(); ++i) {
+    if (const MergeStep* m = std::get_if<MergeStep>(&tree_.steps[i])) covered[m->output] = covered[m->outer];
+    const SplitStep* s = std::get_if<SplitStep>(&tree_.steps[i]);
+    if (s == nullptr) continue;
+    const int64_t extent = tree_.extents[s->input];
+    if (tree_.extents[s->outer] * tree_.extents[s->inner] != extent && !covered[s->input]) {
+      Walk walk(*this, false);
+      walk.digits[s->input] = {{extent, 1}};
+      bounds.push_back({walk.run(i), extent});
+      covered[s->input] = true;
+    }
+    covered[s->outer] = covered[s->input];  // an inner axis can overrun on its own
+  }
+  return bounds;
+}
+
+std::vector<int64_t> strides(std::span<const int64_t> shape) {
+  std::vector<int64_t> result(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) result[i - 1] = result[i] * shape[i];
+  return result;
+}
+
+bool same(const IndexPtr& a, const IndexPtr& b) {
+  if (a == b) return true;
+  if (a == nullptr || b == nullptr || a->kind != b->kind || a->value != b->value) return false;
+  return same(a->a, b->a) && same(a->b, b->b);
+}
+
+}  // namespace jf::graph

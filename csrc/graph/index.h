@@ -1,0 +1,70 @@
+// The one indexer: where a value stands in memory, as arithmetic on loop indices; and the one predicate builder.
+//
+// Both follow the value's own transforms from its logical axes to its loops. A linear position (a sum of axis index
+// times weight) stays linear wherever it can: a split of an axis is affine, and a merge of two axes whose weights
+// continue each other is one axis again, so that a flat loop over contiguous memory is its own address. Division and
+// remainder appear only where a loop runs across axes that do not continue each other.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "loops/kernel.h"
+#include "schedule/axes.h"
+
+namespace jf::graph {
+
+// The variable of a Vector statement: it runs over `base` .. base + width - 1.
+struct LaneVariable {
+  loops::IndexPtr variable;
+  loops::IndexPtr base;
+};
+
+struct Position {
+  loops::IndexPtr at;                // of lane 0
+  std::optional<int64_t> lane_step;  // from each lane to the next; nothing when lanes are not evenly spaced
+};
+
+// `index` must be below `bound`.
+struct Bound {
+  Position index;
+  int64_t bound;
+};
+
+class Indexer {
+ public:
+  // `loops` holds the index of every loop axis; the one of a vector axis is ignored.
+  Indexer(const schedule::Domain& domain, std::vector<loops::IndexPtr> loops);
+
+  // What a Vector statement of this domain runs over, at lane 0: the axis that the vector axis was split from.
+  loops::IndexPtr lane_base() const;
+  // Positions use `lane.variable` where they would repeat its base. A domain with another base does without.
+  void use_lane(const LaneVariable& lane);
+
+  // The sum of weights[i] * (index of logical axis i).
+  Position position(std::span<const int64_t> weights) const;
+  // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies.
+  std::vector<Bound> bounds() const;
+
+ private:
+  struct Digit;
+  using Digits = std::vector<Digit>;
+  struct Walk;
+
+  loops::IndexPtr index(int node) const;
+  bool reaches_lane(int node) const;
+
+  schedule::AxisTree tree_;
+  std::vector<int> consumer_;           // by node: the step that takes it, -1 for none
+  std::vector<loops::IndexPtr> known_;  // by node: loops, dropped axes and the lane axis
+  int lane_node_ = -1;                  // the axis whose consecutive elements are lanes
+  int64_t width_ = 1;
+};
+
+// Dense row-major weights: the number of elements from one index of an axis to the next.
+std::vector<int64_t> strides(std::span<const int64_t> shape);
+// Whether two indices are the same arithmetic.
+bool same(const loops::IndexPtr& a, const loops::IndexPtr& b);
+
+}  // namespace jf::graph

@@ -1,0 +1,59 @@
+#include "grouped/cpu/blocks.h"
+
+#include <algorithm>
+
+namespace jf::grouped::cpu {
+namespace {
+
+// Both together leave room for lhs panels in 1 MiB of level-2 cache. Between half and twice these the speed is the
+// same.
+constexpr int64_t kRhsBytes = 256 << 10;
+constexpr int64_t kAccumulatorBytes = 320 << 10;
+
+int64_t round_down(int64_t value, int64_t multiple) { return std::max(multiple, value / multiple * multiple); }
+
+}  // namespace
+
+Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_contiguous, double share) {
+  constexpr int64_t kFewRows = 64;
+  constexpr int64_t kStreamBytes = 2048;
+  const int64_t tile = kernel.tile_columns;
+  Blocks blocks;
+  if (depth_contiguous) {
+    blocks.columns = 128;
+  } else {
+    // With few rows reading rhs is the work: long pieces of its lines stream best.
+    blocks.columns = extent.rows <= kFewRows ? kStreamBytes / kernel.packed_bytes : 256;
+  }
+  blocks.columns = round_up(std::min(blocks.columns, extent.columns), tile);
+  const int64_t depth = round_up(std::max<int64_t>(extent.depth, 1), kernel.depth_granule);
+  const int64_t granule = 32;  // a multiple of every depth granule
+  blocks.depth = std::min(depth, round_down(kRhsBytes / (blocks.columns * kernel.packed_bytes), granule));
+
+  blocks.rows = round_up(extent.rows, kernel.tile_rows);
+  if (blocks.depth < depth) {
+    const int64_t most = kAccumulatorBytes / (kernel.accumulator_bytes * blocks.columns);
+    blocks.rows = std::min(blocks.rows, round_down(most, kernel.tile_rows));
+  }
+  // Smaller tasks when there are many workers; below four tiles the packing of rhs would show.
+  const auto work = [&] { return static_cast<double>(blocks.rows) * blocks.columns * extent.depth; };
+  while (work() > share && blocks.rows > 4 * kernel.tile_rows) {
+    blocks.rows = round_up(blocks.rows / 2, kernel.tile_rows);
+  }
+  while (work() > share && blocks.columns > 4 * tile) blocks.columns = round_up(blocks.columns / 2, tile);
+  return blocks;
+}
+
+int64_t rhs_block_bytes(const Kernel& kernel, const Extent& largest) {
+  const int64_t whole = round_up(std::max<int64_t>(largest.columns, 1), kernel.tile_columns) *
+                        round_up(std::max<int64_t>(largest.depth, 1), kernel.depth_granule);
+  return std::min(kRhsBytes, whole * kernel.packed_bytes);
+}
+
+int64_t accumulator_bytes(const Kernel& kernel, const Extent& largest) {
+  const int64_t whole = round_up(std::max<int64_t>(largest.rows, 1), kernel.tile_rows) *
+                        round_up(std::max<int64_t>(largest.columns, 1), kernel.tile_columns);
+  return std::min(kAccumulatorBytes, whole * kernel.accumulator_bytes);
+}
+
+}  // namespace jf::grouped::cpu

@@ -1,0 +1,34 @@
+// How a dense product is cut into blocks that stay in the level-2 cache.
+#pragma once
+
+#include <cstdint>
+
+#include "grouped/cpu/kernels.h"
+
+namespace jf::grouped::cpu {
+
+constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
+
+// A task multiplies `rows` x `columns`; it packs rhs in steps of `depth`. Multiples of the kernel's tile and granule.
+struct Blocks {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t depth = 0;
+};
+
+// A dense product of the problem.
+struct Extent {
+  int64_t rows = 0;
+  int64_t columns = 0;
+  int64_t depth = 0;
+};
+
+// `share` is the work (rows * columns * depth) that one task should not exceed by much.
+Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_contiguous, double share);
+
+// Upper bounds of a task's scratch memory, for all products that fit into `largest`.
+int64_t rhs_block_bytes(const Kernel& kernel, const Extent& largest);
+int64_t accumulator_bytes(const Kernel& kernel, const Extent& largest);
+
+}  // namespace jf::grouped::cpu

@@ -1,0 +1,49 @@
+// Chooses, instantiates and places the CUDA kernels of a grouped matrix product. Text and numbers only: nothing here
+// needs a GPU or a CUDA header. Kernels need compute capability 8.0 or later.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/target.h"
+#include "grouped/problem.h"
+
+namespace jf::grouped {
+
+struct CudaConfig {
+  bool tensor_cores = false;  // else plain multiply-adds, with stages and warps fixed: see fma_config
+  int tile_m = 0, tile_n = 0, tile_k = 0;
+  int stages = 0;
+  int warps_m = 0, warps_n = 0;
+
+  bool operator==(const CudaConfig&) const = default;
+};
+
+// "tensor_cores=1 tile=128x128x64 stages=3 warps=2x2"
+std::string print(const CudaConfig& config);
+
+// Whether the tensor-core kernels take these element types.
+bool has_tensor_cores(const Problem& problem);
+
+// The configuration of the multiply-add kernel, which takes every arithmetic element type.
+CudaConfig fma_config();
+
+// The configuration by an analytic model. m decides only the tile height, one of three: the kernels of all m are few.
+CudaConfig choose(const Problem& problem, const Target& target);
+
+// One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, then m, k, n, groups and
+// rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid_x == 0 the result is empty: launch
+// nothing.
+struct CudaKernel {
+  std::string entry;
+  std::string instantiation;  // source text that includes kernel headers by their path below csrc/
+  int64_t grid_x = 0, grid_y = 1, grid_z = 1;
+  int block = 0;
+  int shared_bytes = 0;  // dynamic; above 48 KiB the launcher must opt in
+};
+
+// Throws UserError for element types or sizes that no kernel takes, and for a configuration that does not fit the
+// target.
+CudaKernel cuda_kernel(const Problem& problem, const CudaConfig& config, const Target& target);
+
+}  // namespace jf::grouped

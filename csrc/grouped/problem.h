@@ -1,0 +1,37 @@
+// A grouped matrix product: what is multiplied, in which of the three ragged modes. Plain data, shared by every kernel.
+//
+//   mode          lhs                    rhs                              out         ragged axis
+//   kRows         [m, k]                 [groups, k, n] or [groups, n, k] [m, n]      rows of lhs and out
+//   kContraction  [m, k]                 [m, n]                           [groups, k, n]   rows of lhs and rhs (summed)
+//   kBatch        [m, rows, k]           [m, k, n] or [m, n, k]           [m, rows, n]     the batch axis m
+//
+// `extents[g]` rows belong to group g, starting at `starts[g]` (ascending), or at the sum of the earlier extents when
+// the problem has no starts. Rows of no group are padding: never read, zero in the result. An empty group gives exact
+// zeros in kContraction. Extents live on the device; kernels clamp every start and extent to [0, m].
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace jf::grouped {
+
+enum class Mode : uint8_t { kRows, kContraction, kBatch };
+
+struct Problem {
+  Mode mode = Mode::kRows;
+  int64_t groups = 0;  // entries of extents
+  int64_t m = 0;       // capacity of the ragged axis
+  int64_t k = 0;
+  int64_t n = 0;
+  int64_t rows = 1;            // kBatch only: dense rows of each batch entry
+  bool transpose_rhs = false;  // kRows and kBatch: rhs is [.., n, k]
+  bool has_starts = false;
+  DType lhs = DType::kF32;
+  DType rhs = DType::kF32;
+  DType out = DType::kF32;
+
+  bool operator==(const Problem&) const = default;
+};
+
+}  // namespace jf::grouped

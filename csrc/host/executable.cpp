@@ -1,0 +1,163 @@
+#include "host/executable.h"
+
+#include <map>
+
+#include "base/error.h"
+#include "grouped/cpu/grouped_cpu.h"
+#include "host/counters.h"
+#include "host/scratch.h"
+#include "ir/text.h"
+#include "runtime/compile.h"
+#include "runtime/driver.h"
+#include "runtime/log.h"
+
+namespace jf::host {
+namespace {
+
+// CUDA passes at most 4 KiB of kernel parameters.
+constexpr size_t kMaxArguments = 512;
+
+// The steps' buffer references as addresses, in a fixed array: running allocates nothing.
+struct Addresses {
+  std::array<void*, kMaxArguments> data;
+
+  Addresses(const std::vector<BufferRef>& refs, const CallBuffers& buffers) {
+    for (size_t i = 0; i < refs.size(); ++i) {
+      switch (refs[i].kind) {
+        case BufferKind::kInput: data[i] = buffers.inputs[refs[i].index]; break;
+        case BufferKind::kOutput: data[i] = buffers.outputs[refs[i].index]; break;
+        case BufferKind::kWorkspace: data[i] = static_cast<std::byte*>(buffers.workspace) + refs[i].index; break;
+      }
+    }
+  }
+};
+
+void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, const runtime::Pool& pool) {
+  const grouped::Problem& p = step.problem;
+  grouped::CpuArguments arguments;
+  arguments.lhs = buffers[0];
+  arguments.rhs = buffers[1];
+  arguments.extents = static_cast<const int32_t*>(buffers[2]);
+  arguments.starts = p.has_starts ? static_cast<const int32_t*>(buffers[3]) : nullptr;
+  arguments.out = buffers[p.has_starts ? 4 : 3];
+  const Scratch scratch(grouped::cpu_workspace_bytes(p, target, pool.threads));
+  const grouped::ParallelFor parallel{
+      pool.threads,
+      [&pool](int64_t tasks, const std::function<void(int64_t, int)>& fn) { runtime::parallel_for(pool, tasks, fn); }};
+  grouped::run_cpu(p, target, arguments, scratch.bytes(), parallel);
+}
+
+const std::vector<BufferRef>& buffers_of(const Step& step) {
+  return std::visit([](const auto& s) -> const std::vector<BufferRef>& { return s.buffers; }, step);
+}
+
+// A program from a cache or an export may name a machine with more than this one has.
+Target runnable_target(std::string_view text) {
+  Target target = parse_target(text);
+  if (target.platform == Platform::kCuda) {
+    const std::optional<Target> device = runtime::cuda_target(0);
+    return device ? *device : target;
+  }
+  return target.isa > host_isa() ? host_target() : target;
+}
+
+void dump(const ir::Fusion& fusion, const Program& program, const Target& target) {
+  const runtime::Dump folder(program.name);
+  if (!folder.enabled()) return;
+  for (const auto& [stage, text] : stages(ir::print(fusion), jf::print(target))) {
+    const bool source = stage == "source";
+    folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
+  }
+}
+
+}  // namespace
+
+Executable::Executable(Program program, const Target& target) : program_(std::move(program)), target_(target) {
+  for (const Step& step : program_.steps) {
+    JF_REQUIRE(buffers_of(step).size() + 8 <= kMaxArguments, "[compile] a kernel of ", program_.name, " has ",
+               buffers_of(step).size(), " buffers, the limit is ", kMaxArguments - 8, "; fuse fewer values at once");
+    CompiledStep compiled;
+    if (std::optional<StepSource> source = step_source(step, target_)) {
+      compiled.binary = runtime::compile(source->source, target_);
+      compiled.launch = std::move(source->launch);
+      if (target_.platform == Platform::kCpu) {
+        compiled.host = runtime::load_host(compiled.binary);
+        compiled.host_entry = reinterpret_cast<HostEntry>(compiled.host->symbol(compiled.launch.entry));
+      }
+    }
+    steps_.push_back(std::move(compiled));
+  }
+}
+
+void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) const {
+  count(Event::kExecuted);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const Addresses addresses(buffers_of(program_.steps[i]), buffers);
+    void* const* pointers = addresses.data.data();
+    if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
+      const HostEntry entry = steps_[i].host_entry;
+      if (kernel->kernel.grid == 1) {
+        entry(pointers, 0);
+      } else {
+        runtime::parallel_for(pool, kernel->kernel.grid, [&](int64_t task, int) { entry(pointers, task); });
+      }
+    } else {
+      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, pool);
+    }
+  }
+}
+
+void Executable::load(int device) {
+  JF_REQUIRE(device >= 0 && device < kMaxDevices, "[initialize] device ", device, " is beyond the limit of ",
+             kMaxDevices);
+  if (loaded_[device].load(std::memory_order_acquire)) return;
+  std::lock_guard lock(load_mutex_);
+  if (loaded_[device].load(std::memory_order_relaxed)) return;
+  for (CompiledStep& step : steps_) {
+    if (!step.cuda) step.cuda = runtime::load_cuda(step.binary);
+    runtime::CuKernel kernel = step.cuda->prepare(step.launch.entry, step.launch.shared_bytes, device);
+    if (!step.kernel) step.kernel = kernel;
+  }
+  loaded_[device].store(true, std::memory_order_release);
+}
+
+void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) const {
+  count(Event::kExecuted);
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const std::vector<BufferRef>& refs = buffers_of(program_.steps[i]);
+    Addresses addresses(refs, buffers);
+    const StepLaunch& launch = steps_[i].launch;
+    if (launch.grid.x == 0) continue;  // an empty result
+    std::array<void*, kMaxArguments> arguments;
+    size_t n = 0;
+    for (; n < refs.size(); ++n) arguments[n] = &addresses.data[n];
+    for (const int64_t& scalar : launch.scalars) arguments[n++] = const_cast<int64_t*>(&scalar);
+    runtime::launch(steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes, stream, arguments.data());
+  }
+}
+
+std::shared_ptr<Executable> instantiate(std::string_view program, std::string_view target) {
+  static std::mutex mutex;
+  static auto& executables = *new std::map<std::string, std::weak_ptr<Executable>>;
+  count(Event::kInstantiated);
+  const Target runnable = runnable_target(target);
+  const std::string key = cat(print(runnable), '\n', program);
+  {
+    std::lock_guard lock(mutex);
+    if (auto found = executables.find(key); found != executables.end()) {
+      if (std::shared_ptr<Executable> alive = found->second.lock()) return alive;
+    }
+  }
+  // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
+  const ir::Fusion fusion = ir::parse(program);
+  Program built = build(fusion, runnable);
+  dump(fusion, built, runnable);
+  auto executable = std::make_shared<Executable>(std::move(built), runnable);
+  count(Event::kBuilt);
+  std::lock_guard lock(mutex);
+  std::erase_if(executables, [](const auto& entry) { return entry.second.expired(); });
+  executables[key] = executable;
+  return executable;
+}
+
+}  // namespace jf::host

@@ -1,0 +1,53 @@
+// A host program: the steps that one custom call runs, as data. Every grid is fixed and every buffer is a reference, so
+// that running decides nothing and XLA may capture and replay it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/target.h"
+#include "grouped/problem.h"
+#include "ir/fusion.h"
+#include "loops/kernel.h"
+
+namespace jf::host {
+
+// Where a step finds a buffer: the call's input or output number, or a byte offset in the workspace.
+enum class BufferKind : uint8_t { kInput, kOutput, kWorkspace };
+struct BufferRef {
+  BufferKind kind;
+  int64_t index;
+  bool operator==(const BufferRef&) const = default;
+};
+
+// A generated kernel; buffers in the order of kernel.buffers.
+struct KernelStep {
+  loops::Kernel kernel;
+  std::vector<BufferRef> buffers;
+};
+// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out.
+struct GroupedStep {
+  std::string name;
+  grouped::Problem problem;
+  std::vector<BufferRef> buffers;
+};
+using Step = std::variant<KernelStep, GroupedStep>;
+
+struct Program {
+  std::string name;
+  int inputs = 0;
+  int outputs = 0;
+  int64_t workspace_bytes = 0;  // values between segments; does not depend on the target
+  std::vector<Step> steps;
+  std::string segments;  // the plan and the schedules as text, for people
+  std::string schedule;
+};
+
+// Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process.
+Program build(const ir::Fusion& fusion, const Target& target);
+
+std::string print(const Program& program);
+
+}  // namespace jf::host

@@ -1,0 +1,85 @@
+#include "host/stages.h"
+
+#include "base/embedded.h"
+#include "base/error.h"
+#include "codegen/generate.h"
+#include "grouped/cuda/grouped_cuda.h"
+#include "ir/text.h"
+#include "loops/kernel.h"
+#include "runtime/compile.h"
+
+namespace jf::host {
+namespace {
+
+// A generated kernel: everything it needs is in its buffers.
+StepSource kernel_source(const KernelStep& step, const Target& target) {
+  StepSource result{codegen::generate({step.kernel}, target), {}};
+  result.launch.entry = step.kernel.name;
+  result.launch.grid.x = static_cast<unsigned>(step.kernel.grid);
+  result.launch.block.x = static_cast<unsigned>(step.kernel.block);
+  return result;
+}
+
+StepSource grouped_source(const GroupedStep& step, const Target& target) {
+  const grouped::Problem& p = step.problem;
+  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, grouped::choose(p, target), target);
+  StepSource result;
+  result.source.language = runtime::Language::kCuda;
+  result.source.text = kernel.instantiation;
+  result.source.entries = {kernel.entry};
+  result.source.headers = embedded_includes(kernel.instantiation);
+  auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
+  result.launch.entry = kernel.entry;
+  result.launch.grid = {extent(kernel.grid_x), extent(kernel.grid_y), extent(kernel.grid_z)};
+  result.launch.block.x = extent(kernel.block);
+  result.launch.shared_bytes = kernel.shared_bytes;
+  result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
+  return result;
+}
+
+std::string loops_text(const Step& step) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
+  return cat("grouped ", std::get<GroupedStep>(step).name, ": hand-written kernel\n");
+}
+
+}  // namespace
+
+std::optional<StepSource> step_source(const Step& step, const Target& target) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel_source(*kernel, target);
+  if (target.platform == Platform::kCpu) return std::nullopt;
+  return grouped_source(std::get<GroupedStep>(step), target);
+}
+
+std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  const ir::Fusion fusion = ir::parse(program);
+  const Program built = build(fusion, target);
+  std::map<std::string, std::string> result = {{"fusion", ir::print(fusion)},
+                                               {"segments", built.segments},
+                                               {"schedule", built.schedule},
+                                               {"host", print(built)}};
+  std::string& loops = result["loops"];
+  std::string& source = result["source"];
+  for (const Step& step : built.steps) {
+    loops += loops_text(step);
+    if (const std::optional<StepSource> s = step_source(step, target)) source += s->source.text;
+  }
+  return result;
+}
+
+int64_t workspace_bytes(const std::string& program, const std::string& target) {
+  return build(ir::parse(program), parse_target(target)).workspace_bytes;
+}
+
+std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");
+  std::vector<CompiledSource> result;
+  for (const Step& step : build(ir::parse(program), target).steps) {
+    const std::optional<StepSource> s = step_source(step, target);
+    result.push_back({s->launch.entry, s->source.text, runtime::compile(s->source, target)->bytes});
+  }
+  return result;
+}
+
+}  // namespace jf::host

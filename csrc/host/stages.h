@@ -1,0 +1,45 @@
+// The sources of a program's steps, and every stage as text: for the executable, for people, tests and CI.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/target.h"
+#include "host/program.h"
+#include "runtime/launch.h"
+#include "runtime/source.h"
+
+namespace jf::host {
+
+// How a step's kernel is started on CUDA. The buffers come first among its arguments, then `scalars`.
+struct StepLaunch {
+  std::string entry;
+  runtime::Dim3 grid;
+  runtime::Dim3 block;
+  int shared_bytes = 0;
+  std::vector<int64_t> scalars;
+};
+struct StepSource {
+  runtime::Source source;
+  StepLaunch launch;
+};
+// Nothing for a step that runs ahead-of-time compiled code: a grouped product on the CPU.
+std::optional<StepSource> step_source(const Step& step, const Target& target);
+
+// Keys: fusion, segments, schedule, loops, source, host.
+std::map<std::string, std::string> stages(const std::string& program, const std::string& target);
+// Bytes of the extra uint8 result that holds values between segments.
+int64_t workspace_bytes(const std::string& program, const std::string& target);
+
+struct CompiledSource {
+  std::string entry;
+  std::string source;
+  std::string binary;  // cubin
+};
+// Needs NVRTC but no driver and no device.
+std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target);
+
+}  // namespace jf::host

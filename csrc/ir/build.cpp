@@ -1,0 +1,177 @@
+#include "ir/build.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include "base/error.h"
+#include "ir/text.h"
+#include "ir/verify.h"
+
+namespace jf::ir {
+namespace {
+
+std::vector<Axis> axes_of(std::span<const int64_t> shape) {
+  std::vector<Axis> axes;
+  for (int64_t extent : shape) axes.push_back({extent});
+  return axes;
+}
+
+// What makes two ops equal: everything but the label and the name of the result.
+std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute& attribute, const Value& type) {
+  std::string text = cat(static_cast<int>(kind), ' ', print_type(type));
+  for (ValueId id : inputs) text += cat(' ', id);
+  if (const Constant* c = std::get_if<Constant>(&attribute)) text += cat(" c", print_constant(*c));
+  if (const Dims* d = std::get_if<Dims>(&attribute)) {
+    for (int64_t dim : d->dims) text += cat(" d", dim);
+  }
+  if (const Grouped* g = std::get_if<Grouped>(&attribute))
+    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
+  return text;
+}
+
+std::vector<ValueId> to_vector(std::span<const ValueId> ids) { return {ids.begin(), ids.end()}; }
+
+}  // namespace
+
+Builder::Builder(std::string name) { fusion_.name = identifier(name); }
+
+const Value& Builder::value(ValueId id, const char* function) const {
+  JF_REQUIRE(id >= 0 && id < static_cast<ValueId>(fusion_.values.size()), "[", function, "] unknown value ", id);
+  return fusion_.values[id];
+}
+
+ValueId Builder::add_value(DType dtype, std::vector<Axis> axes) {
+  const auto id = static_cast<ValueId>(fusion_.values.size());
+  fusion_.values.push_back({cat("t", id), dtype, std::move(axes)});
+  return id;
+}
+
+ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype,
+                        std::vector<Axis> axes, const std::string& label) {
+  for (ValueId id : inputs) value(id, info(kind).name.data());
+  Value type = infer(fusion_, kind, inputs, attribute, {"", dtype, std::move(axes)});
+  const std::string op_key = key(kind, inputs, attribute, type);
+  if (auto found = known_.find(op_key); found != known_.end()) return found->second;
+  const ValueId id = add_value(type.dtype, std::move(type.axes));
+  fusion_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), clean_label(label)});
+  known_.emplace(op_key, id);
+  return id;
+}
+
+ValueId Builder::input(const std::string& name, DType dtype, std::span<const int64_t> shape) {
+  for (int64_t extent : shape) JF_REQUIRE(extent >= 0, "[input] axis extents must not be negative, got ", extent);
+  const ValueId id = add_value(dtype, axes_of(shape));
+  // A number keeps equal names apart; results are called t<id>, so inputs may not be.
+  std::string unique = identifier(name);
+  auto taken = [&](const std::string& text) {
+    return text == fusion_.name ||
+           (text[0] == 't' && text.size() > 1 && std::isdigit(static_cast<unsigned char>(text[1]))) ||
+           std::any_of(fusion_.inputs.begin(), fusion_.inputs.end(),
+                       [&](ValueId other) { return fusion_.values[other].name == text; });
+  };
+  if (taken(unique)) unique = cat(unique, "_", id);
+  while (taken(unique)) unique = "in_" + unique;
+  fusion_.values[id].name = unique;
+  fusion_.inputs.push_back(id);
+  return id;
+}
+
+ValueId Builder::constant(DType dtype, Constant value) { return add_op(OpKind::kConstant, {}, value, dtype, {}, ""); }
+
+ValueId Builder::iota(DType dtype, std::span<const int64_t> shape, int64_t dim) {
+  return add_op(OpKind::kIota, {}, Dims{{dim}}, dtype, axes_of(shape), "");
+}
+
+ValueId Builder::pointwise(OpKind kind, std::span<const ValueId> inputs, const std::string& label) {
+  const OpInfo& op = info(kind);
+  JF_REQUIRE(op.op_class == OpClass::kPointwise && op.result != ResultRule::kStated, "[pointwise] '", op.name,
+             "' is not a pointwise op whose result follows from its operands");
+  return add_op(kind, to_vector(inputs), {}, DType::kPred, {}, label);
+}
+
+ValueId Builder::convert(ValueId x, DType dtype, const std::string& label) {
+  if (value(x, "convert").dtype == dtype) return x;
+  return add_op(OpKind::kConvert, {x}, {}, dtype, {}, label);
+}
+
+ValueId Builder::bitcast(ValueId x, DType dtype, const std::string& label) {
+  if (value(x, "bitcast").dtype == dtype) return x;
+  return add_op(OpKind::kBitcast, {x}, {}, dtype, {}, label);
+}
+
+ValueId Builder::broadcast(ValueId x, std::span<const int64_t> new_shape, std::span<const int64_t> dims) {
+  const std::vector<int64_t> old_shape = shape(value(x, "broadcast"));
+  if (std::equal(old_shape.begin(), old_shape.end(), new_shape.begin(), new_shape.end())) return x;
+  return add_op(OpKind::kBroadcast, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, axes_of(new_shape), "");
+}
+
+ValueId Builder::transpose(ValueId x, std::span<const int64_t> permutation) {
+  if (std::is_sorted(permutation.begin(), permutation.end()) &&
+      permutation.size() == value(x, "transpose").axes.size()) {
+    return x;
+  }
+  return add_op(OpKind::kTranspose, {x}, Dims{{permutation.begin(), permutation.end()}}, DType::kPred, {}, "");
+}
+
+ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
+  value(x, "squeeze");
+  if (dims.empty()) return x;
+  return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
+}
+
+ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts,
+                                Grouped attribute, DType dtype, const std::string& label) {
+  std::vector<ValueId> inputs = {lhs, rhs, extents};
+  inputs.insert(inputs.end(), starts.begin(), starts.end());
+  return add_op(OpKind::kGroupedMatmul, std::move(inputs), attribute, dtype, {}, label);
+}
+
+void Builder::output(ValueId x) {
+  value(x, "output");
+  fusion_.outputs.push_back(x);
+}
+
+Fusion Builder::finish() {
+  Fusion kept;
+  std::swap(kept, fusion_);
+  known_.clear();
+  // Walk back from the outputs.
+  std::vector<bool> needed(kept.values.size(), false);
+  for (ValueId id : kept.outputs) needed[id] = true;
+  for (auto op = kept.ops.rbegin(); op != kept.ops.rend(); ++op) {
+    if (needed[op->output]) {
+      for (ValueId id : op->inputs) needed[id] = true;
+    }
+  }
+  // Inputs first, then results in the order of their ops: the order in which the text form defines them.
+  std::vector<ValueId> renumbered(kept.values.size(), -1);
+  Fusion result;
+  result.name = kept.name;
+  auto keep = [&](ValueId id) {
+    renumbered[id] = static_cast<ValueId>(result.values.size());
+    result.values.push_back(std::move(kept.values[id]));
+  };
+  for (ValueId id : kept.inputs) keep(id);
+  for (const Op& op : kept.ops) {
+    if (!needed[op.output]) continue;
+    keep(op.output);
+    result.values.back().name = cat("t", renumbered[op.output]);
+  }
+  auto renumber = [&](std::vector<ValueId>& ids) {
+    for (ValueId& id : ids) id = renumbered[id];
+  };
+  for (Op& op : kept.ops) {
+    if (!needed[op.output]) continue;
+    renumber(op.inputs);
+    op.output = renumbered[op.output];
+    result.ops.push_back(std::move(op));
+  }
+  renumber(kept.inputs);
+  renumber(kept.outputs);
+  result.inputs = std::move(kept.inputs);
+  result.outputs = std::move(kept.outputs);
+  verify(result);
+  return result;
+}
+
+}  // namespace jf::ir

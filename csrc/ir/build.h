@@ -1,0 +1,48 @@
+// The only way to make a Fusion. Each call checks its operands, infers the result, folds what is trivial and returns
+// the existing value where an equal op was built before.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/fusion.h"
+
+namespace jf::ir {
+
+class Builder {
+ public:
+  // `name` must be an identifier; it names the kernels.
+  explicit Builder(std::string name);
+
+  ValueId input(const std::string& name, DType dtype, std::span<const int64_t> shape);
+  ValueId constant(DType dtype, Constant value);
+  ValueId iota(DType dtype, std::span<const int64_t> shape, int64_t dim);
+  // Any pointwise op whose result dtype follows from its operands.
+  ValueId pointwise(OpKind kind, std::span<const ValueId> inputs, const std::string& label = "");
+  ValueId convert(ValueId value, DType dtype, const std::string& label = "");
+  ValueId bitcast(ValueId value, DType dtype, const std::string& label = "");
+  ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
+  ValueId transpose(ValueId value, std::span<const int64_t> permutation);
+  ValueId squeeze(ValueId value, std::span<const int64_t> dims);
+  // `starts` is optional: pass an empty span or one value.
+  ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
+                         DType dtype, const std::string& label = "");
+
+  void output(ValueId value);
+  const Fusion& fusion() const { return fusion_; }
+  // Drops ops that reach no output and verifies. The builder is empty afterwards.
+  Fusion finish();
+
+ private:
+  ValueId add_value(DType dtype, std::vector<Axis> axes);
+  ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
+                 const std::string& label);
+  const Value& value(ValueId id, const char* function) const;
+
+  Fusion fusion_;
+  std::map<std::string, ValueId> known_;  // equal ops by their text key
+};
+
+}  // namespace jf::ir

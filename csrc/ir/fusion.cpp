@@ -1,0 +1,55 @@
+#include "ir/fusion.h"
+
+#include <array>
+#include <bit>
+
+#include "base/error.h"
+
+namespace jf::ir {
+namespace {
+
+constexpr auto kOps = std::to_array<OpInfo>({
+#define JF_OP(kind, text, arity, op_class, result, operands) \
+  OpInfo{OpKind::kind, #text, arity, OpClass::op_class, ResultRule::result, OperandTypes::operands},
+#include "ir/ops.def"
+});
+
+}  // namespace
+
+const OpInfo& info(OpKind kind) { return kOps[static_cast<size_t>(kind)]; }
+
+const OpInfo* find_op(std::string_view name) {
+  for (const OpInfo& op : kOps) {
+    if (op.name == name) return &op;
+  }
+  return nullptr;
+}
+
+bool Constant::operator==(const Constant& other) const {
+  if (value.index() != other.value.index()) return false;
+  if (const double* a = std::get_if<double>(&value)) {
+    return std::bit_cast<uint64_t>(*a) == std::bit_cast<uint64_t>(std::get<double>(other.value));
+  }
+  return std::get<int64_t>(value) == std::get<int64_t>(other.value);
+}
+
+int64_t elements(const Value& value) {
+  int64_t count = 1;
+  for (const Axis& axis : value.axes) count *= axis.extent;
+  return count;
+}
+
+std::vector<int64_t> shape(const Value& value) {
+  std::vector<int64_t> extents;
+  for (const Axis& axis : value.axes) extents.push_back(axis.extent);
+  return extents;
+}
+
+const Op* definition(const Fusion& fusion, ValueId value) {
+  for (const Op& op : fusion.ops) {
+    if (op.output == value) return &op;
+  }
+  return nullptr;
+}
+
+}  // namespace jf::ir

@@ -1,0 +1,107 @@
+// The fusion IR: what is computed, as static single assignment over values with axes. Says nothing about how.
+//
+// Meaning. A value is a dense array; its axes are its logical shape, outermost first. An axis is kBroadcast when the
+// value is the same along it: only `broadcast` makes such axes, pointwise ops keep them where all operands have them.
+// Pointwise ops need operands of equal extents. Low-precision floats are computed in compute_dtype; a value is rounded
+// to its dtype where it is stored or converted. Integer arithmetic wraps; division by zero gives -1 (all ones),
+// remainder by zero the dividend, shifts by the width or more give 0 or the sign, as in XLA.
+//
+// Every node stands on this screen; they are made by ir/build.h, checked by ir/verify.h, printed and parsed by
+// ir/text.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace jf::ir {
+
+using ValueId = int32_t;
+
+enum class AxisKind : uint8_t { kIteration, kBroadcast };
+
+struct Axis {
+  int64_t extent = 1;
+  AxisKind kind = AxisKind::kIteration;
+  bool operator==(const Axis&) const = default;
+};
+
+struct Value {
+  std::string name;  // unique in the fusion, an identifier
+  DType dtype;
+  std::vector<Axis> axes;
+  bool operator==(const Value&) const = default;
+};
+
+enum class OpKind : uint8_t {
+#define JF_OP(kind, text, arity, op_class, result, operands) kind,
+#include "ir/ops.def"
+};
+
+enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kGrouped };
+enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
+enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
+
+// The columns of ir/ops.def.
+struct OpInfo {
+  OpKind kind;
+  std::string_view name;
+  int arity;
+  OpClass op_class;
+  ResultRule result;
+  OperandTypes operands;
+};
+const OpInfo& info(OpKind kind);
+// nullptr for a name that no row has.
+const OpInfo* find_op(std::string_view name);
+
+// A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
+struct Constant {
+  std::variant<int64_t, double> value;
+  bool operator==(const Constant&) const;  // bitwise, so that NaN equals NaN and -0.0 differs from 0.0
+};
+// broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
+// transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
+// counted.
+struct Dims {
+  std::vector<int64_t> dims;
+  bool operator==(const Dims&) const = default;
+};
+enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
+// Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
+struct Grouped {
+  GroupedMode mode = GroupedMode::kRows;
+  bool transpose_rhs = false;
+  bool operator==(const Grouped&) const = default;
+};
+using Attribute = std::variant<std::monostate, Constant, Dims, Grouped>;
+
+struct Op {
+  OpKind kind;
+  std::vector<ValueId> inputs;
+  ValueId output;
+  Attribute attribute;
+  std::string label;  // the user's name for it; printed as a comment, without meaning
+  bool operator==(const Op&) const = default;
+};
+
+// Topological order: a value is an input or the output of exactly one op that stands before every use.
+struct Fusion {
+  std::string name;
+  std::vector<Value> values;
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> outputs;
+  std::vector<Op> ops;
+  bool operator==(const Fusion&) const = default;
+};
+
+int64_t elements(const Value& value);
+std::vector<int64_t> shape(const Value& value);
+// The op that defines a value, or nullptr for an input.
+const Op* definition(const Fusion& fusion, ValueId value);
+
+}  // namespace jf::ir

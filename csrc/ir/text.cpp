@@ -1,0 +1,299 @@
+#include "ir/text.h"
+
+#include <bit>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "base/error.h"
+#include "ir/verify.h"
+
+namespace jf::ir {
+namespace {
+
+constexpr std::string_view kModeNames[] = {"rows", "contraction", "batch"};
+
+std::string print_dims(const std::vector<int64_t>& dims) {
+  std::string text;
+  for (int64_t dim : dims) text += cat(text.empty() ? "" : ",", dim);
+  return text;
+}
+
+struct AttributePrinter {
+  std::string operator()(std::monostate) const { return ""; }
+  std::string operator()(const Constant& c) const { return cat(" {value=", print_constant(c), "}"); }
+  std::string operator()(const Dims& d) const { return cat(" {dims=[", print_dims(d.dims), "]}"); }
+  std::string operator()(const Grouped& g) const {
+    return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
+  }
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view text) : text_(text) {}
+
+  Fusion run() {
+    expect_word("fusion");
+    fusion_.name = word("the fusion's name");
+    expect('(');
+    while (!accept(')')) {
+      const std::string name = word("an input's name");
+      expect(':');
+      fusion_.inputs.push_back(define(name, type()));
+      if (!accept(',')) {
+        expect(')');
+        break;
+      }
+    }
+    expect('-');
+    expect('>');
+    expect('(');
+    std::vector<std::string> outputs;
+    while (!accept(')')) {
+      outputs.push_back(word("an output's name"));
+      if (!accept(',')) {
+        expect(')');
+        break;
+      }
+    }
+    expect('{');
+    while (!accept('}')) op();
+    skip();
+    require(at_ == text_.size(), "the end of the text");
+    for (const std::string& name : outputs) fusion_.outputs.push_back(lookup(name));
+    verify(fusion_);
+    return std::move(fusion_);
+  }
+
+ private:
+  void require(bool condition, std::string_view expected) const {
+    if (condition) return;
+    int line = 1;
+    for (size_t i = 0; i < at_ && i < text_.size(); ++i) line += text_[i] == '\n';
+    const std::string got = at_ < text_.size()
+                                ? cat("'", text_.substr(at_, std::min<size_t>(20, text_.find('\n', at_) - at_)), "'")
+                                : "the end";
+    throw UserError(cat("[parse] line ", line, ": expected ", expected, ", got ", got));
+  }
+  void skip() {
+    while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+  }
+  bool accept(char c) {
+    skip();
+    if (at_ >= text_.size() || text_[at_] != c) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    const bool found = accept(c);
+    require(found, cat("'", c, "'"));
+  }
+  std::string word(std::string_view expected) {
+    skip();
+    const size_t begin = at_;
+    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_')) ++at_;
+    require(at_ > begin, expected);
+    return std::string(text_.substr(begin, at_ - begin));
+  }
+  void expect_word(std::string_view expected) {
+    skip();
+    const size_t begin = at_;
+    const std::string quoted = cat("'", expected, "'");
+    const bool same = word(quoted) == expected;
+    if (!same) at_ = begin;
+    require(same, quoted);
+  }
+  int64_t integer() {
+    skip();
+    int64_t value = 0;
+    auto [end, code] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
+    require(code == std::errc(), "an integer");
+    at_ = end - text_.data();
+    return value;
+  }
+  Value type() {
+    Value value{"", parse_dtype(word("a dtype")), {}};
+    expect('[');
+    while (!accept(']')) {
+      Axis axis;
+      if (accept('b')) axis.kind = AxisKind::kBroadcast;
+      axis.extent = integer();
+      require(axis.extent >= 0, "an extent that is not negative");
+      value.axes.push_back(axis);
+      if (!accept(',')) {
+        expect(']');
+        break;
+      }
+    }
+    return value;
+  }
+  ValueId define(const std::string& name, Value value) {
+    const auto id = static_cast<ValueId>(fusion_.values.size());
+    require(ids_.emplace(name, id).second, cat("a new name; '", name, "' is defined already"));
+    value.name = name;
+    fusion_.values.push_back(std::move(value));
+    return id;
+  }
+  ValueId lookup(const std::string& name) const {
+    auto found = ids_.find(name);
+    require(found != ids_.end(), cat("a defined value; '", name, "' is not"));
+    return found->second;
+  }
+  Constant constant(DType dtype) {
+    skip();
+    const size_t begin = at_;
+    while (at_ < text_.size() && text_[at_] != '}' && !std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
+    const std::string_view number = text_.substr(begin, at_ - begin);
+    const char* last = number.data() + number.size();
+    if (!is_float(dtype)) {
+      int64_t value = 0;
+      auto [end, code] = std::from_chars(number.data(), last, value);
+      require(code == std::errc() && end == last, "an integer before this");
+      return {value};
+    }
+    if (number.starts_with("nan:")) {
+      uint64_t bits = 0;
+      auto [end, code] = std::from_chars(number.data() + 4, last, bits, 16);
+      require(code == std::errc() && end == last, "the bits of a NaN before this");
+      return {std::bit_cast<double>(bits)};
+    }
+    double value = 0;
+    auto [end, code] = std::from_chars(number.data(), last, value);
+    require(code == std::errc() && end == last, "a number before this");
+    return {value};
+  }
+  Attribute attribute(DType dtype) {
+    Attribute result;
+    if (!accept('{')) return result;
+    const std::string key = word("value, dims or mode");
+    expect('=');
+    if (key == "value") {
+      result = constant(dtype);
+    } else if (key == "dims") {
+      Dims dims;
+      expect('[');
+      while (!accept(']')) {
+        dims.dims.push_back(integer());
+        if (!accept(',')) {
+          expect(']');
+          break;
+        }
+      }
+      result = dims;
+    } else {
+      require(key == "mode", "value, dims or mode before this");
+      const std::string mode = word("rows, contraction or batch");
+      Grouped grouped;
+      bool known = false;
+      for (size_t i = 0; i < std::size(kModeNames); ++i) {
+        if (mode == kModeNames[i]) {
+          grouped.mode = static_cast<GroupedMode>(i);
+          known = true;
+        }
+      }
+      require(known, "rows, contraction or batch before this");
+      skip();
+      if (at_ < text_.size() && text_[at_] != '}') {
+        expect_word("transpose_rhs");
+        grouped.transpose_rhs = true;
+      }
+      result = grouped;
+    }
+    expect('}');
+    return result;
+  }
+  void op() {
+    const std::string name = word("a value's name or '}'");
+    expect(':');
+    Value value = type();
+    expect('=');
+    const std::string op_name = word("an op");
+    const OpInfo* op_info = find_op(op_name);
+    require(op_info, cat("an op of ir/ops.def; '", op_name, "' is none"));
+    Op op{op_info->kind, {}, 0, {}, ""};
+    expect('(');
+    while (!accept(')')) {
+      op.inputs.push_back(lookup(word("an operand")));
+      if (!accept(',')) {
+        expect(')');
+        break;
+      }
+    }
+    op.attribute = attribute(value.dtype);
+    if (accept('#')) {
+      const size_t end = std::min(text_.find('\n', at_), text_.size());
+      if (at_ < end && text_[at_] == ' ') ++at_;
+      op.label = std::string(text_.substr(at_, end - at_));
+      at_ = end;
+    }
+    op.output = define(name, std::move(value));
+    fusion_.ops.push_back(std::move(op));
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+  Fusion fusion_;
+  std::map<std::string, ValueId> ids_;
+};
+
+}  // namespace
+
+std::string print_type(const Value& value) {
+  std::string axes;
+  for (const Axis& axis : value.axes) {
+    axes += cat(axes.empty() ? "" : ",", axis.kind == AxisKind::kBroadcast ? "b" : "", axis.extent);
+  }
+  return cat(name(value.dtype), "[", axes, "]");
+}
+
+std::string print_constant(const Constant& constant) {
+  if (const int64_t* integer = std::get_if<int64_t>(&constant.value)) return std::to_string(*integer);
+  const double value = std::get<double>(constant.value);
+  char buffer[64];
+  if (std::isnan(value)) {
+    auto [end, code] = std::to_chars(buffer, buffer + sizeof buffer, std::bit_cast<uint64_t>(value), 16);
+    return "nan:" + std::string(buffer, end);
+  }
+  auto [end, code] = std::to_chars(buffer, buffer + sizeof buffer, value);
+  return std::string(buffer, end);
+}
+
+std::string print(const Fusion& fusion) {
+  std::string text = cat("fusion ", fusion.name, "(");
+  for (size_t i = 0; i < fusion.inputs.size(); ++i) {
+    const Value& value = fusion.values[fusion.inputs[i]];
+    text += cat(i ? ", " : "", value.name, ": ", print_type(value));
+  }
+  text += ") -> (";
+  for (size_t i = 0; i < fusion.outputs.size(); ++i) text += cat(i ? ", " : "", fusion.values[fusion.outputs[i]].name);
+  text += ") {\n";
+  for (const Op& op : fusion.ops) {
+    const Value& result = fusion.values[op.output];
+    text += cat("  ", result.name, ": ", print_type(result), " = ", info(op.kind).name, "(");
+    for (size_t i = 0; i < op.inputs.size(); ++i) text += cat(i ? ", " : "", fusion.values[op.inputs[i]].name);
+    text += cat(")", std::visit(AttributePrinter{}, op.attribute));
+    if (!op.label.empty()) text += "  # " + op.label;
+    text += "\n";
+  }
+  return text + "}\n";
+}
+
+Fusion parse(std::string_view text) { return Parser(text).run(); }
+
+std::string clean_label(std::string_view label) {
+  std::string text;
+  for (char c : label) text += std::isprint(static_cast<unsigned char>(c)) && c != '#' ? c : ' ';
+  return text;
+}
+
+std::string identifier(std::string_view text) {
+  std::string result;
+  for (char c : text) result += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  if (result.empty() || std::isdigit(static_cast<unsigned char>(result[0]))) result.insert(result.begin(), '_');
+  return result;
+}
+
+}  // namespace jf::ir

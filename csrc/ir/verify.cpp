@@ -1,0 +1,247 @@
+#include "ir/verify.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "ir/text.h"
+
+namespace jf::ir {
+namespace {
+
+constexpr size_t kMaxRank = 32;
+
+// One op under inspection; errors begin with its name, as the caller wrote it.
+struct Inference {
+  const Fusion& fusion;
+  const OpInfo& op;
+  const std::vector<ValueId>& inputs;
+  const Attribute& attribute;
+
+  const Value& in(size_t i) const { return fusion.values[inputs[i]]; }
+  std::string type(size_t i) const { return print_type(in(i)); }
+
+  template <class T>
+  const T& get(const char* what) const {
+    const T* held = std::get_if<T>(&attribute);
+    JF_REQUIRE(held, "[", op.name, "] needs {", what, "}");
+    return *held;
+  }
+
+  Value constant(const Value& stated) const {
+    const Constant& c = get<Constant>("value=...");
+    JF_REQUIRE(stated.axes.empty(), "[constant] must be a scalar, got ", print_type(stated), "; broadcast it instead");
+    JF_REQUIRE(std::holds_alternative<double>(c.value) == is_float(stated.dtype), "[constant] a value of dtype ",
+               name(stated.dtype), " needs ", is_float(stated.dtype) ? "a number with a point" : "an integer");
+    return stated;
+  }
+
+  Value iota(const Value& stated) const {
+    const Dims& d = get<Dims>("dims=[axis]");
+    JF_REQUIRE(d.dims.size() == 1 && d.dims[0] >= 0 && d.dims[0] < static_cast<int64_t>(stated.axes.size()),
+               "[iota] expected one axis below rank ", stated.axes.size());
+    Value result = stated;
+    for (size_t i = 0; i < result.axes.size(); ++i) {
+      result.axes[i].kind = static_cast<int64_t>(i) == d.dims[0] ? AxisKind::kIteration : AxisKind::kBroadcast;
+    }
+    return result;
+  }
+
+  Value broadcast(const Value& stated) const {
+    const Dims& d = get<Dims>("dims=[...]");
+    const Value& x = in(0);
+    JF_REQUIRE(d.dims.size() == x.axes.size(), "[broadcast] expected one result axis for each axis of ", type(0),
+               ", got ", d.dims.size());
+    Value result{"", x.dtype, stated.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kBroadcast;
+    for (size_t i = 0; i < d.dims.size(); ++i) {
+      JF_REQUIRE(d.dims[i] >= 0 && d.dims[i] < static_cast<int64_t>(result.axes.size()) &&
+                     (i == 0 || d.dims[i] > d.dims[i - 1]),
+                 "[broadcast] dims must increase and stay below rank ", result.axes.size(), ", got dims[", i,
+                 "]=", d.dims[i]);
+      Axis& axis = result.axes[d.dims[i]];
+      JF_REQUIRE(x.axes[i].extent == axis.extent || x.axes[i].extent == 1, "[broadcast] axis ", i, " of ", type(0),
+                 " has extent ", x.axes[i].extent, "; result axis ", d.dims[i], " has ", axis.extent,
+                 ": they must be equal, or the operand's 1");
+      if (x.axes[i].extent == axis.extent) axis.kind = x.axes[i].kind;
+    }
+    return result;
+  }
+
+  Value transpose() const {
+    const Dims& d = get<Dims>("dims=[...]");
+    const Value& x = in(0);
+    std::vector<int64_t> sorted = d.dims;
+    std::sort(sorted.begin(), sorted.end());
+    bool permutation = sorted.size() == x.axes.size();
+    for (size_t i = 0; permutation && i < sorted.size(); ++i) permutation = sorted[i] == static_cast<int64_t>(i);
+    JF_REQUIRE(permutation, "[transpose] dims must be a permutation of the ", x.axes.size(), " axes of ", type(0));
+    Value result{"", x.dtype, {}};
+    for (int64_t dim : d.dims) result.axes.push_back(x.axes[dim]);
+    return result;
+  }
+
+  Value squeeze() const {
+    const Dims& d = get<Dims>("dims=[...]");
+    const Value& x = in(0);
+    Value result{"", x.dtype, {}};
+    for (size_t i = 0; i < x.axes.size(); ++i) {
+      if (std::find(d.dims.begin(), d.dims.end(), static_cast<int64_t>(i)) == d.dims.end()) {
+        result.axes.push_back(x.axes[i]);
+      } else {
+        JF_REQUIRE(x.axes[i].extent == 1, "[squeeze] axis ", i, " of ", type(0), " has extent ", x.axes[i].extent,
+                   "; only axes of extent 1 can go");
+      }
+    }
+    JF_REQUIRE(result.axes.size() + d.dims.size() == x.axes.size(), "[squeeze] dims name an axis twice or beyond rank ",
+               x.axes.size());
+    return result;
+  }
+
+  void check_operand_types() const {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const DType t = in(i).dtype;
+      const bool logical = is_integer(t) || t == DType::kPred;
+      const bool ok = op.operands == OperandTypes::kAny ||
+                      (op.operands == OperandTypes::kNumber && t != DType::kPred) ||
+                      (op.operands == OperandTypes::kFloating && is_float(t)) ||
+                      (op.operands == OperandTypes::kInteger && is_integer(t)) ||
+                      (op.operands == OperandTypes::kLogical && logical);
+      JF_REQUIRE(ok, "[", op.name, "] operand ", i, " has unsupported dtype ", name(t));
+    }
+  }
+
+  Value pointwise(const Value& stated) const {
+    Value result{"", in(0).dtype, in(0).axes};
+    const size_t first = op.result == ResultRule::kSelect ? 1 : 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Value& x = in(i);
+      JF_REQUIRE(shape(x) == shape(result), "[", op.name, "] operands must have equal shapes, got ", type(0), " and ",
+                 type(i), "; broadcast them first");
+      JF_REQUIRE(i < first || x.dtype == in(first).dtype, "[", op.name, "] operands must have equal dtypes, got ",
+                 type(first), " and ", type(i), "; convert one");
+      for (size_t a = 0; a < x.axes.size(); ++a) {
+        if (x.axes[a].kind == AxisKind::kIteration) result.axes[a].kind = AxisKind::kIteration;
+      }
+    }
+    switch (op.result) {
+      case ResultRule::kSame: break;
+      case ResultRule::kPred: result.dtype = DType::kPred; break;
+      case ResultRule::kSelect:
+        JF_REQUIRE(in(0).dtype == DType::kPred, "[select] operand 0 must be pred, got ", type(0));
+        result.dtype = in(1).dtype;
+        break;
+      case ResultRule::kStated: result.dtype = stated.dtype; break;
+    }
+    if (op.kind == OpKind::kBitcast) {
+      JF_REQUIRE(size_of(result.dtype) == size_of(in(0).dtype) && result.dtype != DType::kPred,
+                 "[bitcast] needs a number of equal size, got ", name(in(0).dtype), " to ", name(result.dtype));
+    }
+    return result;
+  }
+
+  Value grouped(const Value& stated) const {
+    const Grouped& g = get<Grouped>("mode=...");
+    JF_REQUIRE(in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0), " and ",
+               type(1));
+    for (size_t i = 2; i < inputs.size(); ++i) {
+      JF_REQUIRE(in(i).dtype == DType::kS32 && in(i).axes.size() == 1, "[grouped_matmul] ",
+                 i == 2 ? "extents" : "starts", " must be s32[groups], got ", type(i));
+      JF_REQUIRE(shape(in(i)) == shape(in(2)), "[grouped_matmul] starts must have the shape of extents, got ", type(3));
+    }
+    const std::vector<int64_t> a = shape(in(0)), b = shape(in(1));
+    const int64_t groups = in(2).axes[0].extent;
+    const bool rank_ok = g.mode == GroupedMode::kRows          ? a.size() == 2 && b.size() == 3
+                         : g.mode == GroupedMode::kContraction ? a.size() == 2 && b.size() == 2
+                                                               : a.size() == 3 && b.size() == 3;
+    JF_REQUIRE(rank_ok, "[grouped_matmul] ranks do not fit the mode: lhs ", type(0), ", rhs ", type(1));
+    const int64_t k = b.size() == 3 ? b[g.transpose_rhs ? 2 : 1] : 0, n = b.back();
+    Value result{"", stated.dtype, {}};
+    const int64_t columns = b.size() == 3 && g.transpose_rhs ? b[1] : n;
+    switch (g.mode) {
+      case GroupedMode::kRows:
+        JF_REQUIRE(b[0] == groups, "[grouped_matmul] rhs has ", b[0], " groups but extents has ", groups);
+        JF_REQUIRE(a[1] == k, "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in the contracted axis");
+        result.axes = {{a[0]}, {columns}};
+        break;
+      case GroupedMode::kContraction:
+        JF_REQUIRE(a[0] == b[0], "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in rows");
+        JF_REQUIRE(!g.transpose_rhs, "[grouped_matmul] transpose_rhs does not apply to mode contraction");
+        result.axes = {{groups}, {a[1]}, {n}};
+        break;
+      case GroupedMode::kBatch:
+        JF_REQUIRE(a[0] == b[0] && a[2] == k, "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " do not fit");
+        result.axes = {{a[0]}, {a[1]}, {columns}};
+        break;
+    }
+    return result;
+  }
+};
+
+void check_name(const std::string& name, std::set<std::string>& names) {
+  JF_REQUIRE(name == identifier(name), "[verify] '", name, "' is not an identifier");
+  JF_REQUIRE(names.insert(name).second, "[verify] the name '", name, "' is defined twice");
+}
+
+}  // namespace
+
+Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& inputs, const Attribute& attribute,
+            const Value& stated) {
+  const OpInfo& op = info(kind);
+  const size_t arity = op.arity;
+  const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
+  JF_REQUIRE(inputs.size() == arity || optional_starts, "[", op.name, "] expected ", arity, " operands, got ",
+             inputs.size());
+  JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
+             kMaxRank);
+  for (const Axis& axis : stated.axes) {
+    JF_REQUIRE(axis.extent >= 0, "[", op.name, "] axis extents must not be negative, got ", axis.extent);
+  }
+  const Inference inference{fusion, op, inputs, attribute};
+  inference.check_operand_types();
+  switch (op.op_class) {
+    case OpClass::kConstant: return inference.constant(stated);
+    case OpClass::kIota: return inference.iota(stated);
+    case OpClass::kPointwise: return inference.pointwise(stated);
+    case OpClass::kGrouped: return inference.grouped(stated);
+    case OpClass::kView:
+      if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
+      return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
+  }
+  throw InternalError(__FILE__, __LINE__, "op class", std::string(op.name));
+}
+
+void verify(const Fusion& fusion) {
+  const auto count = static_cast<ValueId>(fusion.values.size());
+  auto in_range = [&](ValueId id) { return id >= 0 && id < count; };
+  std::set<std::string> names;
+  check_name(fusion.name, names);
+  std::vector<bool> defined(count, false);
+  for (ValueId id : fusion.inputs) {
+    JF_REQUIRE(in_range(id) && !defined[id], "[verify] input ", id, " is unknown or listed twice");
+    check_name(fusion.values[id].name, names);
+    defined[id] = true;
+  }
+  for (const Op& op : fusion.ops) {
+    for (ValueId id : op.inputs) {
+      JF_REQUIRE(in_range(id) && defined[id], "[verify] ", info(op.kind).name, " uses value ", id,
+                 " before it is defined");
+    }
+    JF_REQUIRE(in_range(op.output) && !defined[op.output], "[verify] value ", op.output, " is defined twice");
+    const Value& value = fusion.values[op.output];
+    check_name(value.name, names);
+    Value inferred = infer(fusion, op.kind, op.inputs, op.attribute, value);
+    inferred.name = value.name;
+    JF_REQUIRE(inferred == value, "[verify] ", value.name, " = ", info(op.kind).name, "(...) has type ",
+               print_type(inferred), ", but the fusion says ", print_type(value));
+    defined[op.output] = true;
+  }
+  JF_REQUIRE(std::find(defined.begin(), defined.end(), false) == defined.end(), "[verify] a value has no definition");
+  JF_REQUIRE(!fusion.outputs.empty(), "[verify] the fusion has no output");
+  std::set<ValueId> outputs;
+  for (ValueId id : fusion.outputs) {
+    JF_REQUIRE(in_range(id) && outputs.insert(id).second, "[verify] output ", id, " is unknown or listed twice");
+  }
+}
+
+}  // namespace jf::ir

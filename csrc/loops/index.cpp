@@ -1,0 +1,61 @@
+// Index arithmetic: building with constant folding.
+#include "base/error.h"
+#include "loops/kernel.h"
+
+namespace jf::loops {
+namespace {
+
+IndexPtr make(IndexKind kind, IndexPtr a, IndexPtr b) {
+  return std::make_shared<const Index>(Index{kind, 0, std::move(a), std::move(b)});
+}
+
+bool is_constant(const IndexPtr& index) { return index->kind == IndexKind::kConst; }
+bool is_constant(const IndexPtr& index, int64_t value) { return is_constant(index) && index->value == value; }
+
+}  // namespace
+
+IndexPtr constant(int64_t value) {
+  JF_CHECK(value >= 0, "index constant ", value, " is negative");
+  return std::make_shared<const Index>(Index{IndexKind::kConst, value, nullptr, nullptr});
+}
+
+IndexPtr variable(int64_t id) { return std::make_shared<const Index>(Index{IndexKind::kVar, id, nullptr, nullptr}); }
+
+// Constants go to the right and gather there: (x + 2) + 3 is x + 5, (x * 2) * 3 is x * 6.
+IndexPtr add(IndexPtr a, IndexPtr b) {
+  if (is_constant(a)) std::swap(a, b);
+  if (is_constant(a)) return constant(a->value + b->value);
+  if (is_constant(b, 0)) return a;
+  if (is_constant(b) && a->kind == IndexKind::kAdd && is_constant(a->b)) {
+    return add(a->a, constant(a->b->value + b->value));
+  }
+  return make(IndexKind::kAdd, std::move(a), std::move(b));
+}
+
+IndexPtr mul(IndexPtr a, IndexPtr b) {
+  if (is_constant(a)) std::swap(a, b);
+  if (is_constant(a)) return constant(a->value * b->value);
+  if (is_constant(b, 0)) return b;
+  if (is_constant(b, 1)) return a;
+  if (is_constant(b) && a->kind == IndexKind::kMul && is_constant(a->b)) {
+    return mul(a->a, constant(a->b->value * b->value));
+  }
+  return make(IndexKind::kMul, std::move(a), std::move(b));
+}
+
+IndexPtr div(IndexPtr a, IndexPtr b) {
+  JF_CHECK(!is_constant(b, 0), "index division by zero");
+  if (is_constant(b, 1) || is_constant(a, 0)) return a;
+  if (is_constant(a) && is_constant(b)) return constant(a->value / b->value);
+  return make(IndexKind::kDiv, std::move(a), std::move(b));
+}
+
+IndexPtr mod(IndexPtr a, IndexPtr b) {
+  JF_CHECK(!is_constant(b, 0), "index remainder by zero");
+  if (is_constant(b, 1)) return constant(0);
+  if (is_constant(a, 0)) return a;
+  if (is_constant(a) && is_constant(b)) return constant(a->value % b->value);
+  return make(IndexKind::kMod, std::move(a), std::move(b));
+}
+
+}  // namespace jf::loops

@@ -1,0 +1,145 @@
+#include "plan/extract.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "ir/verify.h"
+#include "schedule/axes.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Fusion;
+using ir::Op;
+using ir::Value;
+using ir::ValueId;
+
+// For each axis of a value, the axis of the segment's iteration domain that has its index; -1 where the extent is 1.
+using Place = std::vector<int>;
+
+class Extractor {
+ public:
+  Extractor(const Fusion& whole, const std::string& name) : whole_(whole) {
+    segment_.fusion.name = name;
+    names_.insert(name);
+  }
+
+  ValueId add_input(ValueId id) {
+    const auto [entry, fresh] = inputs_.emplace(id, static_cast<ValueId>(segment_.fusion.values.size()));
+    if (!fresh) return entry->second;
+    Value value = whole_.values[id];
+    for (ir::Axis& axis : value.axes) axis.kind = ir::AxisKind::kIteration;  // memory holds every element
+    add_value(std::move(value));
+    segment_.fusion.inputs.push_back(entry->second);
+    segment_.inputs.push_back(id);
+    return entry->second;
+  }
+  // Axis kinds may change, since a broadcast that comes from memory repeats nothing.
+  ValueId add_op(const Op& op, std::vector<ValueId> operands) {
+    Value value = ir::infer(segment_.fusion, op.kind, operands, op.attribute, whole_.values[op.output]);
+    value.name = whole_.values[op.output].name;
+    const ValueId result = add_value(std::move(value));
+    segment_.fusion.ops.push_back({op.kind, std::move(operands), result, op.attribute, op.label});
+    return result;
+  }
+  void add_output(ValueId of_whole, ValueId id) {
+    segment_.fusion.outputs.push_back(id);
+    segment_.outputs.push_back(of_whole);
+  }
+  Segment finish() && {
+    ir::verify(segment_.fusion);
+    return std::move(segment_);
+  }
+
+  Segment segment_;
+
+ private:
+  ValueId add_value(Value value) {
+    const std::string name = value.name;
+    for (int copy = 2; !names_.insert(value.name).second; ++copy) value.name = cat(name, "_", copy);
+    segment_.fusion.values.push_back(std::move(value));
+    return static_cast<ValueId>(segment_.fusion.values.size()) - 1;
+  }
+
+  const Fusion& whole_;
+  std::map<ValueId, ValueId> inputs_;
+  std::set<std::string> names_;
+};
+
+Place home_place(const Value& value) {
+  Place place;
+  int next = 0;
+  for (const ir::Axis& axis : value.axes) place.push_back(axis.extent == 1 ? -1 : next++);
+  return place;
+}
+
+Place operand_place(const Fusion& whole, const Op& op, size_t operand, const Place& result) {
+  Place place;
+  for (int axis : schedule::result_axes(whole, op, operand)) place.push_back(axis < 0 ? -1 : result[axis]);
+  return place;
+}
+
+}  // namespace
+
+Segment extract_pointwise(const Fusion& whole, const Draft& draft, const std::string& name) {
+  std::set<ValueId> computed;
+  for (size_t number : draft.ops) computed.insert(whole.ops[number].output);
+  // Backwards: at which places each value is needed.
+  std::map<ValueId, std::set<Place>> places;
+  std::set<ValueId> read;
+  for (ValueId id : draft.outputs) {
+    if (computed.count(id) > 0) {
+      places[id].insert(home_place(whole.values[id]));
+    } else {
+      read.insert(id);
+    }
+  }
+  for (auto number = draft.ops.rbegin(); number != draft.ops.rend(); ++number) {
+    const Op& op = whole.ops[*number];
+    for (const Place& place : places[op.output]) {
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        if (computed.count(op.inputs[i]) > 0) {
+          places[op.inputs[i]].insert(operand_place(whole, op, i, place));
+        } else {
+          read.insert(op.inputs[i]);
+        }
+      }
+    }
+  }
+
+  Extractor extractor(whole, name);
+  for (ValueId id : read) extractor.add_input(id);
+  std::map<std::pair<ValueId, Place>, ValueId> made;
+  for (size_t number : draft.ops) {
+    const Op& op = whole.ops[number];
+    for (const Place& place : places[op.output]) {
+      std::vector<ValueId> operands;
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        const ValueId id = op.inputs[i];
+        const bool here = computed.count(id) > 0;
+        operands.push_back(here ? made.at({id, operand_place(whole, op, i, place)}) : extractor.add_input(id));
+      }
+      made[{op.output, place}] = extractor.add_op(op, std::move(operands));
+    }
+  }
+  for (ValueId id : draft.outputs) {
+    const bool here = computed.count(id) > 0;
+    extractor.add_output(id, here ? made.at({id, home_place(whole.values[id])}) : extractor.add_input(id));
+  }
+  return std::move(extractor).finish();
+}
+
+Segment extract_grouped(const Fusion& whole, const Draft& draft, const std::string& name) {
+  const Op& op = whole.ops[draft.ops.front()];
+  Extractor extractor(whole, name);
+  std::vector<ValueId> operands;
+  for (ValueId id : op.inputs) operands.push_back(extractor.add_input(id));
+  extractor.add_output(op.output, extractor.add_op(op, std::move(operands)));
+  Segment segment = std::move(extractor).finish();
+  segment.inputs = op.inputs;
+  return segment;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,35 @@
+#include "plan/grouped.h"
+
+#include "base/error.h"
+
+namespace jf::plan {
+
+grouped::Problem grouped_problem(const ir::Fusion& segment) {
+  JF_CHECK(segment.ops.size() == 1 && segment.ops[0].kind == ir::OpKind::kGroupedMatmul, segment.name,
+           " is not one grouped product");
+  const ir::Op& op = segment.ops[0];
+  const auto& attribute = std::get<ir::Grouped>(op.attribute);
+  const ir::Value &lhs = segment.values[op.inputs[0]], &rhs = segment.values[op.inputs[1]];
+  const std::vector<int64_t> a = ir::shape(lhs), out = ir::shape(segment.values[op.output]);
+  grouped::Problem problem;
+  problem.groups = segment.values[op.inputs[2]].axes[0].extent;
+  problem.m = a[0];
+  problem.k = a.back();
+  problem.n = out.back();
+  problem.transpose_rhs = attribute.transpose_rhs;
+  problem.has_starts = op.inputs.size() == 4;
+  problem.lhs = lhs.dtype;
+  problem.rhs = rhs.dtype;
+  problem.out = segment.values[op.output].dtype;
+  switch (attribute.mode) {
+    case ir::GroupedMode::kRows: problem.mode = grouped::Mode::kRows; break;
+    case ir::GroupedMode::kContraction: problem.mode = grouped::Mode::kContraction; break;
+    case ir::GroupedMode::kBatch:
+      problem.mode = grouped::Mode::kBatch;
+      problem.rows = a[1];
+      break;
+  }
+  return problem;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,67 @@
+#include "plan/plan.h"
+
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "ir/text.h"
+#include "plan/extract.h"
+#include "plan/segment.h"
+
+namespace jf::plan {
+namespace {
+
+std::string_view name(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kPointwise: return "pointwise";
+    case Strategy::kGrouped: return "grouped";
+    case Strategy::kEmpty: return "empty";
+  }
+  JF_CHECK(false, "strategy ", static_cast<int>(strategy));
+}
+
+// A segment reads what earlier ones stored; the order of drafts must make it so. Adds to the reasons what comes from
+// where.
+void link(const ir::Fusion& fusion, Plan& plan) {
+  constexpr int kFromOutside = -1;
+  std::map<ir::ValueId, int> stored_by;
+  for (ir::ValueId id : fusion.inputs) stored_by[id] = kFromOutside;
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    Segment& segment = plan.segments[i];
+    for (ir::ValueId id : std::set<ir::ValueId>(segment.inputs.begin(), segment.inputs.end())) {
+      const std::string& name = fusion.values[id].name;
+      const auto from = stored_by.find(id);
+      JF_CHECK(from != stored_by.end(), "segment ", i, " reads ", name, " before it is stored\n", ir::print(fusion));
+      if (from->second != kFromOutside) segment.reason += cat("; reads ", name, " of segment ", from->second);
+    }
+    for (ir::ValueId id : segment.outputs) stored_by.emplace(id, static_cast<int>(i));
+  }
+}
+
+}  // namespace
+
+Plan plan(const ir::Fusion& fusion) {
+  Plan result;
+  for (const Draft& draft : draft_segments(fusion)) {
+    std::string segment_name = cat(fusion.name, "_", result.segments.size());
+    Segment segment =
+        draft.grouped ? extract_grouped(fusion, draft, segment_name) : extract_pointwise(fusion, draft, segment_name);
+    segment.strategy = draft.grouped ? Strategy::kGrouped : Strategy::kPointwise;
+    if (ir::elements(fusion.values[draft.outputs.front()]) == 0) segment.strategy = Strategy::kEmpty;
+    segment.reason = draft.reason;
+    result.segments.push_back(std::move(segment));
+  }
+  link(fusion, result);
+  return result;
+}
+
+std::string print(const Plan& plan) {
+  std::string text;
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    const Segment& segment = plan.segments[i];
+    text += cat("segment ", i, " ", name(segment.strategy), ": ", segment.reason, "\n", ir::print(segment.fusion));
+  }
+  return text;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,60 @@
+#include "plan/pointwise.h"
+
+#include "base/error.h"
+#include "plan/pointwise_platforms.h"
+
+namespace jf::plan {
+namespace {
+
+std::string print_list(const std::vector<int>& numbers) {
+  std::string text;
+  for (int n : numbers) text += cat(text.empty() ? "" : ",", n);
+  return cat("[", text, "]");
+}
+
+struct Printer {
+  std::string operator()(const CpuPointwise& p) const {
+    return cat("cpu collapse=", print_list(p.collapse), " lane_loop=", p.lane_loop, " lanes=", p.lanes,
+               p.tile_loop < 0 ? "" : cat(" tile_loop=", p.tile_loop, " tile=", p.tile), " tasks=", p.tasks);
+  }
+  std::string operator()(const CudaPointwise& p) const {
+    return cat("cuda collapse=", print_list(p.collapse), " lanes=", p.lanes, p.two_axes ? " two_axes" : "",
+               " threads=", p.threads, " unroll=", p.unroll);
+  }
+};
+
+struct Writer {
+  schedule::Scheduler& scheduler;
+  ir::ValueId reference;
+
+  void operator()(const CpuPointwise& p) const { schedule_cpu(scheduler, reference, p); }
+  void operator()(const CudaPointwise& p) const { schedule_cuda(scheduler, reference, p); }
+};
+
+}  // namespace
+
+PointwiseParameters propose(const ir::Fusion& segment, const Target& target) {
+  const Traffic facts = traffic(segment);
+  if (target.platform == Platform::kCpu) return propose_cpu(facts, target);
+  return propose_cuda(facts, target);
+}
+
+std::string print(const PointwiseParameters& parameters) { return std::visit(Printer{}, parameters); }
+
+schedule::Schedule pointwise_schedule(const ir::Fusion& segment, const PointwiseParameters& parameters) {
+  const ir::ValueId reference = segment.outputs.front();
+  schedule::Scheduler scheduler(segment);
+  std::visit(Writer{scheduler, reference}, parameters);
+  scheduler.transform_like(reference);
+  scheduler.parallelize_like(reference);
+  scheduler.inline_most();
+  return scheduler.schedule();
+}
+
+void collapse(schedule::Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes) {
+  for (size_t loop = 0; loop < axes.size(); ++loop) {
+    for (int i = 1; i < axes[loop]; ++i) scheduler.merge(reference, static_cast<int>(loop));
+  }
+}
+
+}  // namespace jf::plan

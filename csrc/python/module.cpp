@@ -1,0 +1,204 @@
+// jax_fuser._core: the same names as in C++, no algorithm here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "base/error.h"
+#include "base/target.h"
+#include "ffi/handlers.h"
+#include "host/counters.h"
+#include "host/stages.h"
+#include "ir/build.h"
+#include "ir/text.h"
+#include "runtime/driver.h"
+#include "runtime/host_compiler.h"
+#include "runtime/nvrtc.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace jf::python {
+namespace {
+
+ir::OpKind pointwise_op(const std::string& name) {
+  const ir::OpInfo* found = ir::find_op(name);
+  JF_REQUIRE(found, "[pointwise] unknown op '", name, "'; csrc/ir/ops.def lists them");
+  return found->kind;
+}
+
+ir::GroupedMode grouped_mode(const std::string& name) {
+  if (name == "rows") return ir::GroupedMode::kRows;
+  if (name == "contraction") return ir::GroupedMode::kContraction;
+  JF_REQUIRE(name == "batch", "[grouped_matmul] mode must be rows, contraction or batch, got '", name, "'");
+  return ir::GroupedMode::kBatch;
+}
+
+ir::Constant constant(DType dtype, nb::handle value) {
+  if (is_float(dtype)) return {nb::cast<double>(value)};
+  if (nb::isinstance<nb::bool_>(value)) return {static_cast<int64_t>(nb::cast<bool>(value))};
+  if (dtype == DType::kU64) return {static_cast<int64_t>(nb::cast<uint64_t>(value))};
+  return {nb::cast<int64_t>(value)};
+}
+
+void bind_builder(nb::module_& m) {
+  using ir::Builder;
+  nb::class_<Builder>(m, "Builder", "Builds a fusion op by op; values are numbers.")
+      .def(nb::init<std::string>(), "name"_a)
+      .def(
+          "input",
+          [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
+            return b.input(name, parse_dtype(dtype), shape);
+          },
+          "name"_a, "dtype"_a, "shape"_a)
+      .def(
+          "constant",
+          [](Builder& b, const std::string& dtype, nb::handle value) {
+            const DType t = parse_dtype(dtype);
+            return b.constant(t, constant(t, value));
+          },
+          "dtype"_a, "value"_a)
+      .def(
+          "iota",
+          [](Builder& b, const std::string& dtype, const std::vector<int64_t>& shape, int64_t dim) {
+            return b.iota(parse_dtype(dtype), shape, dim);
+          },
+          "dtype"_a, "shape"_a, "dim"_a)
+      .def(
+          "pointwise",
+          [](Builder& b, const std::string& op, const std::vector<ir::ValueId>& inputs, const std::string& label) {
+            return b.pointwise(pointwise_op(op), inputs, label);
+          },
+          "op"_a, "inputs"_a, "label"_a = "")
+      .def(
+          "convert",
+          [](Builder& b, ir::ValueId value, const std::string& dtype, const std::string& label) {
+            return b.convert(value, parse_dtype(dtype), label);
+          },
+          "value"_a, "dtype"_a, "label"_a = "")
+      .def(
+          "bitcast",
+          [](Builder& b, ir::ValueId value, const std::string& dtype, const std::string& label) {
+            return b.bitcast(value, parse_dtype(dtype), label);
+          },
+          "value"_a, "dtype"_a, "label"_a = "")
+      .def(
+          "broadcast",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
+            return b.broadcast(value, shape, dims);
+          },
+          "value"_a, "shape"_a, "dims"_a)
+      .def(
+          "transpose",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& permutation) {
+            return b.transpose(value, permutation);
+          },
+          "value"_a, "permutation"_a)
+      .def(
+          "squeeze",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
+          "value"_a, "dims"_a)
+      .def(
+          "grouped_matmul",
+          [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
+             const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label) {
+            const std::vector<ir::ValueId> optional_starts =
+                starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
+            return b.grouped_matmul(lhs, rhs, extents, optional_starts, {grouped_mode(mode), transpose_rhs},
+                                    parse_dtype(dtype), label);
+          },
+          "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
+      .def("output", &Builder::output, "value"_a)
+      .def(
+          "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
+}
+
+void bind_targets(nb::module_& m) {
+  m.def("host_target", [] { return print(host_target()); });
+  m.def(
+      "cuda_target",
+      [](int device) -> std::optional<std::string> {
+        const std::optional<Target> target = runtime::cuda_target(device);
+        if (!target) return std::nullopt;
+        return print(*target);
+      },
+      "device"_a, "The target of a CUDA device, or None without a driver or device.");
+  m.def(
+      "cuda_target_for", [](int compute_capability) { return print(cuda_target_for(compute_capability)); },
+      "compute_capability"_a, "A target for a CUDA device that is not here, for export and for compiling in CI.");
+  using Found = std::pair<std::optional<std::string>, std::string>;
+  m.def(
+      "host_compiler",
+      [] {
+        std::string reason;
+        if (const auto found = runtime::find_host_compiler(&reason)) return Found(found->command[0], found->version);
+        return Found(std::nullopt, reason);
+      },
+      "(path, version), or (None, why there is none).");
+  m.def(
+      "nvrtc",
+      [] {
+        std::string reason;
+        if (const auto found = runtime::find_nvrtc(&reason)) {
+          return Found(found->path, cat("NVRTC ", found->major, ".", found->minor));
+        }
+        return Found(std::nullopt, reason);
+      },
+      "(path, version), or (None, why there is none).");
+  m.def("set_zig", &runtime::set_zig, "path"_a);
+  m.def("add_nvrtc_dir", &runtime::add_nvrtc_dir, "path"_a);
+}
+
+void bind_programs(nb::module_& m) {
+  using release = nb::call_guard<nb::gil_scoped_release>;
+  m.def("identifier", [](const std::string& text) { return ir::identifier(text); }, "text"_a);
+  m.def("validate", [](const std::string& program) { ir::parse(program); }, "program"_a);
+  m.def("stages", &host::stages, "program"_a, "target"_a, release());
+  m.def("workspace_bytes", &host::workspace_bytes, "program"_a, "target"_a, release());
+  m.def(
+      "compile_cuda",
+      [](const std::string& program, const std::string& target) {
+        std::vector<host::CompiledSource> compiled;
+        {
+          nb::gil_scoped_release unlocked;
+          compiled = host::compile_cuda(program, target);
+        }
+        nb::list result;
+        for (const host::CompiledSource& c : compiled) {
+          result.append(nb::make_tuple(c.entry, c.source, nb::bytes(c.binary.data(), c.binary.size())));
+        }
+        return result;
+      },
+      "program"_a, "target"_a, "[(entry, source, cubin)] of every kernel, compiled without a driver.");
+  m.def("counters", &host::counters);
+}
+
+nb::dict handlers(const std::string& platform) {
+  JF_REQUIRE(platform == "cpu" || platform == "cuda", "[handlers] platform must be cpu or cuda, got '", platform, "'");
+  const ffi::Handlers h = platform == "cpu" ? ffi::cpu_handlers() : ffi::cuda_handlers();
+  nb::dict result;
+  auto add = [&](const char* stage, ffi::Handler handler) {
+    if (handler) result[stage] = nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  add("instantiate", h.instantiate);
+  add("initialize", h.initialize);
+  add("execute", h.execute);
+  return result;
+}
+
+}  // namespace
+}  // namespace jf::python
+
+NB_MODULE(_core, m) {
+  m.doc() = "The compiler core of jax_fuser. Use the names of the jax_fuser package instead.";
+  nb::exception<jf::UserError>(m, "UserError", PyExc_ValueError);
+  nb::exception<jf::InternalError>(m, "InternalError", PyExc_RuntimeError);
+  m.attr("ABI") = jf::ffi::kAbi;
+  jf::python::bind_builder(m);
+  jf::python::bind_targets(m);
+  jf::python::bind_programs(m);
+  m.def("handlers", &jf::python::handlers, "platform"_a);
+}

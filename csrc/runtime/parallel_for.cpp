@@ -1,0 +1,67 @@
+#include "runtime/parallel_for.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+namespace jf::runtime {
+namespace {
+
+// Shared with helpers, which may start long after the caller has returned: they then find no task left and touch
+// nothing else, so `fn` need not outlive the loop.
+struct Loop {
+  Loop(int64_t tasks, const std::function<void(int64_t, int)>& fn) : tasks(tasks), fn(&fn) {}
+
+  const int64_t tasks;
+  const std::function<void(int64_t, int)>* const fn;
+  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::atomic<bool> failed{false};
+  std::mutex mutex;
+  std::condition_variable all_done;
+  std::exception_ptr error;
+
+  void work(int worker) {
+    for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
+      if (!failed.load(std::memory_order_relaxed)) run(task, worker);
+      if (done.fetch_add(1) + 1 == tasks) {
+        std::lock_guard lock(mutex);
+        all_done.notify_all();
+      }
+    }
+  }
+
+  void run(int64_t task, int worker) {
+    try {
+      (*fn)(task, worker);
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+      failed.store(true, std::memory_order_relaxed);
+    }
+  }
+};
+
+}  // namespace
+
+void parallel_for(const Pool& pool, int64_t tasks, const std::function<void(int64_t task, int worker)>& fn) {
+  if (tasks <= 1 || pool.threads <= 1) {
+    for (int64_t task = 0; task < tasks; ++task) fn(task, 0);
+    return;
+  }
+  auto loop = std::make_shared<Loop>(tasks, fn);
+  const int helpers = static_cast<int>(std::min<int64_t>(pool.threads - 1, tasks - 1));
+  for (int worker = 1; worker <= helpers; ++worker) {
+    pool.schedule([loop, worker] { loop->work(worker); });
+  }
+  loop->work(0);
+  std::unique_lock lock(loop->mutex);
+  loop->all_done.wait(lock, [&] { return loop->done.load() == tasks; });
+  // Moved out, so that a late helper never destroys the exception that the caller handles.
+  if (std::exception_ptr error = std::move(loop->error)) std::rethrow_exception(error);
+}
+
+}  // namespace jf::runtime

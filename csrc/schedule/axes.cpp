@@ -1,0 +1,112 @@
+#include "schedule/axes.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace jf::schedule {
+namespace {
+
+std::string list(const AxisTree& tree) {
+  std::string text;
+  for (int node : tree.loop) text += cat(text.empty() ? "" : ",", tree.extents[node]);
+  return cat("[", text, "]");
+}
+
+struct Applier {
+  AxisTree& tree;
+  const std::string& value;
+
+  int add(int64_t extent) {
+    tree.extents.push_back(extent);
+    return static_cast<int>(tree.extents.size()) - 1;
+  }
+  int rank() const { return static_cast<int>(tree.loop.size()); }
+  void require_axis(const char* call, int axis, int count) const {
+    JF_REQUIRE(axis >= 0 && axis <= rank() - count, "[", call, "] ", value, " has loop axes ", list(tree), "; axis ",
+               axis, count == 2 ? " and the next one are not among them" : " is not among them");
+  }
+
+  void operator()(const Split& s) {
+    require_axis("split", s.axis, 1);
+    JF_REQUIRE(s.factor > 0, "[split] axis ", s.axis, " of ", value, ": expected a positive factor, got ", s.factor);
+    const int input = tree.loop[s.axis];
+    const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
+    const int outer = add(s.inner ? quotient : s.factor), inner = add(s.inner ? s.factor : quotient);
+    tree.steps.push_back(SplitStep{input, outer, inner});
+    tree.loop[s.axis] = outer;
+    tree.loop.insert(tree.loop.begin() + s.axis + 1, inner);
+  }
+  void operator()(const Merge& m) {
+    require_axis("merge", m.axis, 2);
+    const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
+    const int output = add(tree.extents[outer] * tree.extents[inner]);
+    tree.steps.push_back(MergeStep{outer, inner, output});
+    tree.loop[m.axis] = output;
+    tree.loop.erase(tree.loop.begin() + m.axis + 1);
+  }
+  void operator()(const Reorder& r) {
+    std::vector<int> sorted = r.order;
+    std::sort(sorted.begin(), sorted.end());
+    bool permutation = static_cast<int>(sorted.size()) == rank();
+    for (int i = 0; permutation && i < rank(); ++i) permutation = sorted[i] == i;
+    JF_REQUIRE(permutation, "[reorder] ", value, " has ", rank(), " loop axes ", list(tree),
+               "; the order must name each of them once");
+    const std::vector<int> old = tree.loop;
+    for (int i = 0; i < rank(); ++i) tree.loop[i] = old[r.order[i]];
+  }
+  void operator()(const Insert& i) {
+    JF_REQUIRE(i.axis >= 0 && i.axis <= rank(), "[insert] ", value, " has loop axes ", list(tree),
+               "; a new axis cannot stand at ", i.axis);
+    const int output = add(i.extent);
+    tree.steps.push_back(InsertStep{output, i.like, i.like_axis});
+    tree.loop.insert(tree.loop.begin() + i.axis, output);
+  }
+  void operator()(const Drop& d) {
+    require_axis("drop", d.axis, 1);
+    const int node = tree.loop[d.axis];
+    JF_REQUIRE(tree.extents[node] == 1, "[drop] axis ", d.axis, " of ", value, " has extent ", tree.extents[node],
+               "; only an axis of extent 1 can go");
+    tree.dropped.push_back(node);
+    tree.loop.erase(tree.loop.begin() + d.axis);
+  }
+};
+
+}  // namespace
+
+void apply(AxisTree& tree, const Transform& transform, const std::string& value) {
+  std::visit(Applier{tree, value}, transform);
+}
+
+AxisTree replay(const Domain& domain, const std::string& value) {
+  AxisTree tree;
+  tree.extents = domain.logical;
+  for (size_t i = 0; i < domain.logical.size(); ++i) tree.loop.push_back(static_cast<int>(i));
+  for (const Transform& transform : domain.transforms) apply(tree, transform, value);
+  return tree;
+}
+
+std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
+  const std::vector<ir::Axis>& from = fusion.values[op.inputs[operand]].axes;
+  const std::vector<ir::Axis>& to = fusion.values[op.output].axes;
+  std::vector<int> axes(from.size(), -1);
+  const ir::Dims* dims = std::get_if<ir::Dims>(&op.attribute);
+  if (op.kind == ir::OpKind::kBroadcast) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (from[i].extent == to[dims->dims[i]].extent) axes[i] = static_cast<int>(dims->dims[i]);
+    }
+  } else if (op.kind == ir::OpKind::kTranspose) {
+    for (size_t i = 0; i < to.size(); ++i) axes[dims->dims[i]] = static_cast<int>(i);
+  } else if (op.kind == ir::OpKind::kSqueeze) {
+    int next = 0;
+    for (size_t i = 0; i < from.size(); ++i) {
+      const bool gone = std::find(dims->dims.begin(), dims->dims.end(), static_cast<int64_t>(i)) != dims->dims.end();
+      if (!gone) axes[i] = next++;
+    }
+  } else if (ir::info(op.kind).op_class == ir::OpClass::kPointwise) {
+    for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
+  }
+  return axes;
+}
+
+}  // namespace jf::schedule

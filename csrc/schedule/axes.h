@@ -1,0 +1,45 @@
+// The axes of one scheduled value: its logical axes and all that transforms made of them, as a forest.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace jf::schedule {
+
+// Nodes are numbered: logical axes first, then in the order in which transforms make them.
+struct SplitStep {
+  int input, outer, inner;
+};
+struct MergeStep {
+  int outer, inner, output;
+};
+struct InsertStep {
+  int output;
+  ValueId like;
+  int like_axis;
+};
+using Step = std::variant<SplitStep, MergeStep, InsertStep>;
+
+struct AxisTree {
+  std::vector<int64_t> extents;  // by node
+  std::vector<Step> steps;       // in the order of the transforms
+  std::vector<int> dropped;      // nodes of extent 1 without a loop
+  std::vector<int> loop;         // nodes of the loop axes, outermost first
+};
+
+// Applies the transforms to the logical axes. Throws UserError, naming `value`, for one that does not apply.
+AxisTree replay(const Domain& domain, const std::string& value);
+// Applies one more transform.
+void apply(AxisTree& tree, const Transform& transform, const std::string& value);
+
+// Throws UserError unless the loop axes can have their parallel types together.
+void check_parallel(const Domain& domain, const std::string& value);
+// How many outer loop axes of two domains agree in extent and parallel type.
+int common_loops(const Domain& a, const Domain& b);
+
+// For each axis of the operand, the axis of the op's result that has the same index, or -1.
+std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
+
+}  // namespace jf::schedule

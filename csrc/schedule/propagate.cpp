@@ -1,0 +1,224 @@
+// Calls that carry one value's loops to others: transform_like, parallelize_like, inline_at, inline_most.
+#include <algorithm>
+#include <optional>
+#include <queue>
+
+#include "base/error.h"
+#include "ir/text.h"
+#include "schedule/axes.h"
+#include "schedule/schedule.h"
+
+namespace jf::schedule {
+namespace {
+
+// For each logical axis of a value, the reference's axis that has the same index, or -1.
+using Alignment = std::vector<int>;
+
+std::vector<bool> flags(const ir::Fusion& fusion, const std::vector<ValueId>& ids) {
+  std::vector<bool> set(fusion.values.size(), false);
+  for (ValueId id : ids) set[id] = true;
+  return set;
+}
+
+// For an output that no op connects with the reference: axes longer than 1 correspond in order. Nothing where they do
+// not.
+std::optional<Alignment> align_by_position(const std::vector<int64_t>& extents, const std::vector<int64_t>& reference) {
+  Alignment alignment;
+  size_t next = 0;
+  for (int64_t extent : extents) {
+    while (extent != 1 && next < reference.size() && reference[next] == 1) ++next;
+    const bool fits = extent == 1 || (next < reference.size() && reference[next] == extent);
+    if (!fits) return std::nullopt;
+    alignment.push_back(extent == 1 ? -1 : static_cast<int>(next++));
+  }
+  while (next < reference.size() && reference[next] == 1) ++next;
+  return next == reference.size() ? std::optional(alignment) : std::nullopt;
+}
+
+// How a value stands to the reference. `anchor` is the reference or the output that leads to it by position.
+struct Found {
+  Alignment alignment;
+  ValueId anchor;
+};
+
+// Walks from the reference through ops in both directions, the path that keeps most axes first. It does not pass from
+// one consumer of an input to another, since they may read it at different places.
+class Aligner {
+ public:
+  Aligner(const ir::Fusion& fusion, ValueId reference) : fusion_(fusion), found_(fusion.values.size()) {
+    const std::vector<bool> is_input = flags(fusion, fusion.inputs);
+    std::vector<std::vector<int>> uses(fusion.values.size());
+    std::vector<int> definition(fusion.values.size(), -1);
+    for (size_t i = 0; i < fusion.ops.size(); ++i) {
+      definition[fusion.ops[i].output] = static_cast<int>(i);
+      for (ValueId id : fusion.ops[i].inputs) uses[id].push_back(static_cast<int>(i));
+    }
+    auto walk = [&] {
+      while (!queue_.empty()) {
+        const Candidate best = queue_.top();
+        queue_.pop();
+        if (found_[best.value]) continue;
+        found_[best.value] = best.found;
+        if (definition[best.value] >= 0) to_operands(fusion.ops[definition[best.value]], best.found);
+        if (is_input[best.value]) continue;
+        for (int use : uses[best.value]) to_result(fusion.ops[use], best);
+      }
+    };
+    Alignment identity;
+    for (size_t i = 0; i < fusion.values[reference].axes.size(); ++i) identity.push_back(static_cast<int>(i));
+    push(reference, {std::move(identity), reference});
+    walk();
+    for (ValueId id : fusion.outputs) {
+      if (found_[id]) continue;
+      auto by_position = align_by_position(ir::shape(fusion.values[id]), ir::shape(fusion.values[reference]));
+      if (by_position) push(id, {std::move(*by_position), id});
+      walk();
+    }
+  }
+
+  const std::optional<Found>& operator[](ValueId value) const { return found_[value]; }
+
+ private:
+  struct Candidate {
+    int mapped;
+    int64_t order;
+    ValueId value;
+    Found found;
+    // The queue gives the greatest first.
+    bool operator<(const Candidate& other) const {
+      return mapped != other.mapped ? mapped < other.mapped : order > other.order;
+    }
+  };
+
+  void push(ValueId value, Found found) {
+    if (found_[value]) return;
+    int mapped = 0;
+    for (size_t i = 0; i < found.alignment.size(); ++i) {
+      const int axis = found.alignment[i];
+      if (axis < 0 && fusion_.values[value].axes[i].extent != 1) return;  // its place in the loops would be a guess
+      mapped += axis >= 0;
+    }
+    queue_.push({mapped, pushed_++, value, std::move(found)});
+  }
+  void to_operands(const ir::Op& op, const Found& result) {
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      Alignment operand;
+      for (int axis : result_axes(fusion_, op, i)) operand.push_back(axis < 0 ? -1 : result.alignment[axis]);
+      push(op.inputs[i], {std::move(operand), result.anchor});
+    }
+  }
+  void to_result(const ir::Op& op, const Candidate& from) {
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      if (op.inputs[i] != from.value) continue;
+      Alignment result(fusion_.values[op.output].axes.size(), -1);
+      const std::vector<int> axes = result_axes(fusion_, op, i);
+      for (size_t a = 0; a < axes.size(); ++a) {
+        if (axes[a] >= 0) result[axes[a]] = from.found.alignment[a];
+      }
+      push(op.output, {std::move(result), from.found.anchor});
+    }
+  }
+
+  const ir::Fusion& fusion_;
+  std::vector<std::optional<Found>> found_;
+  std::priority_queue<Candidate> queue_;
+  int64_t pushed_ = 0;
+};
+
+// The transforms that give a value the loop axes that the reference has before its own transforms.
+std::vector<Transform> align(const Alignment& alignment, const std::vector<Insert>& axes_to_insert) {
+  const int rank = static_cast<int>(alignment.size());
+  std::vector<int> order;
+  std::vector<bool> present(axes_to_insert.size(), false);
+  for (int i = 0; i < rank; ++i) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return static_cast<unsigned>(alignment[a]) < static_cast<unsigned>(alignment[b]);  // -1 goes last
+  });
+  std::vector<Transform> transforms;
+  if (!std::is_sorted(order.begin(), order.end())) transforms.push_back(Reorder{order});
+  for (int i = rank - 1; i >= 0; --i) {
+    if (alignment[order[i]] < 0) {
+      transforms.push_back(Drop{i});
+    } else {
+      present[alignment[order[i]]] = true;
+    }
+  }
+  for (size_t axis = 0; axis < axes_to_insert.size(); ++axis) {
+    if (!present[axis]) transforms.push_back(axes_to_insert[axis]);
+  }
+  return transforms;
+}
+
+// What stands for each axis of the reference where a value lacks it: an axis of the value's anchor, which its consumers
+// have.
+std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId reference, const Found& anchor) {
+  std::vector<Insert> inserts;
+  for (size_t i = 0; i < extents.size(); ++i) {
+    const int axis = static_cast<int>(i);
+    const auto own = std::find(anchor.alignment.begin(), anchor.alignment.end(), axis);
+    const bool has = own != anchor.alignment.end();
+    inserts.push_back({axis, has ? anchor.anchor : reference,
+                       has ? static_cast<int>(own - anchor.alignment.begin()) : axis, extents[i]});
+  }
+  return inserts;
+}
+
+}  // namespace
+
+void Scheduler::transform_like(ValueId reference) {
+  const Domain like = domain(reference, "transform_like");
+  const Aligner aligner(fusion_, reference);
+  const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
+  Schedule changed = schedule_;
+  for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
+    if (id == reference || (is_input[id] && !is_output[id])) continue;
+    Domain& domain = changed.domains[id];
+    const std::optional<Found>& found = aligner[id];
+    JF_REQUIRE(found.has_value(), "[transform_like] ", fusion_.values[id].name, " (",
+               ir::print_type(fusion_.values[id]), ") shares no axes with ", fusion_.values[reference].name, " (",
+               ir::print_type(fusion_.values[reference]), "); schedule it by itself");
+    domain.transforms = align(found->alignment, axes_to_insert(like.logical, reference, *aligner[found->anchor]));
+    domain.transforms.insert(domain.transforms.end(), like.transforms.begin(), like.transforms.end());
+    domain.loop.assign(like.loop.size(), LoopAxis{});
+    for (size_t i = 0; i < like.loop.size(); ++i) domain.loop[i].extent = like.loop[i].extent;
+    domain.inline_at = 0;
+  }
+  schedule_ = std::move(changed);
+}
+
+void Scheduler::parallelize_like(ValueId reference) {
+  const std::vector<LoopAxis> like = domain(reference, "parallelize_like").loop;
+  const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
+  for (size_t id = 0; id < schedule_.domains.size(); ++id) {
+    Domain& domain = schedule_.domains[id];
+    if (is_input[id] && !is_output[id]) continue;
+    const bool same = std::equal(domain.loop.begin(), domain.loop.end(), like.begin(), like.end(),
+                                 [](const LoopAxis& a, const LoopAxis& b) { return a.extent == b.extent; });
+    if (!same || domain.loop == like) continue;
+    domain.loop = like;
+    domain.inline_at = 0;
+  }
+}
+
+int Scheduler::common_loops(ValueId value) const {
+  const Domain& domain = schedule_.domains[value];
+  int common = consumers_[value].empty() ? 0 : static_cast<int>(domain.loop.size());
+  for (ValueId consumer : consumers_[value]) {
+    common = std::min(common, schedule::common_loops(domain, schedule_.domains[consumer]));
+  }
+  return common;
+}
+
+void Scheduler::inline_at(ValueId value, int position) {
+  Domain& target = domain(value, "inline_at");
+  const int common = common_loops(value);
+  JF_REQUIRE(position >= 0 && position <= common, "[inline_at] ", fusion_.values[value].name, " agrees in ", common,
+             " outer loop axes with its consumers; expected a position in [0, ", common, "], got ", position);
+  target.inline_at = position;
+}
+
+void Scheduler::inline_most() {
+  for (const ir::Op& op : fusion_.ops) schedule_.domains[op.output].inline_at = common_loops(op.output);
+}
+
+}  // namespace jf::schedule

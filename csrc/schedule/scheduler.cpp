@@ -1,0 +1,117 @@
+// The calls that change one value's domain.
+#include "base/error.h"
+#include "schedule/axes.h"
+#include "schedule/schedule.h"
+
+namespace jf::schedule {
+namespace {
+
+// Parallel types follow their axes; an axis that a transform takes apart must not have one yet.
+struct ParallelMover {
+  std::vector<LoopAxis>& loop;
+  const std::string& value;
+
+  void require_serial(const char* call, int axis) const {
+    JF_REQUIRE(loop[axis].parallel == Parallel::kSerial, "[", call, "] axis ", axis, " of ", value, " is already ",
+               name(loop[axis].parallel), "; transform axes before parallelizing them");
+  }
+  void operator()(const Split& s) const {
+    require_serial("split", s.axis);
+    loop.insert(loop.begin() + s.axis, LoopAxis{});
+  }
+  void operator()(const Merge& m) const {
+    require_serial("merge", m.axis);
+    require_serial("merge", m.axis + 1);
+    loop.erase(loop.begin() + m.axis);
+  }
+  void operator()(const Reorder& r) const {
+    const std::vector<LoopAxis> old = loop;
+    for (size_t i = 0; i < old.size(); ++i) loop[i] = old[r.order[i]];
+  }
+  void operator()(const Insert& i) const { loop.insert(loop.begin() + i.axis, LoopAxis{}); }
+  void operator()(const Drop& d) const {
+    require_serial("drop", d.axis);
+    loop.erase(loop.begin() + d.axis);
+  }
+};
+
+}  // namespace
+
+Schedule unscheduled(const ir::Fusion& fusion) {
+  Schedule schedule;
+  for (const ir::Value& value : fusion.values) {
+    Domain domain;
+    domain.logical = ir::shape(value);
+    for (int64_t extent : domain.logical) domain.loop.push_back({extent});
+    schedule.domains.push_back(std::move(domain));
+  }
+  return schedule;
+}
+
+Scheduler::Scheduler(const ir::Fusion& fusion) : Scheduler(fusion, unscheduled(fusion)) {}
+
+Scheduler::Scheduler(const ir::Fusion& fusion, Schedule start)
+    : fusion_(fusion), consumers_(fusion.values.size()), schedule_(std::move(start)) {
+  verify(fusion, schedule_);
+  for (const ir::Op& op : fusion.ops) {
+    for (ValueId id : op.inputs) consumers_[id].push_back(op.output);
+  }
+}
+
+Domain& Scheduler::domain(ValueId value, const char* call) {
+  JF_REQUIRE(value >= 0 && value < static_cast<ValueId>(schedule_.domains.size()), "[", call, "] unknown value ", value,
+             "; the fusion has ", schedule_.domains.size(), " values");
+  return schedule_.domains[value];
+}
+
+int Scheduler::checked_axis(ValueId value, int axis, const char* call) const {
+  const int rank = static_cast<int>(schedule_.domains[value].loop.size());
+  const int positive = axis < 0 ? axis + rank : axis;
+  JF_REQUIRE(positive >= 0 && positive < rank, "[", call, "] ", fusion_.values[value].name, " has ", rank,
+             " loop axes; expected an axis in [", -rank, ", ", rank, "), got ", axis);
+  return positive;
+}
+
+void Scheduler::apply(ValueId value, const Transform& transform) {
+  const std::string& name = fusion_.values[value].name;
+  Domain changed = schedule_.domains[value];
+  AxisTree tree = replay(changed, name);
+  schedule::apply(tree, transform, name);
+  std::visit(ParallelMover{changed.loop, name}, transform);
+  for (size_t i = 0; i < tree.loop.size(); ++i) changed.loop[i].extent = tree.extents[tree.loop[i]];
+  check_parallel(changed, name);
+  changed.transforms.push_back(transform);
+  changed.inline_at = 0;
+  schedule_.domains[value] = std::move(changed);
+}
+
+void Scheduler::split(ValueId value, int axis, int64_t factor, bool inner) {
+  domain(value, "split");
+  apply(value, Split{checked_axis(value, axis, "split"), factor, inner});
+}
+
+void Scheduler::merge(ValueId value, int axis) {
+  domain(value, "merge");
+  apply(value, Merge{checked_axis(value, axis, "merge")});
+}
+
+void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
+  domain(value, "reorder");
+  std::vector<int> positive;
+  bool identity = true;
+  for (int axis : order) {
+    identity = identity && axis == static_cast<int>(positive.size());
+    positive.push_back(checked_axis(value, axis, "reorder"));
+  }
+  if (!identity || order.size() != schedule_.domains[value].loop.size()) apply(value, Reorder{std::move(positive)});
+}
+
+void Scheduler::parallelize(ValueId value, int axis, Parallel parallel) {
+  Domain changed = domain(value, "parallelize");
+  changed.loop[checked_axis(value, axis, "parallelize")].parallel = parallel;
+  changed.inline_at = 0;
+  check_parallel(changed, fusion_.values[value].name);
+  schedule_.domains[value] = std::move(changed);
+}
+
+}  // namespace jf::schedule

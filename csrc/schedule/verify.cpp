@@ -1,0 +1,77 @@
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "ir/text.h"
+#include "schedule/axes.h"
+#include "schedule/schedule.h"
+
+namespace jf::schedule {
+namespace {
+
+constexpr int64_t kMaxVector = 64;
+
+bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+}  // namespace
+
+void check_parallel(const Domain& domain, const std::string& value) {
+  std::array<int, 6> count{};
+  const int rank = static_cast<int>(domain.loop.size());
+  for (int i = 0; i < rank; ++i) {
+    const auto [extent, parallel] = domain.loop[i];
+    const bool repeats = parallel == Parallel::kSerial || parallel == Parallel::kUnroll;
+    JF_REQUIRE(++count[static_cast<size_t>(parallel)] == 1 || repeats, "[parallelize] ", value, " has a second ",
+               name(parallel), " axis, ", i, "; merge the two first");
+    if (parallel == Parallel::kVector) {
+      JF_REQUIRE(i + 1 == rank, "[parallelize] axis ", i, " of ", value, " of ", rank,
+                 ": only the innermost axis can be vector; reorder first");
+      JF_REQUIRE(is_power_of_two(extent) && extent <= kMaxVector, "[parallelize] axis ", i, " of ", value,
+                 " has extent ", extent, "; a vector axis needs a power of two up to ", kMaxVector, ", split first");
+    }
+  }
+}
+
+int common_loops(const Domain& a, const Domain& b) {
+  const auto [end_a, end_b] = std::mismatch(a.loop.begin(), a.loop.end(), b.loop.begin(), b.loop.end());
+  return static_cast<int>(end_a - a.loop.begin());
+}
+
+void verify(const ir::Fusion& fusion, const Schedule& schedule) {
+  JF_REQUIRE(schedule.domains.size() == fusion.values.size(), "[schedule] expected a domain for each of the ",
+             fusion.values.size(), " values of ", fusion.name, ", got ", schedule.domains.size());
+  for (size_t id = 0; id < fusion.values.size(); ++id) {
+    const Domain& domain = schedule.domains[id];
+    const std::string& value = fusion.values[id].name;
+    JF_REQUIRE(domain.logical == ir::shape(fusion.values[id]), "[schedule] ", value,
+               " has other axes in the schedule than in the fusion, where it is ", ir::print_type(fusion.values[id]));
+    for (const Transform& transform : domain.transforms) {
+      const Insert* insert = std::get_if<Insert>(&transform);
+      if (insert == nullptr) continue;
+      const bool known = insert->like >= 0 && insert->like < static_cast<ValueId>(fusion.values.size()) &&
+                         insert->like_axis >= 0 &&
+                         insert->like_axis < static_cast<int>(fusion.values[insert->like].axes.size());
+      JF_REQUIRE(known && fusion.values[insert->like].axes[insert->like_axis].extent == insert->extent, "[insert] ",
+                 value, ": value ", insert->like, " has no axis ", insert->like_axis, " of extent ", insert->extent);
+    }
+    const AxisTree tree = replay(domain, value);
+    bool same = tree.loop.size() == domain.loop.size();
+    for (size_t i = 0; same && i < tree.loop.size(); ++i) same = tree.extents[tree.loop[i]] == domain.loop[i].extent;
+    JF_REQUIRE(same, "[schedule] the loop axes of ", value, " are not what its transforms give");
+    check_parallel(domain, value);
+    JF_REQUIRE(domain.inline_at >= 0 && domain.inline_at <= static_cast<int>(domain.loop.size()), "[inline_at] ", value,
+               " has ", domain.loop.size(), " loop axes; cannot inline at ", domain.inline_at);
+  }
+  for (const ir::Op& op : fusion.ops) {
+    for (ValueId id : op.inputs) {
+      const Domain& domain = schedule.domains[id];
+      if (domain.inline_at == 0) continue;
+      const int common = common_loops(domain, schedule.domains[op.output]);
+      JF_REQUIRE(domain.inline_at <= common, "[inline_at] ", fusion.values[id].name, " is inlined at ",
+                 domain.inline_at, " but agrees only in ", common, " loop axes with its consumer ",
+                 fusion.values[op.output].name);
+    }
+  }
+}
+
+}  // namespace jf::schedule

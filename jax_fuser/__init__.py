@@ -1,0 +1,31 @@
+"""Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
+
+from . import _ffi, moe, nested
+from ._core import InternalError, UserError
+from ._doctor import counters, doctor
+from ._explain import explain
+from ._fuse import fuse
+from ._grouped_matmul import grouped_matmul, ragged_dot, ragged_dot_general
+from ._nested import NestedTensor, as_flattened, as_nested, debug_checks
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "InternalError",
+    "NestedTensor",
+    "UserError",
+    "as_flattened",
+    "as_nested",
+    "counters",
+    "debug_checks",
+    "doctor",
+    "explain",
+    "fuse",
+    "grouped_matmul",
+    "moe",
+    "nested",
+    "ragged_dot",
+    "ragged_dot_general",
+]
+
+_ffi.register()

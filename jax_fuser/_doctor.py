@@ -1,0 +1,71 @@
+"""What this machine has: targets, compilers, and what each kind of program would run on."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+import jax
+
+from . import _core, _ffi
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer of `doctor`: (subject, finding, works) rows; its text is a table."""
+
+    rows: tuple[tuple[str, str, bool], ...]
+
+    def __repr__(self) -> str:
+        width = max(len(subject) for subject, _, _ in self.rows)
+        return "\n".join(f"{'ok' if ok else '--'}  {subject:<{width}}  {finding}" for subject, finding, ok in self.rows)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every program can run on this machine's CPU."""
+        return all(ok for subject, _, ok in self.rows if subject.startswith("CPU"))
+
+
+def doctor() -> Diagnosis:
+    """Look at this machine and say what jax_fuser finds and would use.
+
+    Returns:
+      A `Diagnosis`; print it. A row that begins with `--` names what is missing and what to do.
+
+    Example:
+      >>> import jax_fuser as jf
+      >>> jf.doctor().rows[0][0]
+      'Python'
+    """
+    compiler, compiler_note = _core.host_compiler()
+    nvrtc, nvrtc_note = _core.nvrtc()
+    cuda = _core.cuda_target(0)
+    cpu_reason, cuda_reason = _ffi.can_compile("cpu"), _ffi.can_compile("cuda")
+    isa = _core.host_target().split()[1].removeprefix("isa=")
+    rows = [
+        ("Python", f"{platform.python_version()}, JAX {jax.__version__}", True),
+        ("CPU target", _core.host_target(), True),
+        ("CPU compiler", f"{compiler} ({compiler_note})" if compiler else compiler_note, compiler is not None),
+        ("CPU fusions", "generated C++" if cpu_reason is None else "plain XLA ops: no compiler", cpu_reason is None),
+        ("CPU grouped matmul", f"compiled into the package, {isa} kernels", True),
+        ("CUDA target", cuda or "no CUDA driver or device", cuda is not None),
+        ("CUDA compiler", f"{nvrtc} ({nvrtc_note})" if nvrtc else nvrtc_note, nvrtc is not None),
+    ]
+    if cuda is not None:
+        finding = "NVRTC kernels" if cuda_reason is None else cuda_reason
+        rows.append(("CUDA fusions", finding, cuda_reason is None))
+        rows.append(
+            ("CUDA grouped matmul", "tensor cores (mma.sync)" if cuda_reason is None else finding, cuda_reason is None)
+        )
+    return Diagnosis(tuple(rows))
+
+
+def counters() -> dict[str, int]:
+    """Return what this process compiled, loaded and ran so far, by name.
+
+    Example:
+      >>> import jax_fuser as jf
+      >>> "compiled_host" in jf.counters()
+      True
+    """
+    return _core.counters()

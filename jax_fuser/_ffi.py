@@ -1,0 +1,112 @@
+"""The one custom call of the package: `jax_fuser.program`, for CPU and CUDA."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from . import _core
+
+_TARGET_NAME = "jax_fuser.program"
+_PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
+
+_DTYPE_NAMES = {
+    "bool": "pred",
+    "int8": "s8",
+    "int16": "s16",
+    "int32": "s32",
+    "int64": "s64",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+}
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """Return the compiler's name of a dtype ("bf16"), or None where the compiler does not know it."""
+    return _DTYPE_NAMES.get(str(jnp.dtype(dtype))) if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
+
+
+def register() -> None:
+    """Register the custom call with JAX. Called once, when the package is imported."""
+    for directory in _nvrtc_dirs():
+        _core.add_nvrtc_dir(directory)
+    spec = importlib.util.find_spec("ziglang")
+    if spec is not None and spec.submodule_search_locations:
+        _core.set_zig(os.path.join(spec.submodule_search_locations[0], "zig"))
+    for platform, xla_platform in _PLATFORMS.items():
+        jax.ffi.register_ffi_target(_TARGET_NAME, _core.handlers(platform), platform=xla_platform)
+
+
+def _nvrtc_dirs() -> list[str]:
+    """Return the folders of installed NVRTC wheels; JAX's own plugin finds the same ones."""
+    found: list[str] = []
+    for root in sys.path:
+        found += sorted(glob.glob(os.path.join(root, "nvidia", "cu1[0-9]", "lib")), reverse=True)
+        found += glob.glob(os.path.join(root, "nvidia", "cuda_nvrtc", "lib"))
+    return found
+
+
+@functools.cache
+def target_text(platform: str) -> str:
+    """Return the target that programs of this process are compiled for.
+
+    Without a CUDA device (an export from a CPU machine) this is a Hopper target; the machine that runs the program
+    plans it again for its own device.
+    """
+    if platform == "cpu":
+        return _core.host_target()
+    return _core.cuda_target(0) or _core.cuda_target_for(90)
+
+
+@functools.cache
+def can_compile(platform: str) -> str | None:
+    """Return None where generated kernels can be compiled and run, otherwise the reason why not."""
+    if platform == "cpu":
+        path, reason = _core.host_compiler()
+        return None if path else reason
+    # Without a device this is an export: the machine that loads it compiles.
+    if _core.cuda_target(0) is None:
+        return None
+    path, reason = _core.nvrtc()
+    return None if path else reason
+
+
+def emit_program(
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], program: str, *, platform: str
+) -> Sequence[Any]:
+    """Emit the custom call that runs `program` on `operands`; results have the types of ctx.avals_out.
+
+    The program's shapes are those of the buffers: XLA must not split this call by itself.
+    """
+    target = target_text(platform)
+    workspace = _core.workspace_bytes(program, target)
+    avals_out = list(ctx.avals_out)
+    if workspace:
+        avals_out.append(jax.core.ShapedArray((workspace,), np.dtype(np.uint8)))
+    ctx = ctx.replace(avals_out=avals_out)
+    lowering = jax.ffi.build_ffi_lowering_function(_TARGET_NAME)
+    call = lowering(ctx, *operands, program=program, target=target, abi=np.int64(_core.ABI))
+    results = list(call.results)
+    return results[:-1] if workspace else results
+
+
+def buffer_bytes(aval: Any) -> int:
+    """Return the bytes of one array of this type."""
+    return math.prod(aval.shape) * jnp.dtype(aval.dtype).itemsize

@@ -1,0 +1,331 @@
+"""`fuse`: run the pointwise parts of a JAX function as generated kernels, and leave the rest to XLA.
+
+A function is traced, cut into regions (`_regions`), and evaluated with each region bound as one call of the primitive
+`fused_p`. The primitive's rules trace the derivative, transpose or batch of a region's jaxpr and cut that into regions
+again, so every transform nests, and what it brings (the sum of a broadcast's cotangent, say) goes to XLA where it
+belongs. A region's derivative takes the region's inputs: nothing else is kept for the backward pass, its kernel
+computes the rest again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import jax
+import jax.extend
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jax_fuser import _explain, _ffi, _regions, _split, _trace
+
+fused_p = jax.extend.core.Primitive(_trace.FUSED)
+fused_p.multiple_results = True
+
+
+class Fused:
+    """A function whose pointwise parts run as generated kernels; `fuse` makes it. Call it like the function itself."""
+
+    def __init__(self, f: Callable[..., Any], name: str):
+        functools.update_wrapper(self, f)
+        self.name = name
+
+        @functools.wraps(f)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
+            results = run(closed, jax.tree.leaves((args, kwargs)), name)
+            return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+        self._function = f
+        self._jitted = jax.jit(evaluate)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _jit_is_off():
+            return self._function(*args, **kwargs)
+        try:
+            return self._jitted(*args, **kwargs)
+        except TypeError:
+            self._check(args, kwargs)
+            raise
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def lower(self, *args: Any, **kwargs: Any) -> _explain.Lowered:
+        """Trace for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`); `Lowered` shows what came of it."""
+        self._check(args, kwargs)
+        return _explain.Lowered(self._jitted, args, kwargs)
+
+    def _check(self, args: Any, kwargs: Any) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
+            if isinstance(leaf, (bool, int, float, complex)) or hasattr(leaf, "dtype"):
+                continue
+            where = jax.tree_util.keystr(path[1:])
+            raise TypeError(
+                f"fuse: {self.name} got a {type(leaf).__name__} at argument {where}; arguments must be arrays or "
+                "pytrees of arrays, close over everything else (functools.partial)"
+            )
+
+
+@overload
+def fuse(f: Callable[..., Any], *, name: str | None = None) -> Fused: ...
+@overload
+def fuse(f: None = None, *, name: str | None = None) -> Callable[[Callable[..., Any]], Fused]: ...
+def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+    """Run the pointwise parts of a function as generated kernels: one pass over memory for each region.
+
+    Arithmetic, comparisons, casts, selects, broadcasts and transposes on floats (f64, f32, bf16, f16), integers and
+    booleans fuse, across calls of `jax.jit` and `jax.nn` activations. Reductions, matrix products, gathers, control
+    flow and complex numbers stay with XLA between the regions; `explain` names them. In bf16 and f16 a region computes
+    in f32 and rounds what it stores, so it is at least as exact as the function by itself.
+
+    Args:
+      f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes
+        over become inputs.
+      name: the name of the kernels; the function's by default.
+
+    Returns:
+      A function with the same arguments and results, compiled for each combination of shapes and dtypes as by
+      `jax.jit`. It works under every JAX transform and differentiates as `f` does, to any order; on a mesh each device
+      runs its part. Where no C++ compiler (CPU) or NVRTC (CUDA) is found it runs as plain XLA ops, with one
+      RuntimeWarning. `.lower(*args)` shows every stage as text.
+
+    Raises:
+      TypeError: if `f` is not callable, or is called with something that is not an array.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax_fuser as jf
+      >>> @jf.fuse
+      ... def gate(x, y):
+      ...     return x * jnp.tanh(y) + 1
+      >>> gate(jnp.ones(4), jnp.zeros(4))
+      Array([1., 1., 1., 1.], dtype=float32)
+    """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"fuse: name must be a string, got {type(name).__name__}")
+    if f is None:
+        return functools.partial(fuse, name=name)
+    if not callable(f):
+        raise TypeError(f"fuse: expected a function, got {type(f).__name__}; write jf.fuse(f)(x), not jf.fuse(f(x))")
+    if inspect.iscoroutinefunction(f) or inspect.isgeneratorfunction(f):
+        raise TypeError("fuse: expected a function that returns arrays, got a generator or coroutine")
+    own_name: str = getattr(f, "__name__", type(f).__name__)
+    return Fused(f, own_name if name is None else name)
+
+
+# Evaluation.
+
+
+def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = ()) -> list[Any]:
+    """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`."""
+    flat = _regions.flatten(closed)
+    arguments = flat.invars[len(flat.consts) :]
+    jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear])
+    return jax.core.eval_jaxpr(jaxpr, (), *flat.consts, *args)
+
+
+def fused_jaxpr(flat: _regions.Flat, name: str, linear: Sequence[Var]) -> Jaxpr:
+    """Return the jaxpr in which each region is one equation of `fused_p`."""
+    depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
+    eqns = []
+    for step in _regions.partition(flat, linear):
+        if isinstance(step, _regions.Region):
+            params = {
+                "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns), ()),
+                "name": name,
+                "linear": tuple(v in depends for v in step.invars),
+                "mesh": _split.needs_devices(),
+            }
+            last = step.eqns[-1]
+            step = new_jaxpr_eqn(step.invars, step.outvars, fused_p, params, frozenset(), last.source_info, last.ctx)
+        eqns.append(step)
+    return _jaxpr(flat.invars, flat.outvars, eqns)
+
+
+def _jaxpr(invars: Any, outvars: Any, eqns: Any) -> Jaxpr:
+    return Jaxpr((), invars, outvars, eqns, debug_info=DebugInfo("fuse", "fuse", None, None))
+
+
+def _jit_is_off() -> bool:
+    config: Any = jax.config
+    return config.jax_disable_jit
+
+
+def _plain(*args: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(**params: Any) -> Callable[..., list[Any]]:
+    return jax.jit(lambda *args: fused_p.bind(*args, **params))
+
+
+def _impl(*args: Any, **params: Any) -> list[Any]:
+    if _jit_is_off():
+        return _plain(*args, **params)
+    return _compiled(**params)(*args)
+
+
+def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
+    # Traced in place: sharding and manual axes are those of this call.
+    return list(jaxpr.out_avals)
+
+
+# Transforms. Each traces the transformed jaxpr and runs it with regions of its own.
+
+
+def _merged(size: int, *parts: tuple[Sequence[int], Sequence[Any]]) -> list[Any]:
+    """Return `size` values, each part being (positions, values)."""
+    merged: list[Any] = [None] * size
+    for positions, values in parts:
+        for i, value in zip(positions, values):
+            merged[i] = value
+    return merged
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    results = fused_p.bind(*primals, **params)
+    jaxpr, name = params["jaxpr"], params["name"]
+    zeros: list[Any] = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in moving})
+    outvars = enumerate(jaxpr.jaxpr.outvars)
+    changing = [k for k, v in outvars if v in reached and zeros[k].aval.dtype != jax.dtypes.float0]
+    if not changing:
+        return results, zeros
+    rest = [i for i in range(len(primals)) if i not in moving]
+
+    def tangents_out(*args: Any) -> Any:
+        fixed = [args[i] for i in rest]
+
+        def f(*moved: Any) -> list[Any]:
+            out = _plain(*_merged(len(primals), (rest, fixed), (moving, moved)), jaxpr=jaxpr)
+            return [out[k] for k in changing]
+
+        return jax.jvp(f, tuple(args[i] for i in moving), args[len(primals) :])[1]
+
+    args = (*primals, *(tangents[i] for i in moving))
+    out = run(jax.make_jaxpr(tangents_out)(*args), args, f"{name}_jvp", range(len(primals), len(args)))
+    return results, _merged(len(zeros), (range(len(zeros)), zeros), (changing, out))
+
+
+def _transpose(cotangents: Any, *args: Any, jaxpr: Any, name: str, **_: Any) -> list[Any]:
+    invars, outvars = jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars
+    unknown = [i for i, a in enumerate(args) if ad.is_undefined_primal(a)]
+    known = [i for i in range(len(args)) if i not in unknown]
+    given = [k for k, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    live = _regions.live(jaxpr.jaxpr.eqns, [outvars[k] for k in given])
+    needed = {v for eqn in live for v in _regions.variables(eqn)}
+    wanted = [i for i in unknown if invars[i] in needed]
+    zeros = [ad.Zero(args[i].aval.to_ct_aval()) for i in unknown]
+    if not wanted:
+        return _merged(len(args), (unknown, zeros))
+
+    def cotangents_in(*values: Any) -> Any:
+        points = [ad.instantiate_zeros(ad.Zero(args[i].aval)) for i in unknown]
+
+        def f(*moved: Any) -> list[Any]:
+            merged = _merged(len(args), (known, values), (unknown, points), (wanted, moved))
+            out = _plain(*merged, jaxpr=jaxpr)
+            return [out[k] for k in given]
+
+        return jax.vjp(f, *(points[unknown.index(i)] for i in wanted))[1](list(values[len(known) :]))
+
+    values = (*(args[i] for i in known), *(cotangents[k] for k in given))
+    out = run(jax.make_jaxpr(cotangents_in)(*values), values, f"{name}_transpose", range(len(known), len(values)))
+    return _merged(len(args), (unknown, zeros), (wanted, out))
+
+
+def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any) -> tuple[list[Any], list[int | None]]:
+    batched = [i for i, d in enumerate(dims) if d is not None]
+    reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in batched})
+    follows = [v in reached for v in jaxpr.jaxpr.outvars]
+    # Pointwise code keeps a batch axis where it is; moving it would be a transpose in the kernel.
+    places = {dims[i] for i in batched}
+    ranks = [len(aval.shape) for aval, f in zip(jaxpr.out_avals, follows) if f]
+    place = places.pop() if len(places) == 1 else 0
+    if any(rank < place for rank in ranks):
+        place = 0
+    out_dims = [place if f else None for f in follows]
+    mapped = jax.vmap(functools.partial(_plain, jaxpr=jaxpr), in_axes=tuple(dims), out_axes=out_dims)
+    marks = [i for i, is_linear in enumerate(linear) if is_linear]
+    return run(jax.make_jaxpr(mapped)(*args), args, name, marks), out_dims
+
+
+def _drop_unused(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
+    eqn = rest[-1]  # JAX 0.12 passes which inputs are live before it
+    if not any(used_outputs):
+        return [False] * len(eqn.invars), None
+    jaxpr = eqn.params["jaxpr"].jaxpr
+    outvars = [v for v, used in zip(jaxpr.outvars, used_outputs) if used]
+    eqns = _regions.live(jaxpr.eqns, outvars)
+    needed = {v for e in eqns for v in _regions.variables(e)} | {*outvars}
+    used_inputs = [v in needed for v in jaxpr.invars]
+    kept = [[x for x, used in zip(xs, used_inputs) if used] for xs in (jaxpr.invars, eqn.invars, eqn.params["linear"])]
+    params = {
+        **eqn.params,
+        "jaxpr": ClosedJaxpr(_jaxpr(kept[0], outvars, eqns), ()),
+        "linear": tuple(kept[2]),
+    }
+    results = [v for v, used in zip(eqn.outvars, used_outputs) if used]
+    return used_inputs, new_jaxpr_eqn(kept[1], results, fused_p, params, frozenset(), eqn.source_info, eqn.ctx)
+
+
+# Lowering.
+
+_lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
+
+_REMEDY = {
+    "cpu": "install g++ or clang++, or `pip install jax-fuser[compiler]`",
+    "cuda": "`pip install jax-fuser[cuda]`",
+}
+
+
+@functools.cache
+def _warn_no_compiler(platform: str, reason: str) -> None:
+    warnings.warn(
+        f"fuse: fused functions run as plain XLA ops on {platform}: {reason}; {_REMEDY[platform]}; "
+        "jax_fuser.doctor() shows what was found",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+    jaxpr = params["jaxpr"].jaxpr
+    # One element is no work for a kernel.
+    if not any(v.aval.shape for v in jaxpr.outvars):
+        return _lower_as_xla(ctx, *operands, **params)
+    reason = _ffi.can_compile(platform)
+    if reason is not None:
+        _warn_no_compiler(platform, reason)
+        return _lower_as_xla(ctx, *operands, **params)
+    program = _trace.write_program(jaxpr, params["name"])
+    results: Sequence[Any] = ()
+    if program.text is not None:
+        first = {place: i for i, place in reversed(list(enumerate(program.places)))}
+        avals = [ctx.avals_out[i] for (kind, _), i in sorted(first.items()) if kind == "output"]
+        ctx = ctx.replace(avals_out=avals)
+        if _split.is_on_a_mesh(ctx):
+            lower = mlir.lower_fun(_split.split(program.text, program.axes, avals), multiple_results=True)
+            results = lower(ctx, *operands)
+        else:
+            results = _ffi.emit_program(ctx, operands, program.text, platform=platform)
+    return [operands[i] if kind == "input" else results[i] for kind, i in program.places]
+
+
+fused_p.def_impl(_impl)
+fused_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[fused_p] = _jvp
+ad.primitive_transposes[fused_p] = _transpose
+batching.primitive_batchers[fused_p] = _batch
+pe.dce_rules[fused_p] = _drop_unused
+mlir.register_lowering(fused_p, _lower_as_xla)
+for _platform in _REMEDY:
+    mlir.register_lowering(fused_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)

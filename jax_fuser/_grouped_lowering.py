@@ -1,0 +1,88 @@
+"""How the grouped product reaches XLA: one custom call where there are kernels, plain ops elsewhere."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from jax_fuser import _core, _ffi
+from jax_fuser._row_groups import row_groups, spans
+
+# Element types that the kernels multiply; XLA multiplies the others.
+_KERNEL_DTYPES = {"cpu": ("f16", "bf16", "f32", "f64"), "cuda": ("f16", "bf16", "f32")}
+
+
+def plain_xla(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,
+               has_starts: bool) -> jax.Array:  # fmt: skip
+    """One dense product per group, masked: right everywhere, fast nowhere. For platforms without kernels."""
+    del has_starts
+    m, groups = lhs.shape[0], extents.shape[0]
+    first, count = spans(extents, starts[0] if starts else None, m)
+    wide = dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        wide = jnp.promote_types(dtype, jnp.float32)
+    dot = functools.partial(jax.lax.dot_general, precision="highest", preferred_element_type=wide)
+    if not np.issubdtype(lhs.dtype, np.inexact):
+        lhs, rhs = lhs.astype(wide), rhs.astype(wide)
+    if mode == "batch":
+        owned = row_groups(extents, starts[0] if starts else None, m) < groups
+        out = dot(lhs, rhs, (((2,), (2 if transpose_rhs else 1,)), ((0,), (0,))))
+        return jnp.where(owned[:, None, None], out, 0).astype(dtype)
+    row = jnp.arange(m, dtype=jnp.int32)[:, None]
+
+    def rows_of(group: tuple[Any, Any]) -> jax.Array:
+        return (row >= group[0]) & (row < group[0] + group[1])
+
+    def add_group(out: jax.Array, group: Any) -> tuple[jax.Array, None]:
+        part = dot(lhs, group[2], (((1,), (1 if transpose_rhs else 0,)), ((), ())))
+        return jnp.where(rows_of(group), part, out), None
+
+    def sum_group(_: None, group: Any) -> tuple[None, jax.Array]:
+        inside = rows_of(group)
+        return None, dot(jnp.where(inside, lhs, 0), jnp.where(inside, rhs, 0), (((0,), (0,)), ((), ())))
+
+    if mode == "rows":
+        if groups == 0:
+            return jnp.zeros((m, rhs.shape[1 if transpose_rhs else 2]), dtype)
+        # Zeros of the type (manual axes, sharding) that the products have.
+        empty = jnp.where(False, dot(lhs, rhs[0], (((1,), (1 if transpose_rhs else 0,)), ((), ()))), 0)
+        return jax.lax.scan(add_group, empty, (first, count, rhs))[0].astype(dtype)
+    return jax.lax.scan(sum_group, None, (first, count))[1].astype(dtype)
+
+
+_lower_as_xla = mlir.lower_fun(plain_xla, multiple_results=False)
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpose_rhs: bool, dtype: str) -> str:
+    builder = _core.Builder(f"grouped_matmul_{mode}")
+    names = ("lhs", "rhs", "extents", "starts")
+    values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
+    starts = values[3] if len(values) == 4 else None
+    builder.output(builder.grouped_matmul(*values[:3], starts, mode, transpose_rhs, dtype, "grouped_matmul"))
+    return builder.finish()
+
+
+def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+    dtypes = [_ffi.dtype_name(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)]
+    known = _KERNEL_DTYPES[platform]
+    floating = all(d in known for d in (dtypes[0], dtypes[1], dtypes[-1]))
+    empty = any(a.size == 0 for a in (*ctx.avals_in, *ctx.avals_out))
+    # Kernels of the grouped product come compiled for CPU; for CUDA they are compiled at run time.
+    if not floating or empty or (platform == "cuda" and _ffi.can_compile(platform) is not None):
+        return _lower_as_xla(ctx, *operands, **params)
+    types = tuple((d, a.shape) for d, a in zip(dtypes, ctx.avals_in))
+    program = _program(types, params["mode"], params["transpose_rhs"], dtypes[-1])
+    return _ffi.emit_program(ctx, operands, program, platform=platform)
+
+
+def register_lowerings(primitive: Any) -> None:
+    """Register how `primitive` is lowered on each platform."""
+    mlir.register_lowering(primitive, _lower_as_xla)
+    for platform in _KERNEL_DTYPES:
+        mlir.register_lowering(primitive, functools.partial(_lower_as_program, platform=platform), platform=platform)

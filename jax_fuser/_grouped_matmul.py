@@ -1,0 +1,268 @@
+"""`grouped_matmul`: the grouped product on nested tensors, with what usually follows it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._grouped_primitive import grouped_p, product
+from jax_fuser._nested_checks import check_extents, index_array
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
+from jax_fuser._row_groups import row_groups, spans
+from jax_fuser._varying import same_varying
+
+__all__ = ["grouped_matmul", "grouped_p", "ragged_dot", "ragged_dot_general"]
+
+Activation = str | Callable[[jax.Array], jax.Array] | None
+
+_PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+# Applied to the first half of the columns, multiplied by the second half.
+_GATED = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+
+
+def grouped_matmul(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any = None,
+    *,
+    transpose_rhs: bool = False,
+    bias: Any = None,
+    activation: Activation = None,
+    row_scale: Any = None,
+    row_index: Any = None,
+    group_offset: Any = None,
+    preferred_element_type: Any = None,
+    validate: bool = True,
+) -> Any:
+    """Multiply the rows of each group by the group's matrix, then add, activate and scale.
+
+    `row_scale * activation(lhs @ rhs[group] + bias[group])`, computed in float32 for 16-bit floats. Group sizes need no
+    alignment and stay on the device. Padding rows are never read and give zero; a NaN stays in its group, and the
+    gradient of an empty group is exactly zero.
+
+    Args:
+        lhs: nested tensor `[.., groups, ragged, .., k]`, or rows `(m, k)` with `group_sizes`. Differentiable.
+        rhs: `(groups, k, n)`, or `(groups, n, k)` with `transpose_rhs`. Differentiable.
+        group_sizes: integers `(groups,)`; only with rows.
+        transpose_rhs: whether `k` is the last axis of `rhs`; read in place.
+        bias: `(groups, n)`, one row per group. Differentiable.
+        activation: "silu", "gelu", "relu", a pointwise function, or "swiglu", "geglu": then `rhs` has `2 n` columns,
+            gate before up, and the result has `n`.
+        row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
+        row_index: integers `(m,)`: row `i` of the product is `lhs[row_index[i]]`; rows `lhs` is then an array of any
+            length. An index outside `lhs` stands for a row of zeros.
+        group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
+            other groups give zero.
+        preferred_element_type: dtype of the result; by default that of the operands.
+        validate: whether to check concrete `group_sizes`.
+
+    Returns:
+        Nested tensor of the same layout for a nested `lhs`, otherwise `(m, n)`.
+
+    Raises:
+        ValueError: shapes do not fit, or concrete sizes are negative or sum to more than `m`.
+        TypeError: an argument has the wrong type or an unsupported dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt = jf.as_nested(jnp.ones((5, 4)), extents=[2, 0, 3])
+        >>> jf.grouped_matmul(nt, jnp.ones((3, 4, 6)), activation="swiglu").shape
+        (3, ragged, 3)
+    """
+    if isinstance(rhs, NestedTensor):
+        raise TypeError(
+            "grouped_matmul: rhs must be an array (groups, k, n), got a NestedTensor; to sum over ragged rows use "
+            "ragged_dot_general with a contracted ragged dimension"
+        )
+    rhs = jnp.asarray(rhs)
+    if isinstance(lhs, NestedTensor):
+        if group_sizes is not None or row_index is not None:
+            name = "group_sizes" if group_sizes is not None else "row_index"
+            raise TypeError(f"grouped_matmul: {name}= needs lhs as an array of rows, got a NestedTensor; pass lhs.data")
+        data, extents, starts, dim = lhs.data, lhs.extents, lhs.starts if lhs.gapped else None, lhs.ragged_dim
+    else:
+        data, dim, starts = jnp.asarray(lhs), 0, None
+        if group_sizes is None:
+            raise TypeError(
+                "grouped_matmul: lhs is an array, so group_sizes= is needed; or pass as_nested(lhs, extents=)"
+            )
+        if row_index is not None:
+            index = index_array("grouped_matmul", "row_index", row_index)
+            data = jnp.take(data, jnp.asarray(index).astype(jnp.uint32), axis=0, mode="fill", fill_value=0)
+        sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
+        if sizes.ndim != 1 or data.ndim != 2:
+            raise ValueError(
+                f"grouped_matmul: rows need lhs (m, k) and group_sizes (groups,), got {data.shape} and {sizes.shape}; "
+                f"wrap other shapes with as_nested"
+            )
+        if validate:
+            check_extents("grouped_matmul", sizes, data.shape[0], 0)
+        extents = to_extents(sizes, data.shape[0])
+    check_dtypes("grouped_matmul", data, rhs)
+    gated = isinstance(activation, str) and activation in _GATED
+    _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, bias, gated, group_offset)
+    if isinstance(row_scale, NestedTensor):
+        row_scale = row_scale.data
+    if row_scale is not None:
+        row_scale = jnp.asarray(row_scale)
+        if row_scale.shape not in (data.shape[: dim + 1], data.shape[:-1]):
+            raise ValueError(
+                f"grouped_matmul: row_scale must have one value per row {data.shape[: dim + 1]}, got {row_scale.shape}"
+            )
+
+    dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
+    inner = data.shape[dim + 1 : -1]
+    if row_scale is not None and inner:
+        row_scale = jnp.broadcast_to(row_scale.reshape(*row_scale.shape, *[1] * (data.ndim - 1 - row_scale.ndim)),
+                                     data.shape[:-1]).reshape(*data.shape[:dim], -1)  # fmt: skip
+    rows = int(np.prod([data.shape[dim], *inner]))
+    multiply = functools.partial(
+        _flat, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
+    )
+
+    def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
+        if group_offset is not None:
+            extents, starts = local_groups(extents, starts, data.shape[dim], group_offset, rhs.shape[0])
+        each = rows // max(data.shape[dim], 1)
+        extents, starts = extents * each, None if starts is None else starts * each
+        return multiply(x, rhs, extents, starts, bias, scale)
+
+    # Outer dimensions have their own extents, or share 1-D ones.
+    own = 0 if extents.ndim > 1 else None
+    for _ in range(dim):
+        one = jax.vmap(one, in_axes=(0, own, own, 0))
+    out = one(data.reshape(*data.shape[:dim], rows, data.shape[-1]), extents, starts, row_scale)
+    out = out.reshape(*data.shape[:-1], out.shape[-1])
+    return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
+
+
+def _check_shapes(
+    data: Any, dim: int, rhs: Any, groups: int, transpose_rhs: bool, bias: Any, gated: bool, offset: Any
+) -> None:
+    form = "(groups, n, k)" if transpose_rhs else "(groups, k, n)"
+    if rhs.ndim != 3:
+        raise ValueError(f"grouped_matmul: rhs must be {form}, got {rhs.shape}")
+    if data.ndim < dim + 2:
+        raise ValueError(f"grouped_matmul: lhs needs a last axis k after the rows, got data of shape {data.shape}")
+    k, n = (rhs.shape[2], rhs.shape[1]) if transpose_rhs else rhs.shape[1:]
+    if data.shape[-1] != k:
+        raise ValueError(f"grouped_matmul: lhs has k={data.shape[-1]} but rhs {rhs.shape} as {form} has k={k}")
+    if offset is None and rhs.shape[0] != groups:
+        raise ValueError(
+            f"grouped_matmul: rhs has {rhs.shape[0]} groups but lhs has {groups}; for local experts pass group_offset="
+        )
+    if rhs.shape[0] > groups:
+        raise ValueError(f"grouped_matmul: rhs has {rhs.shape[0]} groups, more than the {groups} of lhs")
+    if gated and n % 2:
+        raise ValueError(f"grouped_matmul: a gated activation needs an even number of columns in rhs, got {n}")
+    if bias is not None and jnp.shape(bias) != (rhs.shape[0], n):
+        raise ValueError(f"grouped_matmul: bias must be (groups, n)={(rhs.shape[0], n)}, got {jnp.shape(bias)}")
+
+
+def _activation(activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
+    if not isinstance(activation, str):
+        return activation
+    named = {**_PLAIN, **_GATED}
+    if activation not in named:
+        raise ValueError(
+            f"grouped_matmul: activation {activation!r} is unknown; pass a function or one of {sorted(named)}"
+        )
+    return named[activation]
+
+
+def _flat(x: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, *, transpose_rhs: bool,
+          activation: Callable[[jax.Array], jax.Array] | None, gated: bool, dtype: Any) -> jax.Array:  # fmt: skip
+    out = product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
+    if bias is None and activation is None and scale is None:
+        return out
+    if bias is not None:
+        bias = _group_rows(jnp.asarray(bias), extents, starts, x.shape[0])
+    # Backward computes the tail again from the product, instead of keeping each of its steps.
+    tail = jax.checkpoint(functools.partial(_tail, activation=activation, gated=gated), prevent_cse=False)
+    return tail(out, bias, scale, extents, starts)
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "gated"))
+def _tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool) -> jax.Array:
+    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero."""
+    dtype = out.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        out = out.astype(jnp.promote_types(dtype, jnp.float32))
+    # Named activations map zero to zero; a function may not, and may have no derivative there.
+    foreign = activation is not None and activation not in (*_PLAIN.values(), *_GATED.values())
+    owned = jnp.zeros(())
+    if foreign or scale is not None:
+        owned = row_groups(extents, starts, out.shape[0]) < extents.shape[0]
+    if bias is not None:
+        out = out + bias.astype(out.dtype)
+    if gated:
+        gate, up = jnp.split(out, 2, axis=1)
+        out = activation(gate) * up
+    elif activation is not None:
+        out = activation(jnp.where(owned[:, None], out, 1) if foreign else out)
+    if scale is not None:
+        out = out * jnp.where(owned, scale, 0).astype(out.dtype)[:, None]
+    if foreign:
+        out = jnp.where(owned[:, None], out, 0)
+    return out.astype(dtype)
+
+
+# Rows of a per-group array: forward a gather, backward a sum over each group in fixed order, not a scatter-add.
+
+_group_rows_p = jax.extend.core.Primitive("jax_fuser_group_rows")
+
+
+def _group_rows(values: Any, extents: Any, starts: Any, m: int) -> jax.Array:
+    """Return `(m, n)`: row i is `values[group of i]`, zero for padding."""
+    starts, extents = spans(extents, starts, m)
+    return _group_rows_p.bind(*same_varying(values, extents, starts), m=m)
+
+
+def _take_group(values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:
+    return jnp.take(values, row_groups(extents, starts, m), axis=0, mode="fill", fill_value=0)
+
+
+def _group_rows_jvp(tangent: Any, values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:
+    del values
+    return _group_rows(tangent, extents, starts, m)
+
+
+def _sum_groups(cotangent: Any, values: Any, extents: Any, starts: Any, *, m: int) -> list[Any]:
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(values.aval.to_ct_aval()), None, None]
+    ones = jnp.ones((m, 1), cotangent.dtype)
+    sums = product(ones, cotangent, extents, starts, mode="contraction", dtype=values.aval.dtype)
+    return [sums[:, 0], None, None]
+
+
+def _batch_group_rows(args: Any, dims: Any, *, m: int) -> tuple[jax.Array, int]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    values, extents, starts = (
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
+    )
+    # One long row axis, as in the product.
+    starts = starts + m * jnp.arange(size, dtype=jnp.int32)[:, None]
+    values = values.reshape(size * values.shape[1], values.shape[2])
+    out = _group_rows(values, extents.reshape(-1), starts.reshape(-1), size * m)
+    return out.reshape(size, m, out.shape[1]), 0
+
+
+_group_rows_p.def_impl(jax.jit(lambda *operands, m: _group_rows_p.bind(*operands, m=m), static_argnames="m"))
+_group_rows_p.def_abstract_eval(lambda values, *_, m: values.update(shape=(m, values.shape[1]), weak_type=False))
+ad.defjvp(_group_rows_p, _group_rows_jvp, None, None)
+ad.primitive_transposes[_group_rows_p] = _sum_groups
+batching.primitive_batchers[_group_rows_p] = _batch_group_rows
+mlir.register_lowering(_group_rows_p, mlir.lower_fun(_take_group, multiple_results=False))

@@ -1,0 +1,229 @@
+"""The grouped matrix product as one JAX primitive: shapes, derivatives, batching, lowering.
+
+    mode          lhs            rhs                       result      ragged axis
+    rows          (m, k)         (g, k, n) or (g, n, k)    (m, n)      rows of lhs and result
+    contraction   (m, k)         (m, n)                    (g, k, n)   rows of lhs and rhs, summed
+    batch         (m, r, k)      (m, k, n) or (m, n, k)    (m, r, n)   the batch axis m
+
+`extents[g]` rows belong to group g, from `starts[g]` (ascending), or from the sum of the earlier extents. Rows of no
+group are padding: never read, zero in the result. The second form of rhs is `transpose_rhs`.
+
+The three modes are closed under differentiation: each derivative is again one of them, to any order. `vmap` folds the
+batch into the rows, the groups or a dense axis, so that a batch is one kernel too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching
+
+from jax_fuser._grouped_lowering import register_lowerings
+from jax_fuser._row_groups import row_groups, spans
+from jax_fuser._sum_rows import sum_rows
+from jax_fuser._varying import same_varying
+
+INT32_MAX = 2**31 - 1
+grouped_p = jax.extend.core.Primitive("jax_fuser_grouped_matmul")
+
+
+def product(
+    lhs: Any, rhs: Any, extents: Any, starts: Any = None, *, mode: str, dtype: Any, transpose_rhs: bool = False
+) -> jax.Array:
+    """Multiply by groups: the only place that binds the primitive. Operands of two dtypes are promoted to one."""
+    if lhs.dtype != rhs.dtype:
+        common = jnp.promote_types(lhs.dtype, rhs.dtype)
+        lhs, rhs = lhs.astype(common), rhs.astype(common)
+    operands = (lhs, rhs, extents) if starts is None else (lhs, rhs, extents, starts)
+    return grouped_p.bind(
+        *same_varying(*operands),
+        mode=mode,
+        transpose_rhs=transpose_rhs,
+        dtype=np.dtype(dtype),
+        has_starts=starts is not None,
+    )
+
+
+def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,
+                   has_starts: bool) -> Any:  # fmt: skip
+    groups = extents.shape[0] if extents.ndim == 1 else -1
+    k_axis, n_axis = (-1, -2) if transpose_rhs else (-2, -1)
+    if mode == "rows":
+        fits = lhs.ndim == 2 and rhs.ndim == 3 and rhs.shape[0] == groups and lhs.shape[1] == rhs.shape[k_axis]
+        shape: tuple[int, ...] = (lhs.shape[0], rhs.shape[n_axis])
+    elif mode == "contraction":
+        fits = lhs.ndim == 2 and rhs.ndim == 2 and lhs.shape[0] == rhs.shape[0] and groups >= 0 and not transpose_rhs
+        shape = (groups, lhs.shape[1], rhs.shape[1])
+    elif mode == "batch":
+        fits = lhs.ndim == 3 and rhs.ndim == 3 and lhs.shape[0] == rhs.shape[0] and lhs.shape[2] == rhs.shape[k_axis]
+        shape = (lhs.shape[0], lhs.shape[1], rhs.shape[n_axis])
+    else:
+        raise ValueError(f"grouped_matmul: mode must be rows, contraction or batch, got {mode!r}")
+    indices = (extents, *starts)
+    fits = fits and lhs.dtype == rhs.dtype and len(starts) == has_starts and groups >= 0
+    if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in indices):
+        got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, rhs, *indices))
+        raise ValueError(f"grouped_matmul: operands do not fit mode {mode!r}: {got}")
+    # On a mesh with explicit axes rows stay where they are; every other axis of the result is whole on each device.
+    rows = lhs.sharding.spec[0] if mode == "rows" else None
+    sharding = lhs.sharding.update(spec=jax.P(rows, *[None] * (len(shape) - 1)))
+    return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+
+# Derivatives.
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    lhs, rhs, *indices = primals
+    d_lhs, d_rhs = tangents[:2]
+    out = grouped_p.bind(*primals, **params)
+    terms = []
+    if type(d_lhs) is not ad.Zero:
+        terms.append(product_like((d_lhs, rhs, *indices), params))
+    if type(d_rhs) is not ad.Zero:
+        terms.append(product_like((lhs, d_rhs, *indices), params))
+    if not terms:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, functools.reduce(jnp.add, terms)
+
+
+def product_like(operands: Any, params: Any) -> jax.Array:
+    """Bind with other operands of the same types."""
+    return grouped_p.bind(*same_varying(*operands), **params)
+
+
+def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, transpose_rhs: bool, dtype: Any,
+               has_starts: bool) -> list[Any]:  # fmt: skip
+    del dtype, has_starts
+    for_lhs = ad.is_undefined_primal(lhs)
+    aval = (lhs if for_lhs else rhs).aval
+    nothing = [None] * len(indices)
+    if type(cotangent) is ad.Zero:
+        zero = ad.Zero(aval.to_ct_aval())
+        return [zero, None, *nothing] if for_lhs else [None, zero, *nothing]
+
+    def times(a: Any, b: Any, mode: str, transpose: bool = False) -> jax.Array:
+        return product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
+
+    if for_lhs:
+        if mode == "contraction":
+            grad = times(rhs, cotangent, "rows", True)
+        else:
+            grad = times(cotangent, rhs, mode, not transpose_rhs)
+        return [grad, None, *nothing]
+    if mode == "rows":
+        grad = times(cotangent, lhs, "contraction") if transpose_rhs else times(lhs, cotangent, "contraction")
+    elif mode == "contraction":
+        grad = times(lhs, cotangent, "rows")
+    elif transpose_rhs:
+        grad = times(jnp.swapaxes(cotangent, 1, 2), lhs, "batch")
+    else:
+        grad = times(jnp.swapaxes(lhs, 1, 2), cotangent, "batch")
+    return [None, grad, *nothing]
+
+
+# Batching.
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    lhs, rhs, extents, *starts = args
+    lhs_dim, rhs_dim, *index_dims = dims
+    mode = params["mode"]
+    m = lhs.shape[0 if lhs_dim is None or lhs_dim > 0 else 1]
+    if size * m > INT32_MAX:
+        raise ValueError(f"grouped_matmul: vmap of {size} x {m} rows exceeds 2**31-1; use jax.lax.map over the batch")
+    if all(d is None for d in index_dims):
+        indices = (extents, *starts)
+        if rhs_dim is None:
+            return _merge_lhs(jnp.moveaxis(lhs, lhs_dim, 1), rhs, indices, params)
+        if lhs_dim is None and not _cheaper_to_repeat_lhs(rhs, rhs_dim, m, params):
+            return _merge_rhs(lhs, rhs, rhs_dim, indices, params)
+
+    def front(a: Any, d: int | None) -> Any:
+        return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+
+    lhs = front(lhs, lhs_dim)
+    extents, *starts = (front(a, d) for a, d in zip((extents, *starts), index_dims))
+    first, count = spans(extents, starts[0] if starts else None, m)
+    if mode == "rows" and rhs_dim is None:
+        return _sort_rows(lhs, rhs, first, count, params), 0
+    # One long row axis: group g of entry b starts at row b * m + first[b, g].
+    rhs = front(rhs, rhs_dim)
+    first = first + m * jnp.arange(size, dtype=jnp.int32)[:, None]
+    out = product(
+        lhs.reshape(size * m, *lhs.shape[2:]),
+        rhs.reshape(size * rhs.shape[1], *rhs.shape[2:]),
+        count.reshape(-1),
+        first.reshape(-1),
+        **_without_starts(params),
+    )
+    leading = count.shape[1] if mode == "contraction" else m
+    return out.reshape(size, leading, *out.shape[1:]), 0
+
+
+def _without_starts(params: Any) -> dict[str, Any]:
+    return {key: value for key, value in params.items() if key != "has_starts"}
+
+
+def _merge_lhs(lhs: Any, rhs: Any, indices: Any, params: Any) -> tuple[jax.Array, int]:
+    """Only lhs is batched, `(m, size, ...)`: the batch joins its rows (mode rows) or its next dense axis."""
+    m, size = lhs.shape[:2]
+    if params["mode"] == "rows":
+        first, count = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
+        # Contiguous groups stay contiguous when every row becomes `size` rows.
+        indices = (count * size,) if len(indices) == 1 else (count * size, first * size)
+        out = product_like((lhs.reshape(m * size, lhs.shape[2]), rhs, *indices), params)
+        return out.reshape(m, size, out.shape[1]), 1
+    out = product_like((lhs.reshape(m, size * lhs.shape[2], *lhs.shape[3:]), rhs, *indices), params)
+    return out.reshape(out.shape[0], size, lhs.shape[2], *out.shape[2:]), 1
+
+
+def _cheaper_to_repeat_lhs(rhs: Any, rhs_dim: int, m: int, params: Any) -> bool:
+    """Weights stacked in front would have to be transposed; repeating few rows of lhs moves fewer bytes."""
+    if params["mode"] != "rows" or rhs_dim != 0:
+        return False
+    n = rhs.shape[2 if params["transpose_rhs"] else 3]
+    return m < 2 * rhs.shape[1] * n
+
+
+def _merge_rhs(lhs: Any, rhs: Any, rhs_dim: int, indices: Any, params: Any) -> tuple[jax.Array, int]:
+    """Only rhs is batched: the batch joins its n axis."""
+    axis = 1 if params["transpose_rhs"] or params["mode"] == "contraction" else 2
+    rhs = jnp.moveaxis(rhs, rhs_dim, axis)
+    size, n = rhs.shape[axis : axis + 2]
+    rhs = rhs.reshape(*rhs.shape[:axis], size * n, *rhs.shape[axis + 2 :])
+    out = product_like((lhs, rhs, *indices), params)
+    return out.reshape(*out.shape[:-1], size, n), out.ndim - 1
+
+
+def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.Array:
+    """Extents differ per entry and the weights are shared: sort the rows of all entries by group, multiply, sort back.
+
+    Folding would copy the weights once per entry; this copies activations.
+    """
+    size, m = lhs.shape[:2]
+    order = jnp.argsort(row_groups(count, first, m).reshape(-1), stable=True).astype(jnp.int32)
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(size * m, dtype=jnp.int32), unique_indices=True)
+    order, place = order[:, None], place[:, None]
+    rows = sum_rows(lhs.reshape(size * m, lhs.shape[2]), order, place)
+    out = product(rows, rhs, count.sum(axis=0, dtype=jnp.int32), **_without_starts(params))
+    return sum_rows(out, place, order).reshape(size, m, out.shape[1])
+
+
+@functools.partial(jax.jit, static_argnames=("mode", "transpose_rhs", "dtype", "has_starts"))
+def _run(*operands: Any, **params: Any) -> jax.Array:
+    return grouped_p.bind(*operands, **params)
+
+
+grouped_p.def_impl(_run)
+grouped_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[grouped_p] = _jvp
+ad.primitive_transposes[grouped_p] = _transpose
+batching.primitive_batchers[grouped_p] = _batch
+register_lowerings(grouped_p)

@@ -1,0 +1,174 @@
+"""Reads and checks the integer arrays of nested tensors.
+
+Policy: shapes and dtypes are always checked. Values are checked when they are concrete (one small read); traced
+values are not, unless `debug_checks` is on, which turns the same rules into `checkify.debug_check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import checkify
+
+INT32_MAX = 2**31 - 1
+
+# Above this many groups the read is no longer small.
+_MAX_VALUES_READ = 100_000
+
+# Part of the key of JAX's compilation cache: a function traced outside is traced again inside.
+_debug = jax.make_user_context(False)
+
+
+@contextlib.contextmanager
+def debug_checks() -> Iterator[None]:
+    """Check traced extents too, and fill padding rows of nested tensors with NaN.
+
+    Inside, constructors emit `checkify.debug_check` for the values they cannot read at trace time; run the function
+    through `jax.experimental.checkify.checkify` to see the errors (otherwise they do nothing). Padding rows that
+    constructors take in or operators write become NaN in floating dtypes, so that a wrong reader shows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> with jf.debug_checks():
+        ...     nt = jf.as_nested(jnp.ones((3,)), extents=[1, 1])
+        >>> nt.data.tolist()
+        [1.0, 1.0, nan]
+    """
+    with _debug(True):
+        yield
+
+
+def debug_enabled() -> bool:
+    return bool(_debug.value)
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """Return the values of `x` where they can be read without tracing or communication, else None."""
+    if isinstance(x, np.ndarray):
+        return x
+    if not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+        return None
+    return np.asarray(x) if x.is_fully_addressable and not x.is_deleted() else None
+
+
+def readable(x: Any) -> np.ndarray | None:
+    """Return the values to check, as int64, or None for traced, distributed or large arrays."""
+    values = concrete(x) if x.size <= _MAX_VALUES_READ else None
+    return None if values is None else values.astype(np.int64)
+
+
+def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
+    """Return `value` as an integer array (NumPy or JAX) whose values fit in int32."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        array: Any = value
+    else:
+        try:
+            array = np.asarray(value)
+        except jax.errors.TracerArrayConversionError:
+            array = jnp.asarray(value)
+        if array.size == 0:
+            array = array.astype(np.int32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{fn}: {name} must be an integer array, got {array.dtype}")
+    # Converting 64-bit values to int32 would wrap without a word.
+    wide = np.iinfo(array.dtype).max > INT32_MAX
+    values = concrete(array) if wide and (validate or isinstance(array, np.ndarray)) else None
+    if values is not None and values.size:
+        bad = (values > INT32_MAX) | (values < -INT32_MAX - 1)
+        if bad.any():
+            at = first(bad)
+            raise ValueError(f"{fn}: {name}[{spell(at)}]={values[at]} does not fit in int32")
+    return array
+
+
+def to_int32(array: Any) -> jax.Array:
+    if isinstance(array, np.ndarray):
+        return jnp.asarray(array.astype(np.int32))
+    return array if array.dtype == jnp.int32 else array.astype(jnp.int32)
+
+
+def first(mask: np.ndarray) -> tuple[int, ...]:
+    """Return the first index where `mask` holds."""
+    return tuple(int(i) for i in np.argwhere(mask)[0])
+
+
+def spell(index: tuple[Any, ...]) -> str:
+    return ", ".join(str(i) for i in index)
+
+
+def check_layout_shape(fn: str, name: str, array: Any, data_shape: tuple[int, ...], ragged_dim: int) -> None:
+    """Check that offsets or extents are 1-D or match the outer dimensions of the data positionally."""
+    last = "G+1" if name == "offsets" else "G"
+    if array.ndim == 1:
+        if name == "offsets" and array.shape[0] == 0:
+            raise ValueError(f"{fn}: offsets needs at least one entry (G+1); got shape (0,)")
+        return
+    wanted = ", ".join([*(f"d{i}" for i in range(ragged_dim)), last])
+    message = f"{fn}: {array.ndim}-D {name} for ragged_dim={ragged_dim} need shape [{wanted}]; got {array.shape}"
+    if array.ndim - 1 != ragged_dim:
+        raise ValueError(message)
+    outer = data_shape[:ragged_dim]
+    if array.shape[:-1] != outer:
+        raise ValueError(message + f", data has [{', '.join(f'd{i}={n}' for i, n in enumerate(outer))}]")
+    if name == "offsets" and array.shape[-1] == 0:
+        raise ValueError(f"{fn}: offsets needs at least one entry (G+1); got shape {array.shape}")
+
+
+def check_offsets(fn: str, offsets: Any, rows: int, dim: int) -> None:
+    """Check values: offsets start at 0, never fall, and end within the rows."""
+    values = readable(offsets)
+    if values is None:
+        _debug_check(lambda: jnp.all(offsets[..., 0] == 0), f"{fn}: offsets[0] must be 0")
+        _debug_check(lambda: jnp.all(jnp.diff(offsets, axis=-1) >= 0), f"{fn}: offsets must be non-decreasing")
+        _debug_check(lambda: jnp.all(offsets[..., -1] <= rows), f"{fn}: offsets[-1] exceeds data.shape[{dim}]={rows}")
+        return
+    nonzero, falls, over = values[..., 0] != 0, np.diff(values, axis=-1) < 0, values[..., -1] > rows
+    if not (nonzero.any() or falls.any() or over.any()):
+        return
+    if (values >= 0).all() and (values.sum(axis=-1) == rows).all():
+        raise ValueError(
+            f"{fn}: offsets has {values.shape[-1]} entries summing to data.shape[{dim}]={rows}; "
+            f"these look like group sizes, use extents="
+        )
+    if nonzero.any():
+        at = (*first(nonzero), 0)
+        raise ValueError(f"{fn}: offsets[{spell(at)}] must be 0, got {values[at]}")
+    if falls.any():
+        at = first(falls)
+        after = (*at[:-1], at[-1] + 1)
+        raise ValueError(
+            f"{fn}: offsets must be non-decreasing; "
+            f"offsets[{spell(at)}]={values[at]} > offsets[{spell(after)}]={values[after]}"
+        )
+    at = (*first(over), -1)
+    raise ValueError(f"{fn}: offsets[{spell(at)}]={values[at]} exceeds data.shape[{dim}]={rows}")
+
+
+def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
+    """Check values: extents are non-negative and sum to at most the rows."""
+    values = readable(extents)
+    if values is None:
+        _debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
+        _debug_check(
+            lambda: jnp.all(jnp.sum(extents, axis=-1) <= rows), f"{fn}: extents exceed data.shape[{dim}]={rows}"
+        )
+        return
+    if (values < 0).any():
+        at = first(values < 0)
+        raise ValueError(f"{fn}: extents must be non-negative; extents[{spell(at)}]={values[at]}")
+    sums = values.sum(axis=-1)
+    if (sums > rows).any():
+        at = first(sums > rows)
+        where = f"extents[{spell(at)}]" if at else "extents"
+        raise ValueError(f"{fn}: {where} sum to {sums[at]}, which exceeds data.shape[{dim}]={rows}")
+
+
+def _debug_check(holds: Any, message: str) -> None:
+    if debug_enabled():
+        checkify.debug_check(holds(), message)

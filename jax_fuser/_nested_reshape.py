@@ -1,0 +1,192 @@
+"""Other groupings of the same rows: merge and split dimensions, align groups, concatenate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fuser._nested_checks import INT32_MAX
+from jax_fuser._nested_map import check_same_layout
+from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
+from jax_fuser._nested_tensor import NestedTensor
+
+
+def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
+    """Merge two dimensions of `nt.shape` into one.
+
+    - (group, ragged): all rows in one dimension, `as_flattened`.
+    - (ragged, the dense dimension after it, of size k): rows become k times as many; extents are multiplied by k.
+    - (an outer dimension of N-D extents, ragged): the groups of all outer indices join, `extents.sum` over it. Rows
+      move: group by group, in each the outer indices in order. The capacity is that of all outer indices together.
+
+    Differentiable in `nt.data`.
+
+    Raises:
+        ValueError: another pair of dimensions, or more rows than int32 holds.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt = jf.as_nested(jnp.ones((2, 100, 8)), extents=[[30, 20, 40, 10], [25, 15, 25, 35]], ragged_dim=1)
+        >>> jf.nested.merge(nt, 0, 2)
+        NestedTensor(f32[expert=4, ragged=[55,35,65,45], 8], rows 200/200)
+    """
+    require_nested("merge", nt)
+    dim, ndim = nt.ragged_dim, nt.ndim
+    first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
+    if (first, second) == (dim, dim + 1):
+        return as_flattened(nt)
+    if first == dim + 1 and second == dim + 2 < ndim:
+        return _merge_dense(nt)
+    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
+        return _merge_outer(nt, first)
+    raise ValueError(
+        f"merge: dims ({i}, {j}) are neither (component, ragged), (ragged, next regular) nor "
+        f"(outer extents dim, ragged)"
+    )
+
+
+def _merge_dense(nt: NestedTensor) -> NestedTensor:
+    dim, shape = nt.ragged_dim, nt.data.shape
+    size = shape[dim + 1]
+    if nt.capacity * size > INT32_MAX:
+        raise ValueError(f"merge: {nt.capacity} rows times {size} do not fit in int32")
+    data = nt.data.reshape(*shape[:dim], nt.capacity * size, *shape[dim + 2 :])
+    starts = nt.starts * size if nt.gapped else None
+    return NestedTensor(data, nt.extents * size, starts, dim)
+
+
+def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
+    dim, capacity = nt.ragged_dim, nt.capacity
+    outer = nt.data.shape[axis]
+    if outer * capacity > INT32_MAX:
+        raise ValueError(f"merge: {outer} times {capacity} rows do not fit in int32")
+    data = jnp.moveaxis(nt.data, axis, dim - 1)
+    data = data.reshape(*data.shape[: dim - 1], outer * capacity, *data.shape[dim + 1 :])
+    extents, starts = (jnp.moveaxis(x, axis, -1) for x in (nt.extents, nt.starts))
+    starts = starts + jnp.arange(outer, dtype=jnp.int32) * capacity
+    # One chunk per (group, outer index), in the order that they shall lie in.
+    flat_extents, flat_starts = (x.reshape(*x.shape[:-2], -1) for x in (extents, starts))
+    chunks = NestedTensor(data, flat_extents, flat_starts, dim - 1)
+    return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim - 1)
+
+
+def split(
+    nt: NestedTensor, axis: int, *, factor: int | None = None, num: int | None = None, capacity: int | None = None
+) -> NestedTensor:
+    """Split the group dimension in two, or pad the groups along the ragged one.
+
+    - The group dimension (1-D extents): `[groups]` becomes `[groups / factor, factor]`, or `[num, groups / num]`. Each
+      of the outer parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
+      cut, or refused where extents are concrete).
+    - The ragged dimension: `align(nt, factor)`.
+
+    Differentiable in `nt.data`.
+
+    Raises:
+        TypeError: not exactly one of `factor` and `num`.
+        ValueError: groups not divisible, or another dimension.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt = jf.as_nested(jnp.ones((200, 8)), extents=[55, 35, 65, 45])
+        >>> jf.nested.split(nt, 0, num=2)
+        NestedTensor(f32[2, expert=2, ragged=[[55,35],[65,45]], 8], rows 200/400)
+    """
+    require_nested("split", nt)
+    if (factor is None) == (num is None):
+        raise TypeError("split: pass exactly one of factor= or num=")
+    size = num if factor is None else factor
+    assert size is not None
+    if size < 1:
+        raise ValueError(f"split: {'num' if factor is None else 'factor'} must be at least 1, got {size}")
+    dim = nt.ragged_dim
+    if axis % nt.ndim == dim + 1:
+        if factor is None:
+            raise ValueError("split: the ragged dimension takes factor=, the multiple to pad to")
+        return align(nt, factor)
+    if axis % nt.ndim != dim or nt.extents.ndim != 1 or dim:
+        raise ValueError(f"split: axis {axis} is neither the group dimension of 1-D extents nor the ragged dimension")
+    if nt.num_groups % size:
+        raise ValueError(f"split: {nt.num_groups} experts not divisible by {size}")
+    outer = nt.num_groups // size if num is None else size
+    extents = nt.extents.reshape(outer, nt.num_groups // outer)
+    parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
+    return NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+
+
+def align(nt: NestedTensor, multiple: int) -> NestedTensor:
+    """Pad the storage of each group to a multiple of rows: gapped storage, zero in the gaps.
+
+    The capacity grows to the static bound `capacity + groups * (multiple - 1)`, rounded up to the multiple; every
+    group then starts at a multiple. Extents stay. Differentiable in `nt.data`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt = jf.nested.align(jf.as_nested(jnp.ones((5, 2)), extents=[3, 0, 2]), 4)
+        >>> nt.starts.tolist(), nt.capacity
+        ([0, 4, 4], 16)
+    """
+    require_nested("align", nt)
+    if multiple < 1:
+        raise ValueError(f"align: multiple must be at least 1, got {multiple}")
+    bound = nt.capacity + nt.num_groups * (multiple - 1)
+    capacity = -(-bound // multiple) * multiple
+    if capacity > INT32_MAX:
+        raise ValueError(f"align: {capacity} rows do not fit in int32")
+    padded = (nt.extents + (multiple - 1)) // multiple * multiple
+    starts = jnp.cumsum(padded, axis=-1, dtype=jnp.int32) - padded
+    return NestedTensor(relocate(nt, starts, capacity), nt.extents, starts, nt.ragged_dim)
+
+
+def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
+    """Join nested tensors along a dense dimension, or one tensor's groups after the other's.
+
+    Args:
+        nts: nested tensors. Along a dense dimension they share one layout; along the group dimension the dense
+            dimensions agree, and capacities add up.
+        axis: dimension of `nt.shape`.
+
+    Returns:
+        A contiguous nested tensor (along a dense dimension: the layout of the first). Differentiable.
+
+    Raises:
+        ValueError: no tensors, layouts that differ, or an axis that is neither dense nor the groups.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> a = jf.as_nested(jnp.ones((3, 2)), extents=[1, 1])
+        >>> jf.nested.concat([a, a * 2], axis=0)
+        NestedTensor(f32[expert=4, ragged=[1,1,1,1], 2], rows 4/6)
+        >>> jf.nested.concat([a, a * 2], axis=-1).shape
+        (2, ragged, 4)
+    """
+    if not nts:
+        raise ValueError("concat: needs at least one NestedTensor")
+    for nt in nts:
+        require_nested("concat", nt)
+    head, dim = nts[0], nts[0].ragged_dim
+    if not -head.ndim <= axis < head.ndim:
+        raise ValueError(f"concat: axis {axis} is out of range for {head.ndim} dimensions")
+    axis %= head.ndim
+    if axis > dim + 1:
+        for other in nts[1:]:
+            check_same_layout("concat", head, other)
+        return head.replace(data=jnp.concatenate([nt.data for nt in nts], axis=axis - 1))
+    if axis != dim:
+        kind = "ragged" if axis == dim + 1 else "outer"
+        raise ValueError(f"concat: axis {axis} is {kind}; join the groups (axis {dim}) or a dense dimension")
+    shapes = [(nt.ragged_dim, nt.extents.shape[:-1]) for nt in nts]
+    if len(set(shapes)) > 1:
+        raise ValueError(f"concat: ragged_dim or outer dimensions of extents differ: {shapes[0]} vs {shapes[1]}")
+    bases = [0, *np.cumsum([nt.capacity for nt in nts])]
+    starts = jnp.concatenate([nt.starts + np.int32(base) for nt, base in zip(nts, bases)], axis=-1)
+    extents = jnp.concatenate([nt.extents for nt in nts], axis=-1)
+    data = jnp.concatenate([nt.data for nt in nts], axis=dim)
+    return NestedTensor(as_flattened(NestedTensor(data, extents, starts, dim)), extents, ragged_dim=dim)

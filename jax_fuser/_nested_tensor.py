@@ -1,0 +1,313 @@
+"""The nested tensor: one array of rows and the number of rows of each group.
+
+`data` keeps every group's rows along one dimension, `extents[g]` says how many of them group `g` owns. Both are
+pytree leaves, so extents live on the device and may be traced; only shapes and `ragged_dim` are static. Nothing
+here reads a value of `extents`. Constructors and their checks are in `_nested.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class _Ragged:
+    """Stands for the ragged size in `NestedTensor.shape`; equal to itself and to the string "ragged"."""
+
+    def __repr__(self) -> str:
+        return "ragged"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Ragged) or other == "ragged"
+
+    def __hash__(self) -> int:
+        return hash("ragged")
+
+
+ragged = _Ragged()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Layout:
+    """Static pytree part: the number of dimensions after the ragged one.
+
+    Counting from the end keeps the value true when `vmap` or `scan` takes leading dimensions away. `None` belongs to
+    trees of axes or partition specs, such as `NestedTensor(0, None)`: it equals every layout, so that they are
+    prefixes of any nested tensor.
+    """
+
+    dense_ndim: int | None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Layout):
+            return NotImplemented
+        return None in (self.dense_ndim, other.dense_ndim) or self.dense_ndim == other.dense_ndim
+
+    def __hash__(self) -> int:
+        return hash(_Layout)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _row_ids(extents: jax.Array, starts: jax.Array | None, capacity: int) -> jax.Array:
+    groups = extents.shape[-1]
+
+    def contiguous(extents: jax.Array) -> jax.Array:
+        ends, rows = jnp.cumsum(extents, dtype=jnp.int32), jnp.arange(capacity, dtype=jnp.int32)
+        return jnp.searchsorted(ends, rows, side="right", method="scan_unrolled").astype(jnp.int32)
+
+    def gapped(extents: jax.Array, starts: jax.Array) -> jax.Array:
+        # +id at the first row, -id past the last: the running sum names the owner, whatever the order of groups.
+        owner = jnp.where(extents > 0, jnp.arange(1, groups + 1, dtype=jnp.int32), 0)
+        steps = jnp.zeros((capacity + 1,), jnp.int32)
+        steps = steps.at[starts].add(owner, mode="drop").at[starts + extents].add(-owner, mode="drop")
+        owners = jnp.cumsum(steps[:capacity], dtype=jnp.int32)
+        return jnp.where(owners > 0, owners - 1, groups)
+
+    find: Callable[..., jax.Array] = contiguous if starts is None else gapped
+    for _ in range(extents.ndim - 1):
+        find = jax.vmap(find)
+    return find(extents) if starts is None else find(extents, starts)
+
+
+def _binary(name: str, fn: Callable[..., Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
+    def method(self: NestedTensor, other: Any) -> Any:
+        from jax_fuser._nested_map import elementwise, is_operand
+
+        if not is_operand(other):
+            return NotImplemented
+        operands = (other, self) if reflected else (self, other)
+        return elementwise(name, fn, *operands)
+
+    method.__name__ = name
+    return method
+
+
+def _unary(name: str, fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    def method(self: NestedTensor) -> Any:
+        from jax_fuser._nested_map import elementwise
+
+        return elementwise(name, fn, self)
+
+    method.__name__ = name
+    return method
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class NestedTensor:
+    """A tensor with one ragged dimension: `[.., groups, ragged, ..]`, stored as rows `[.., capacity, ..]`.
+
+    Build one with `as_nested` or the constructors of `jax_fuser.nested`; this class checks nothing, so that it can
+    also carry axes (`vmap(f, in_axes=NestedTensor(0, None))`) or partition specs.
+
+    Rows that belong to no group are padding: never read into a result, written as zero, zero cotangent.
+    Operators `+ - * / **`, comparisons, unary minus and `abs` act on rows; the other operand is a scalar, an array
+    that broadcasts over the dense dimensions (`[h]`), a per-group array `[groups, 1, h]`, or a nested tensor of the
+    same layout. `nt @ w` is `jax_fuser.grouped_matmul(nt, w)`. `nt == x` compares elements; use
+    `nested.allclose` and `nested.same_layout` for whole tensors.
+
+    Args:
+        data: rows, `[.., capacity, ..]`, any dtype. Differentiable.
+        extents: rows of each group, int32 `[groups]` (the same for every outer index) or `[d0, .., groups]`.
+        starts: first row of each group where storage has gaps, int32, shape of `extents`; None when the groups lie
+            one after another from row 0.
+        ragged_dim: dimension of `data` that holds the rows.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt = jf.as_nested(jnp.ones((5, 2)), extents=[2, 0, 3])
+        >>> nt
+        NestedTensor(f32[expert=3, ragged=[2,0,3], 2], rows 5/5)
+        >>> (nt * 2).shape
+        (3, ragged, 2)
+    """
+
+    data: Any
+    extents: Any
+    _starts: Any
+    _layout: _Layout
+
+    # NumPy arrays then leave `array + nt` to this class.
+    __array_ufunc__ = None
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, data: Any, extents: Any, starts: Any = None, ragged_dim: int = 0):
+        ndim = getattr(data, "ndim", None)
+        self._set(data, extents, starts, _Layout(None if ndim is None else ndim - 1 - ragged_dim))
+
+    def _set(self, data: Any, extents: Any, starts: Any, layout: _Layout) -> None:
+        for name, value in (("data", data), ("extents", extents), ("_starts", starts), ("_layout", layout)):
+            object.__setattr__(self, name, value)
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], _Layout]:
+        key = jax.tree_util.GetAttrKey
+        return ((key("data"), self.data), (key("extents"), self.extents), (key("starts"), self._starts)), self._layout
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _Layout]:
+        return (self.data, self.extents, self._starts), self._layout
+
+    @classmethod
+    def tree_unflatten(cls, layout: _Layout, children: Any) -> NestedTensor:
+        nt = object.__new__(cls)
+        data, extents, starts = children
+        nt._set(data, extents, starts, layout)
+        return nt
+
+    # Static facts.
+
+    @property
+    def ragged_dim(self) -> int:
+        """Dimension of `data` that holds the rows."""
+        if self._layout.dense_ndim is None:
+            raise TypeError("NestedTensor: this one holds axes or specs, not arrays; it has no ragged_dim")
+        dim = self.data.ndim - 1 - self._layout.dense_ndim
+        if self.extents.dtype == jax.dtypes.float0:
+            raise TypeError(
+                "grad: NestedTensor carries integer extents; use jax_fuser.nested.grad, or differentiate w.r.t. nt.data"
+            )
+        outer = self.extents.shape[:-1]
+        if dim < 0 or self.extents.ndim == 0 or (outer and outer != self.data.shape[:dim]):
+            raise ValueError("vmap: NestedTensor needs the same batch axis on data and extents")
+        return dim
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """`(.., groups, ragged, ..)`; the ragged entry is `nested.ragged`, equal to the string "ragged"."""
+        dim = self.ragged_dim
+        return (*self.data.shape[:dim], self.num_groups, ragged, *self.data.shape[dim + 1 :])
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim + 1
+
+    @property
+    def dtype(self) -> Any:
+        return self.data.dtype
+
+    @property
+    def num_groups(self) -> int:
+        return self.extents.shape[-1]
+
+    @property
+    def capacity(self) -> int:
+        """Rows of storage (static): valid rows and padding."""
+        return self.data.shape[self.ragged_dim]
+
+    @property
+    def gapped(self) -> bool:
+        """Whether groups are placed by a `starts` leaf rather than one after another."""
+        return self._starts is not None
+
+    # Device values.
+
+    @property
+    def offsets(self) -> jax.Array:
+        """int32 `[.., groups + 1]`: 0, then the running sum of extents; positions after `as_flattened`."""
+        zero = jnp.zeros_like(self.extents[..., :1], shape=(*self.extents.shape[:-1], 1))
+        return jnp.concatenate([zero, jnp.cumsum(self.extents, axis=-1, dtype=jnp.int32)], axis=-1)
+
+    @property
+    def starts(self) -> jax.Array:
+        """int32 `[.., groups]`: first row of each group in `data`."""
+        return self.offsets[..., :-1] if self._starts is None else self._starts
+
+    @property
+    def total(self) -> jax.Array:
+        """int32 `[..]`: valid rows, the sum of extents."""
+        return jnp.sum(self.extents, axis=-1, dtype=jnp.int32)
+
+    def row_ids(self) -> jax.Array:
+        """Return the group of each row, int32 `[.., capacity]`; `num_groups` for padding rows.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import jax_fuser as jf
+            >>> jf.as_nested(jnp.ones((5, 2)), extents=[2, 0, 1]).row_ids().tolist()
+            [0, 0, 2, 3, 3]
+        """
+        return _row_ids(self.extents, self._starts, self.capacity)
+
+    def row_mask(self) -> jax.Array:
+        """Return which rows belong to a group, bool `[.., capacity]`."""
+        if self._starts is not None:
+            return self.row_ids() < self.num_groups
+        return jnp.arange(self.capacity, dtype=jnp.int32) < self.total[..., None]
+
+    def replace(self, **changes: Any) -> NestedTensor:
+        """Return a copy with other `data`, `extents` or `starts` and the same `ragged_dim`.
+
+        New data keeps the rows; its dense dimensions and dtype may differ.
+
+        Raises:
+            ValueError: `data` alone is replaced and has another number of rows.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> import jax_fuser as jf
+            >>> nt = jf.as_nested(jnp.ones((5, 2)), extents=[2, 3])
+            >>> nt.replace(data=jnp.ones((5, 7))).shape
+            (2, ragged, 7)
+        """
+        unknown = set(changes) - {"data", "extents", "starts"}
+        if unknown:
+            raise TypeError(f"replace: unknown field {sorted(unknown)[0]!r}; fields are data, extents, starts")
+        data = changes.get("data", self.data)
+        layout = self._layout
+        if hasattr(data, "ndim") and hasattr(self.data, "ndim") and "data" in changes:
+            dim = self.ragged_dim
+            rows = data.shape[dim] if data.ndim > dim else None
+            if "extents" not in changes and rows != self.capacity:
+                raise ValueError(
+                    f"replace: data {tuple(data.shape)} needs {self.capacity} rows in dimension {dim}; "
+                    f"build a new nested tensor with as_nested"
+                )
+            layout = _Layout(data.ndim - 1 - dim)
+        children = (data, changes.get("extents", self.extents), changes.get("starts", self._starts))
+        return NestedTensor.tree_unflatten(layout, children)
+
+    # Python protocol.
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        raise TypeError("NestedTensor has no truth value; reduce it first, or use nested.allclose")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("NestedTensor is not one array; use nt.data, as_flattened(nt) or nested.to_padded(nt)")
+
+    def __getitem__(self, index: Any) -> Any:
+        from jax_fuser._nested_rows import getitem
+
+        return getitem(self, index)
+
+    def __repr__(self) -> str:
+        from jax_fuser._nested_repr import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from jax_fuser._nested_repr import html
+
+        return html(self)
+
+    def __matmul__(self, other: Any) -> Any:
+        # The compiled half of the package is loaded only when it is used.
+        return importlib.import_module("jax_fuser").grouped_matmul(self, other)
+
+    __add__, __radd__ = _binary("add", jnp.add), _binary("add", jnp.add, True)
+    __sub__, __rsub__ = _binary("subtract", jnp.subtract), _binary("subtract", jnp.subtract, True)
+    __mul__, __rmul__ = _binary("multiply", jnp.multiply), _binary("multiply", jnp.multiply, True)
+    __truediv__, __rtruediv__ = _binary("divide", jnp.divide), _binary("divide", jnp.divide, True)
+    __pow__, __rpow__ = _binary("power", jnp.power), _binary("power", jnp.power, True)
+    __eq__, __ne__ = _binary("equal", jnp.equal), _binary("not_equal", jnp.not_equal)  # type: ignore[assignment]
+    __lt__, __le__ = _binary("less", jnp.less), _binary("less_equal", jnp.less_equal)
+    __gt__, __ge__ = _binary("greater", jnp.greater), _binary("greater_equal", jnp.greater_equal)
+    __neg__, __abs__ = _unary("negative", jnp.negative), _unary("abs", jnp.abs)

@@ -1,0 +1,370 @@
+"""Which equations of a jaxpr become fusions, and which stay with XLA.
+
+1. `flatten` opens calls, so that a region can reach across them.
+2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs one
+   makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
+   in. Only a view that the program returns is written by the region of its source. What feeds nothing but reductions
+   stays with XLA too: it computes such values inside the reduction and never stores them.
+3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
+   is at the largest depth of its producers. In the order region 0, cuts 0, region 1, cuts 1, ... everything is defined
+   before its use, so no cycle can arise. An equation whose readers all lie deeper moves down to them: a store is saved.
+4. Values that depend linearly on given inputs (tangents, cotangents) are never made together with others that are
+   needed elsewhere: partial evaluation must be able to take the linear part alone. The linear region computes again
+   what it needs.
+5. Scalars have regions of their own, to be arrays under `vmap`; XLA runs them as they are otherwise. Unrelated parts of
+   a region become separate programs when their shapes differ, and no program has more than MAX_BUFFERS arguments and
+   results.
+6. A region that only moves or converts data, or holds no element, stays with XLA.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
+
+from jax_fuser import _trace
+
+# Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
+MAX_BUFFERS = 64
+# Equations of one program: compile time grows faster than linearly beyond.
+MAX_EQUATIONS = 512
+
+
+@dataclass(frozen=True)
+class Region:
+    """Equations that become one program."""
+
+    eqns: list[JaxprEqn]
+    invars: list[Var]
+    outvars: list[Var]
+
+
+@dataclass
+class Flat:
+    """A jaxpr without calls and without constants: those are inputs, `consts`, in front of the others."""
+
+    invars: list[Var]
+    outvars: list[Any]
+    eqns: list[JaxprEqn]
+    consts: list[Any]
+    # Inputs of fused calls that were linear in these values.
+    linear: set[Var] = field(default_factory=set)
+
+
+def flatten(closed: Any) -> Flat:
+    """Open every call without side effects or placement of its own; the rest is kept as it is."""
+    jaxpr = closed.jaxpr
+    flat = Flat([], [], [], list(closed.consts))
+    constvars = list(jaxpr.constvars)
+    new_var = gensym()
+
+    def open_call(jaxpr: Any, env: dict[Var, Any], scopes: Sequence[Any]) -> list[Any]:
+        def read(atom: Any) -> Any:
+            return atom if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            info = eqn.source_info
+            for scope in scopes:
+                info = info.replace(name_stack=scope + info.name_stack)
+            invars = [read(v) for v in eqn.invars]
+            name = eqn.primitive.name
+            if name in _trace.CALLS and not eqn.effects and _trace.own_placement(eqn) is None:
+                body = _trace.body_of(eqn)
+                assert body is not None
+                inner = body[0]
+                consts = [new_var(v.aval) for v in inner.constvars]
+                constvars.extend(consts)
+                flat.consts.extend(body[1])
+                inner_env = dict(zip([*inner.constvars, *inner.invars], [*consts, *invars]))
+                if name == _trace.FUSED:
+                    marks = zip(invars, eqn.params["linear"])
+                    flat.linear.update(v for v, is_linear in marks if is_linear and isinstance(v, Var))
+                stack = info.name_stack
+                inside = stack.extend(eqn.params["name"]) if name in ("jit", "pjit") else stack
+                results = open_call(inner, inner_env, [inside])
+                env.update(zip(eqn.outvars, results))
+                continue
+            outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
+            env.update(zip(eqn.outvars, outvars))
+            flat.eqns.append(new_jaxpr_eqn(invars, outvars, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx))
+        return [read(v) for v in jaxpr.outvars]
+
+    flat.outvars = open_call(jaxpr, {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}, [])
+    flat.invars = [*constvars, *jaxpr.invars]
+    return flat
+
+
+def variables(step: Any) -> list[Var]:
+    """Return the operands that are not literals."""
+    return [v for v in step.invars if isinstance(v, Var)]
+
+
+def shape(v: Any) -> tuple[int, ...]:
+    """Return the shape of a variable."""
+    return v.aval.shape
+
+
+def dependent(eqns: Sequence[JaxprEqn], inputs: Iterable[Var]) -> set[Var]:
+    """Return the inputs and every value that depends on them."""
+    reached = set(inputs)
+    for eqn in eqns:
+        if not reached.isdisjoint(variables(eqn)):
+            reached.update(eqn.outvars)
+    return reached
+
+
+def live(eqns: Sequence[JaxprEqn], outvars: Iterable[Any]) -> list[JaxprEqn]:
+    """Drop equations that reach no output and have no effect."""
+    needed = {v for v in outvars if isinstance(v, Var)}
+    kept = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(variables(eqn))
+            kept.append(eqn)
+    return kept[::-1]
+
+
+def feeds_reductions(eqns: Sequence[JaxprEqn], returned: set[Var]) -> set[int]:
+    """Return the numbers of supported equations whose every reader is a reduction or such an equation."""
+    readers: dict[Var, list[int]] = defaultdict(list)
+    found: set[int] = set()
+    for i in reversed(range(len(eqns))):
+        eqn = eqns[i]
+        reading = [j for v in eqn.outvars for j in readers[v]]
+        kept = not reading or not returned.isdisjoint(eqn.outvars) or _trace.unsupported(eqn) is not None
+        if not kept and all(j in found or eqns[j].primitive.name in _trace.REDUCTIONS for j in reading):
+            found.add(i)
+        for v in variables(eqn):
+            readers[v].append(i)
+    return found
+
+
+def partition(flat: Flat, linear: Iterable[Var] = ()) -> list[Region | JaxprEqn]:
+    """Return regions and left equations, in an order that defines everything before its use."""
+    return _Partition(flat, linear).steps()
+
+
+class _Partition:
+    """Equations go by their number; `members` are computing equations."""
+
+    def __init__(self, flat: Flat, linear: Iterable[Var]):
+        self.eqns = live(flat.eqns, flat.outvars)
+        self.returned = {v for v in flat.outvars if isinstance(v, Var)}
+        self.maker = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        self.number = {v: n for n, v in enumerate([*flat.invars, *self.maker])}
+        self.readers: dict[Var, list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            for v in dict.fromkeys(variables(eqn)):
+                self.readers[v].append(i)
+        linear_values = dependent(self.eqns, {*linear, *flat.linear})
+        self.linear = [not linear_values.isdisjoint(eqn.outvars) for eqn in self.eqns]
+        self.cut = [_trace.unsupported(eqn) is not None for eqn in self.eqns]
+        for i in feeds_reductions(self.eqns, self.returned):
+            self.cut[i] = True
+        self.view = [not cut and _trace.is_view(eqn) for cut, eqn in zip(self.cut, self.eqns)]
+        self.depth = self._depths()
+        self._sink()
+        self.fused: set[int] = set()
+
+    def _source(self, v: Var) -> Var:
+        """Return the value that a chain of views starts from; a view without operand is its own source."""
+        while (i := self.maker.get(v)) is not None and self.view[i] and (operands := variables(self.eqns[i])):
+            v = operands[0]
+        return v
+
+    def _depths(self) -> list[int]:
+        depth: list[int] = []
+        last_effect = 0
+        for i, eqn in enumerate(self.eqns):
+            own = 0
+            for v in variables(eqn):
+                maker = self.maker.get(self._source(v))
+                if maker is not None:
+                    own = max(own, depth[maker] + (self.cut[maker] and not self.cut[i]))
+            if eqn.effects:
+                own = last_effect = max(own, last_effect)
+            depth.append(own)
+        return depth
+
+    def _sink(self) -> None:
+        for i in reversed(range(len(self.eqns))):
+            outvars = self.eqns[i].outvars
+            readers = [j for v in outvars for j in self.readers[v]]
+            stored = self.cut[i] or not self.returned.isdisjoint(outvars) or any(self.cut[j] for j in readers)
+            if readers and not stored:
+                self.depth[i] = max(self.depth[i], min(self.depth[j] for j in readers))
+
+    def steps(self) -> list[Region | JaxprEqn]:
+        groups: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
+        for i, eqn in enumerate(self.eqns):
+            if not self.cut[i] and not self.view[i]:
+                holds_arrays = any(shape(v) for v in eqn.outvars)
+                groups[self.depth[i], holds_arrays, self.linear[i]].append(i)
+        regions: list[Region] = []
+        # Linear groups first: what they make again for themselves need not be stored for them.
+        for depth, holds_arrays, is_linear in sorted(groups, key=lambda g: not g[2]):
+            members = groups[depth, holds_arrays, is_linear]
+            again = groups.get((depth, holds_arrays, False), []) if is_linear else []
+            regions += self._programs(members, again)
+        return self._in_order(regions)
+
+    def _programs(self, members: list[int], again: list[int]) -> list[Region]:
+        """Return the programs of one group; `again` are equations outside of it that a program may repeat."""
+        needed = self._collect(self._results(members), {*members})
+        programs: dict[Any, list[list[int]]] = defaultdict(list)
+        for part in self._parts([i for i in members if i in needed]):
+            largest = max((shape(v) for i in part for v in self.eqns[i].outvars), key=math.prod)
+            packed = programs[largest]
+            if packed and self._fits(self._region(packed[-1] + part, again)):
+                packed[-1] = sorted(packed[-1] + part)
+            else:
+                packed.append(part)
+        regions = []
+        for program in (p for packed in programs.values() for p in packed):
+            for piece in self._pieces(program, again):
+                region = self._region(piece, again)
+                if _is_worth_a_program(region):
+                    regions.append(region)
+                    self.fused.update(piece)
+        return regions
+
+    def _parts(self, members: list[int]) -> list[list[int]]:
+        """Return the members in connected parts: a part shares no array with another one."""
+        parent = {i: i for i in members}
+
+        def root(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = i = parent[parent[i]]
+            return i
+
+        first_reader: dict[Var, int] = {}
+        for i in members:
+            for v in variables(self.eqns[i]):
+                source = self._source(v)
+                maker = self.maker.get(source)
+                if maker in parent:
+                    parent[root(i)] = root(maker)
+                elif shape(source) and (maker is None or not self.view[maker]):
+                    parent[root(i)] = root(first_reader.setdefault(source, i))
+        parts: dict[int, list[int]] = defaultdict(list)
+        for i in members:
+            parts[root(i)].append(i)
+        return list(parts.values())
+
+    def _pieces(self, members: list[int], again: list[int]) -> list[list[int]]:
+        """Cut a program that is too large in two, in the order of its equations."""
+        if len(members) == 1 or self._fits(self._region(members, again)):
+            return [members]
+        half = len(members) // 2
+        return self._pieces(members[:half], again) + self._pieces(members[half:], again)
+
+    def _fits(self, region: Region) -> bool:
+        return len(region.invars) + len(region.outvars) <= MAX_BUFFERS and len(region.eqns) <= MAX_EQUATIONS
+
+    def _results(self, members: list[int]) -> list[Var]:
+        """Return the values that members make for others, and the views of their values that the program returns."""
+        inside = {*members}
+        results: dict[Var, None] = {}
+
+        def read_outside(v: Var, maker: int) -> bool:
+            outside = False
+            for j in self.readers[v]:
+                if not self.view[j]:
+                    outside |= j not in inside and not self._makes_again(j, maker)
+                    continue
+                for view in self.eqns[j].outvars:
+                    if view in self.returned:
+                        results[view] = None
+                    outside |= read_outside(view, maker)
+            return outside
+
+        for i in members:
+            for v in self.eqns[i].outvars:
+                if read_outside(v, i) or v in self.returned:
+                    results[v] = None
+        return list(results)
+
+    def _makes_again(self, reader: int, maker: int) -> bool:
+        """Whether the reader's program makes this value again."""
+        return (
+            reader in self.fused
+            and self.linear[reader]
+            and not self.linear[maker]
+            and self.depth[reader] == self.depth[maker]
+            and self._holds_arrays(reader) == self._holds_arrays(maker)
+        )
+
+    def _holds_arrays(self, i: int) -> bool:
+        return any(shape(v) for v in self.eqns[i].outvars)
+
+    def _collect(self, results: Iterable[Var], members: set[int]) -> set[int]:
+        """Return the members and views that these values need."""
+        found: set[int] = set()
+        todo = list(results)
+        while todo:
+            i = self.maker.get(todo.pop())
+            if i is not None and i not in found and (self.view[i] or i in members):
+                found.add(i)
+                todo += variables(self.eqns[i])
+        return found
+
+    def _region(self, members: list[int], again: list[int]) -> Region:
+        results = self._results(members)
+        eqns = [self.eqns[i] for i in sorted(self._collect(results, {*members, *again}))]
+        made = {v for eqn in eqns for v in eqn.outvars}
+        invars = {v for eqn in eqns for v in variables(eqn) if v not in made}
+        return Region(eqns, sorted(invars, key=self.number.__getitem__), results)
+
+    def _in_order(self, regions: list[Region]) -> list[Region | JaxprEqn]:
+        made = {v for region in regions for v in region.outvars}
+        left = {i for i, cut in enumerate(self.cut) if cut}
+        todo = [*self.returned, *(v for r in regions for v in r.invars)]
+        todo += [v for i in left for v in variables(self.eqns[i])]
+        while todo:
+            v = todo.pop()
+            i = self.maker.get(v)
+            if i is not None and v not in made and i not in left:
+                left.add(i)
+                todo += variables(self.eqns[i])
+        steps: list[tuple[int, Region | JaxprEqn]] = [(i, self.eqns[i]) for i in left]
+        steps += [(max(self.maker[v] for v in region.outvars), region) for region in regions]
+        return _sorted_by_need(sorted(steps, key=lambda step: step[0]))
+
+
+def _sorted_by_need(steps: list[tuple[int, Region | JaxprEqn]]) -> list[Region | JaxprEqn]:
+    """Sort so that values are made before they are read and effects keep their order, else by the number of a step."""
+    maker = {v: k for k, (_, step) in enumerate(steps) for v in step.outvars}
+    followers: dict[int, list[int]] = defaultdict(list)
+    waits = [0] * len(steps)
+    last_effect = None
+    for k, (_, step) in enumerate(steps):
+        before = {maker[v] for v in variables(step) if v in maker}
+        if isinstance(step, JaxprEqn) and step.effects:
+            before |= {last_effect} if last_effect is not None else set()
+            last_effect = k
+        waits[k] = len(before)
+        for j in before:
+            followers[j].append(k)
+    ready = [k for k, count in enumerate(waits) if count == 0]
+    result = []
+    while ready:
+        k = heapq.heappop(ready)
+        result.append(steps[k][1])
+        for j in followers[k]:
+            waits[j] -= 1
+            if waits[j] == 0:
+                heapq.heappush(ready, j)
+    assert len(result) == len(steps), "a region needs a value that needs the region"
+    return result
+
+
+def _is_worth_a_program(region: Region) -> bool:
+    if any(0 in shape(v) for v in (*region.invars, *region.outvars)):
+        return False
+    return any(not _trace.is_view(e) and e.primitive.name != "convert_element_type" for e in region.eqns)

@@ -1,0 +1,107 @@
+"""Run a program on a mesh under plain `jit` with sharded arguments: each device runs its part.
+
+A custom call's text has the shapes of whole arrays, so XLA by itself would gather them on every device. The call is
+wrapped in `custom_partitioning`: Shardy propagates shardings through it by a rule made of the program's axes, and the
+partitioner then asks for the program on one device's part. Inside `shard_map` and on one device nothing is wrapped.
+JAX's persistent compilation cache does not keep what is wrapped: that is so for every `custom_partitioning`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_fuser import _axes, _ffi
+
+part_p = jax.extend.core.Primitive("jax_fuser_part")
+part_p.multiple_results = True
+part_p.def_abstract_eval(lambda *_, text, shapes: [jax.core.ShapedArray(*shape) for shape in shapes])
+
+
+def _lower_part(ctx: Any, *operands: Any, text: str, shapes: Any, platform: str) -> Sequence[Any]:
+    return _ffi.emit_program(ctx, operands, text, platform=platform)
+
+
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(part_p, functools.partial(_lower_part, platform=_platform), platform=_platform)
+
+
+@functools.cache
+def needs_devices() -> Any:
+    """Return a jaxpr that tells JAX to name the devices when it lowers an equation that has this as a parameter."""
+    same = custom_partitioning(lambda x: x)
+    same.def_partition(lambda *_: None, sharding_rule="->")
+    return jax.make_jaxpr(same)(0.0)
+
+
+def is_on_a_mesh(ctx: Any) -> bool:
+    """Whether the compiler will split the program that is being lowered, over a mesh that is known by name."""
+    if ctx.module_context.lowering_parameters.for_export:
+        return False  # the partitioner's question needs this process
+    context = ctx.module_context.axis_context
+    devices = getattr(context, "device_assignment", None)
+    mesh = getattr(context, "abstract_mesh", None)
+    return devices is not None and len(devices) > 1 and mesh is not None and not mesh.empty
+
+
+def split(text: str, builder: _axes.Builder, avals: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Return the program as a function of whole arrays that a mesh may split; `avals` are those of its results."""
+    inputs = [builder.axes(v) for v in builder.inputs]
+    outputs = [builder.axes(v) for v in builder.outputs]
+    classes = list(dict.fromkeys(axis for axes in (*inputs, *outputs) for axis in axes))
+    names = {axis: f"i{n}" for n, axis in enumerate(classes)}
+    whole = {axis for axis in classes if builder.extent(axis) == 1} | builder.counted()
+
+    def bind(text: str, extents: dict[int, int], operands: Sequence[Any]) -> list[Any]:
+        shapes = tuple(
+            (tuple(extents.get(a, builder.extent(a)) for a in axes), aval.dtype) for axes, aval in zip(outputs, avals)
+        )
+        return part_p.bind(*operands, text=text, shapes=shapes)
+
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        placed = place(mesh, [*zip(outputs, results), *zip(inputs, operands)])
+        extents = {axis: builder.extent(axis) // _size(mesh, over) for axis, over in placed.items()}
+
+        def sharding(axes: list[int]) -> NamedSharding:
+            return NamedSharding(mesh, P(*(placed.get(axis) for axis in axes)))
+
+        part = builder.part(extents)
+        return mesh, lambda *xs: bind(part, extents, xs), [*map(sharding, outputs)], tuple(map(sharding, inputs))
+
+    def place(mesh: Any, arrays: Any) -> dict[int, tuple[str, ...]]:
+        """Return the mesh axes of each class: the first sharding that an array brings for it, where that divides."""
+        placed: dict[int, tuple[str, ...]] = {}
+        used: set[str] = set()
+        for axes, array in arrays:
+            for axis, names in zip(axes, array.sharding.spec):
+                over = (names,) if isinstance(names, str) else tuple(names or ())
+                if not over or axis in placed or axis in whole or not used.isdisjoint(over):
+                    continue
+                if builder.extent(axis) % _size(mesh, over) == 0:
+                    placed[axis] = over
+                    used.update(over)
+        return placed
+
+    def mapping(arrays: list[list[int]]) -> tuple[ArrayMapping, ...]:
+        return tuple(ArrayMapping(*(names[axis] for axis in axes)) for axes in arrays)
+
+    f = custom_partitioning(lambda *operands: bind(text, {}, operands))
+    needed_whole = tuple(names[axis] for axis in classes if axis in whole)
+    rule = SdyShardingRule(mapping(inputs), mapping(outputs), need_replication_factors=needed_whole)
+    f.def_partition(partition, sharding_rule=rule)
+    return f
+
+
+def _size(mesh: Any, axes: Sequence[str]) -> int:
+    size = 1
+    for axis in axes:
+        size *= mesh.shape[axis]
+    return size

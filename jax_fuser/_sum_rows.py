@@ -1,0 +1,113 @@
+"""Moving rows by index, so that both directions of differentiation are gathers.
+
+`sum_rows(x, take, back)[i] = sum over j of x[take[i, j]]` is a product with a sparse 0/1 matrix, given twice: `take`
+lists the source rows of each result row, `back` lists the result rows that each source row went to. Its transpose is
+the same op with the two swapped, so no scatter-add (slow, and in no fixed order on a GPU) ever runs. Rows are added in
+the order of `j`, in float32 for 16-bit floats. An index outside the array stands for a row of zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._varying import same_varying
+
+# Above this many terms the sum is one reduction instead of a chain of additions.
+_UNROLLED_TERMS = 16
+
+sum_rows_p = jax.extend.core.Primitive("jax_fuser_sum_rows")
+
+
+def sum_rows(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+    """Add rows of `x` named by index.
+
+    Args:
+        x: `(sources, ...)`, any dtype. Differentiable.
+        take: int32 `(results, terms)`, source rows of each result row.
+        back: int32 `(sources, uses)`, the same relation from the other side: `s in take[i]` as often as `i in back[s]`.
+            Only differentiation reads it.
+
+    Returns:
+        `(results, ...)`, dtype of `x`.
+    """
+    return sum_rows_p.bind(*same_varying(x, take, back))
+
+
+def _abstract_eval(x: Any, take: Any, back: Any) -> Any:
+    if take.ndim != 2 or back.ndim != 2 or back.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"sum_rows: x {x.shape} needs take (results, terms) and back ({x.shape[0]}, uses), got "
+            f"{take.shape} and {back.shape}"
+        )
+    sharding = x.sharding.update(spec=jax.P(*[None] * x.ndim))
+    return x.update(shape=(take.shape[0], *x.shape[1:]), weak_type=False, sharding=sharding)
+
+
+def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+    del back
+
+    def rows(index: jax.Array) -> jax.Array:
+        # Negative indices would wrap; unsigned ones are out of range, hence zero.
+        return jnp.take(x, index.astype(jnp.uint32), axis=0, mode="fill", fill_value=0)
+
+    terms = take.shape[1]
+    if terms == 0 or x.shape[0] == 0:
+        return jnp.zeros((take.shape[0], *x.shape[1:]), x.dtype)
+    if terms == 1:
+        return rows(take[:, 0])
+    wide = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    if terms > _UNROLLED_TERMS:
+        return jnp.sum(rows(take).astype(wide), axis=1).astype(x.dtype)
+    total = rows(take[:, 0]).astype(wide)
+    for j in range(1, terms):
+        total = total + rows(take[:, j]).astype(wide)
+    return total.astype(x.dtype)
+
+
+def _transpose(cotangent: Any, x: Any, take: Any, back: Any) -> list[Any]:
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(x.aval), None, None]
+    return [sum_rows(cotangent, back, take), None, None]
+
+
+def _batch(args: Any, dims: Any) -> tuple[Any, int]:
+    """Fold the batch into the rows: index arithmetic on integers, no copy of `x`."""
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    x, take, back = args
+    x_dim, take_dim, back_dim = dims
+
+    def front(a: Any, d: int | None) -> Any:
+        return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+
+    take, back = front(take, take_dim), front(back, back_dim)
+    results, sources = take.shape[1], back.shape[1]
+    number = jnp.arange(size, dtype=jnp.int32)[:, None, None]
+
+    def shift(index: Any, bound: int) -> Any:
+        return jnp.where((index >= 0) & (index < bound), index + number * bound, size * bound)
+
+    back = shift(back, results)
+    if x_dim is None:
+        # One source row serves every batch entry: its uses lie side by side.
+        back = jnp.moveaxis(back, 0, 1).reshape(sources, size * back.shape[2])
+    else:
+        x = jnp.moveaxis(x, x_dim, 0)
+        x = x.reshape(size * sources, *x.shape[2:])
+        take = shift(take, sources)
+        back = back.reshape(size * sources, back.shape[2])
+    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back)
+    return out.reshape(size, results, *out.shape[1:]), 0
+
+
+sum_rows_p.def_impl(jax.jit(lambda *operands: sum_rows_p.bind(*operands)))
+sum_rows_p.def_abstract_eval(_abstract_eval)
+# Linear in x alone: the indices keep their values in tangents and cotangents.
+ad.defjvp(sum_rows_p, lambda tangent, x, take, back: sum_rows(tangent, take, back), None, None)
+ad.primitive_transposes[sum_rows_p] = _transpose
+batching.primitive_batchers[sum_rows_p] = _batch
+mlir.register_lowering(sum_rows_p, mlir.lower_fun(_gather_and_add, multiple_results=False))

@@ -1,0 +1,405 @@
+"""From a jaxpr of pointwise equations to the text of a fusion: one rule for each JAX primitive, in one table.
+
+A rule says which op of csrc/ir/ops.def the primitive becomes, whether it only moves or renames values (a view), and
+which parameters it refuses. What has no rule, or is refused, stays with XLA; `unsupported` gives the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jax_fuser import _axes, _core, _ffi
+
+Ids = list[int]
+Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
+
+# Reasons for the primitives that people meet most; any other one "has no pointwise op".
+_REASONS = {
+    "a reduction": "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce argmax argmin",
+    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
+    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice slice concatenate "
+    "pad rev sort top_k tile split stack unstack",
+    "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
+    "control flow; its body is left as it is": "scan while cond",
+    "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
+    "marks what may be recomputed": "remat checkpoint remat2",
+    "a collective operation": "psum psum_invariant all_gather all_to_all ppermute reduce_scatter pmax pmin axis_index",
+    "draws random bits": "random_bits random_seed random_split random_fold_in random_wrap random_unwrap threefry2x32",
+    "asked for by name, as a barrier": "optimization_barrier",
+    "a value that a checkpoint policy may save": "name",
+    "a mesh of its own": "shard_map",
+}
+_REASON = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+REDUCTIONS = frozenset(next(iter(_REASONS.values())).split())
+FUSED = "jax_fuser_fused"
+# Primitives that only call a jaxpr, and the parameter that holds it.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
+
+
+class Writer:
+    """One fusion being built; `values` maps the variables of the jaxpr at hand to value numbers of the builder."""
+
+    def __init__(self, name: str):
+        self.builder = _axes.Builder(_core.identifier(name))
+        self.values: dict[Any, int] = {}
+
+    def read(self, atom: Any) -> int:
+        """Return the value of a variable or literal."""
+        if not isinstance(atom, Literal):
+            return self.values[atom]
+        aval: Any = atom.aval
+        return self.constant(aval.dtype, atom.val)
+
+    def constant(self, dtype: Any, value: Any) -> int:
+        """Add a scalar."""
+        scalar = np.asarray(value, dtype)[()]
+        if scalar.dtype == np.bool_:
+            return self.builder.constant("pred", bool(scalar))
+        python = int(scalar) if np.issubdtype(scalar.dtype, np.integer) else float(scalar)
+        return self.builder.constant(_dtype(dtype), python)
+
+    def full(self, aval: Any, value: Any) -> int:
+        """Add a constant of the shape and dtype of `aval`."""
+        return self.builder.broadcast(self.constant(aval.dtype, value), list(aval.shape), [])
+
+    def fit(self, value: int, shape: Sequence[int], to: Sequence[int]) -> int:
+        """Stretch a scalar, or the axes of extent 1, to a shape: the broadcasting that JAX leaves implicit."""
+        if tuple(shape) == tuple(to):
+            return value
+        return self.builder.broadcast(value, list(to), list(range(len(shape))))
+
+    def op(self, name: str, inputs: Ids, eqn: Equation) -> int:
+        """Add a pointwise op under the user's name for it."""
+        return self.builder.pointwise(name, inputs, label(eqn))
+
+    def call(self, jaxpr: Any, consts: Sequence[Any], inputs: Ids) -> Ids:
+        """Add the equations of an open jaxpr, with scalars and values for its variables."""
+        outer, self.values = self.values, dict(zip(jaxpr.invars, inputs))
+        for var, value in zip(jaxpr.constvars, consts):
+            self.values[var] = self.constant(var.aval.dtype, value)
+        self.run(jaxpr.eqns)
+        results = [self.read(v) for v in jaxpr.outvars]
+        self.values = outer
+        return results
+
+    def run(self, eqns: Sequence[Equation]) -> None:
+        """Add equations in order."""
+        for eqn in eqns:
+            rule = RULES[eqn.primitive.name]
+            inputs = [self.read(v) for v in eqn.invars]
+            if not rule.is_view(eqn) and rule.body is None:
+                to = eqn.outvars[0].aval.shape
+                inputs = [self.fit(i, v.aval.shape, to) for i, v in zip(inputs, eqn.invars)]
+            self.values.update(zip(eqn.outvars, rule.emit(self, eqn, inputs)))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A fusion's text, and for each output of the jaxpr where it is: ("output", i) or ("input", i).
+
+    Equal outputs are computed once; where every output is an input there is no text.
+    """
+
+    text: str | None
+    places: list[tuple[str, int]]
+    axes: _axes.Builder
+
+
+def write_program(jaxpr: Any, name: str) -> Program:
+    """Translate an open jaxpr."""
+    writer = Writer(name)
+    for i, var in enumerate(jaxpr.invars):
+        writer.values[var] = writer.builder.input(f"x{i}", _dtype(var.aval.dtype), list(var.aval.shape))
+    inputs = {writer.values[var]: i for i, var in enumerate(jaxpr.invars)}
+    writer.run(jaxpr.eqns)
+    outputs: dict[int, int] = {}
+    places: list[tuple[str, int]] = []
+    for var in jaxpr.outvars:
+        value = writer.read(var)
+        if value in inputs:
+            places.append(("input", inputs[value]))
+            continue
+        if value not in outputs:
+            outputs[value] = len(outputs)
+            writer.builder.output(value)
+        places.append(("output", outputs[value]))
+    return Program(writer.builder.finish() if outputs else None, places, writer.builder)
+
+
+def label(eqn: Equation) -> str:
+    """Return the user's name for an equation: the innermost scope and the primitive. Lines would change cache keys."""
+    scope = str(eqn.source_info.name_stack).rsplit("/", 1)[-1]
+    return f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
+
+
+def _dtype(dtype: Any) -> str:
+    name = _ffi.dtype_name(dtype)
+    assert name is not None, dtype
+    return name
+
+
+# Rules.
+
+
+def _accepts(eqn: Equation) -> str | None:
+    return None
+
+
+def _never(eqn: Equation) -> bool:
+    return False
+
+
+def _always(eqn: Equation) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one primitive becomes ops. `body` names the parameter that holds a jaxpr to open."""
+
+    emit: Callable[[Writer, Equation, Ids], Ids]
+    refuse: Callable[[Equation], str | None] = _accepts
+    is_view: Callable[[Equation], bool] = _never
+    body: str | None = None
+
+
+def _pointwise(op: str) -> Rule:
+    return Rule(lambda w, eqn, x: [w.op(op, x, eqn)])
+
+
+def _integer_pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    power, aval = eqn.params["y"], eqn.outvars[0].aval
+    if power == 0:
+        return [w.full(aval, 1)]
+    base, left, product = x[0], abs(power), None
+    while left:
+        if left & 1:
+            product = base if product is None else w.op("mul", [product, base], eqn)
+        left >>= 1
+        if left:
+            base = w.op("mul", [base, base], eqn)
+    assert product is not None
+    return [product if power > 0 else w.op("div", [w.full(aval, 1), product], eqn)]
+
+
+def _pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    # An integer exponent is converted first, as JAX does.
+    return [w.op("pow", [x[0], w.builder.convert(x[1], _dtype(eqn.outvars[0].aval.dtype))], eqn)]
+
+
+def _log2(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.op("mul", [w.op("log", x, eqn), w.full(eqn.outvars[0].aval, 1 / math.log(2))], eqn)]
+
+
+def _one_minus_square(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    one = w.full(eqn.outvars[0].aval, 1)
+    return [w.op("mul", [w.op("add", [one, *x], eqn), w.op("sub", [one, *x], eqn)], eqn)]
+
+
+def _polynomial(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    variable, *coefficients = x
+    total = coefficients.pop()
+    for c in reversed(coefficients):
+        total = w.op("add", [w.op("mul", [total, variable], eqn), c], eqn)
+    return [total]
+
+
+def _round(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.op("round_away" if int(eqn.params["rounding_method"]) == 0 else "round_even", x, eqn)]
+
+
+def _select_n(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    which, result, *cases = x
+    aval = eqn.invars[0].aval
+    if aval.dtype == np.bool_:
+        return [w.op("select", [which, *reversed(cases), result], eqn)] if cases else [result]
+    for i, case in enumerate(cases, 1):
+        bound = w.full(eqn.outvars[0].aval.update(dtype=aval.dtype), i)
+        result = w.op("select", [w.op("ge", [which, bound], eqn), case, result], eqn)
+    return [result]
+
+
+def _convert(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    source, to = eqn.invars[0], eqn.params["new_dtype"]
+    if isinstance(source, Literal) and not np.issubdtype(to, np.integer):
+        return [w.constant(to, source.val)]
+    return [w.builder.convert(x[0], _dtype(eqn.params["new_dtype"]), label(eqn))]
+
+
+def _widens(eqn: Equation) -> bool:
+    return eqn.outvars[0].aval.dtype.itemsize >= eqn.invars[0].aval.dtype.itemsize
+
+
+def _bitcast(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.builder.bitcast(x[0], _dtype(eqn.params["new_dtype"]), label(eqn))]
+
+
+def _refuse_bitcast(eqn: Equation) -> str | None:
+    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if np.bool_ in (old, new) or old.itemsize != new.itemsize:
+        return f"changes the width of an element, {old} to {new}"
+    return None
+
+
+def _refuse_clamp(eqn: Equation) -> str | None:
+    return "clamps booleans" if eqn.outvars[0].aval.dtype == np.bool_ else None
+
+
+def _refuse_precision(eqn: Equation) -> str | None:
+    info = _float_bits(eqn.outvars[0].aval.dtype)
+    keeps = eqn.params["exponent_bits"] >= info[0] and eqn.params["mantissa_bits"] >= info[1]
+    return None if keeps else "rounds to fewer bits than its dtype has"
+
+
+def _float_bits(dtype: Any) -> tuple[int, int]:
+    return {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}[str(dtype)]
+
+
+def _broadcast(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.builder.broadcast(x[0], list(eqn.params["shape"]), list(eqn.params["broadcast_dimensions"]))]
+
+
+def _refuse_dynamic(eqn: Equation) -> str | None:
+    return "its shape is not static" if len(eqn.invars) > 1 else None
+
+
+def _iota(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.builder.iota(_dtype(eqn.params["dtype"]), list(eqn.params["shape"]), eqn.params["dimension"])]
+
+
+def _refuse_iota(eqn: Equation) -> str | None:
+    return "its shape is not static" if eqn.invars else None
+
+
+def _reshape(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    # Drop the ones of the operand, then insert those of the result.
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    core = w.builder.squeeze(x[0], [i for i, n in enumerate(old) if n == 1])
+    return [w.builder.broadcast(core, list(new), [i for i, n in enumerate(new) if n != 1])]
+
+
+def _refuse_reshape(eqn: Equation) -> str | None:
+    if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
+        return "not a plain reshape"
+    old, new = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
+    return None if old == new else f"merges or splits axes, {eqn.invars[0].aval.shape} to {eqn.outvars[0].aval.shape}"
+
+
+def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.builder.transpose(x[0], list(eqn.params["permutation"]))]
+
+
+def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    rank = len(eqn.invars[0].aval.shape)
+    return [w.builder.squeeze(x[0], sorted(d % rank for d in eqn.params["dimensions"]))]
+
+
+def body_of(eqn: Equation) -> tuple[Any, Sequence[Any]] | None:
+    """Return the open jaxpr and the constants of a call or a custom derivative, None for other equations."""
+    rule = RULES.get(eqn.primitive.name)
+    if rule is None or rule.body is None:
+        return None
+    body = eqn.params[rule.body]
+    return getattr(body, "jaxpr", body), getattr(body, "consts", ())
+
+
+def _open(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    body = body_of(eqn)
+    assert body is not None
+    return w.call(*body, x)
+
+
+def _refuse_body(eqn: Equation) -> str | None:
+    body = body_of(eqn)
+    assert body is not None
+    if any(np.ndim(c) for c in body[1]):
+        return "its body holds an array constant"
+    for inner in body[0].eqns:
+        reason = unsupported(inner)
+        if reason is not None:
+            return f"its body has {inner.primitive.name}: {reason}"
+    return None
+
+
+def own_placement(eqn: Equation) -> str | None:
+    """Return why a call must stay a call: shardings, layouts, donation or options that belong to it."""
+    p = eqn.params
+    shardings = (*p.get("in_shardings", ()), *p.get("out_shardings", ()))
+    if any(type(s).__name__ != "UnspecifiedValue" for s in shardings):
+        return "a jit with shardings of its own"
+    if any(x is not None for x in (*p.get("in_layouts", ()), *p.get("out_layouts", ()))):
+        return "a jit with layouts of its own"
+    if any(p.get("donated_invars", ())):
+        return "a jit that donates its arguments"
+    if p.get("compiler_options_kvs"):
+        return "a jit with compiler options of its own"
+    return None
+
+
+def _refuse_call(eqn: Equation) -> str | None:
+    return own_placement(eqn) or _refuse_body(eqn)
+
+
+_SAME_NAME = (
+    "neg abs sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
+    "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
+    "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic eq ne lt le gt ge"
+)
+_OTHER_NAME = {"add_any": "add", "not": "not_", "and": "and_", "or": "or_", "xor": "xor_", "clz": "count_leading_zeros"}
+_SAME_VALUE = "copy copy_p stop_gradient pvary pcast pbroadcast"
+
+RULES: dict[str, Rule] = {
+    **{name: _pointwise(name) for name in _SAME_NAME.split()},
+    **{name: _pointwise(op) for name, op in _OTHER_NAME.items()},
+    **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
+    **{name: Rule(_open, refuse=_refuse_call, body=body) for name, body in CALLS.items()},
+    "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr"),
+    "integer_pow": Rule(_integer_pow),
+    "pow": Rule(_pow),
+    "log2": Rule(_log2),
+    "one_minus_square": Rule(_one_minus_square),
+    "polynomial": Rule(_polynomial),
+    "round": Rule(_round),
+    "select_n": Rule(_select_n),
+    "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_refuse_clamp),
+    "convert_element_type": Rule(_convert, is_view=_widens),
+    "bitcast_convert_type": Rule(_bitcast, refuse=_refuse_bitcast, is_view=_always),
+    "reduce_precision": Rule(lambda w, eqn, x: x, refuse=_refuse_precision, is_view=_always),
+    "broadcast_in_dim": Rule(_broadcast, refuse=_refuse_dynamic, is_view=_always),
+    "iota": Rule(_iota, refuse=_refuse_iota, is_view=_always),
+    "reshape": Rule(_reshape, refuse=_refuse_reshape, is_view=_always),
+    "transpose": Rule(_transpose, is_view=_always),
+    "squeeze": Rule(_squeeze, is_view=_always),
+}
+
+
+def unsupported(eqn: Equation) -> str | None:
+    """Return why an equation cannot be part of a fusion, or None where it can."""
+    name = eqn.primitive.name
+    rule = RULES.get(name)
+    if rule is None:
+        return _REASON.get(name, "has no pointwise op")
+    if eqn.effects:
+        return "has side effects"
+    for atom in (*eqn.invars, *eqn.outvars):
+        dtype = getattr(atom.aval, "dtype", None)
+        if dtype is None or _ffi.dtype_name(dtype) is None:
+            return f"works on {dtype if dtype is not None else atom.aval}"
+        if isinstance(atom, Literal) and np.ndim(atom.val):
+            return "holds an array constant"
+    if eqn.ctx.compute_type is not None or eqn.ctx.xla_metadata:
+        return "runs under compute_on or xla_metadata"
+    if eqn.params.get("accuracy") is not None:
+        return "asks for an accuracy"
+    return rule.refuse(eqn)
+
+
+def is_view(eqn: Equation) -> bool:
+    """Whether a supported equation computes nothing: it moves axes, repeats, renames or widens a value."""
+    return RULES[eqn.primitive.name].is_view(eqn)

@@ -1,0 +1,227 @@
+"""Mixture of experts on one device: route, dispatch, multiply, combine; or the whole layer with `mlp`.
+
+    weights, experts, aux = moe.route(logits, top_k=2)
+    nt, state = moe.dispatch(x, experts, num_experts=8)      # rows sorted by expert, a nested tensor
+    y = jf.grouped_matmul(jf.grouped_matmul(nt, w13, activation="swiglu"), w2)
+    out = moe.combine(y, state, weights)
+
+No token is dropped and no capacity is set. Rows move by gathers, forward and backward, and are added in a fixed order
+in float32, so results and gradients are repeatable bit for bit. Every function works under `jit`, `grad`, `vmap`,
+`scan`, `checkpoint` and `shard_map`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_fuser._grouped_matmul import Activation, grouped_matmul
+from jax_fuser._nested import sort_by_group
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._route import Routing, route, spell
+from jax_fuser._sum_rows import sum_rows
+
+__all__ = ["DispatchState", "Routing", "Stats", "combine", "dispatch", "mlp", "route"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Stats:
+    """How evenly rows are spread over experts.
+
+    Attributes:
+        load: int32 `(experts,)`, rows per expert.
+        mean: float32, rows per expert on average.
+        max: int32, rows of the fullest expert.
+        imbalance: float32, max / mean; 0 without rows.
+        empty: int32, experts without rows.
+        dropped: int32, choices that named no expert.
+    """
+
+    load: jax.Array
+    mean: jax.Array
+    max: jax.Array
+    imbalance: jax.Array
+    empty: jax.Array
+    dropped: jax.Array
+
+    def __repr__(self) -> str:
+        names = ("load", "mean", "max", "imbalance", "empty", "dropped")
+        return "Stats(" + ", ".join(f"{name}={spell(getattr(self, name))}" for name in names) + ")"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class DispatchState:
+    """Where the rows of a dispatch came from; `combine` needs it.
+
+    Attributes:
+        source: int32 `(rows,)`, token * top_k + choice of each row; -1 for padding.
+        target: int32 `(tokens, top_k)`, row of each choice; -1 where it was dropped.
+        extents: int32 `(experts,)`, rows per expert.
+    """
+
+    source: jax.Array
+    target: jax.Array
+    extents: jax.Array
+
+    def stats(self) -> Stats:
+        """Return the load per expert and what can be read from it; stays on the device."""
+        total = jnp.sum(self.extents, dtype=jnp.int32)
+        mean = total / jnp.float32(max(self.extents.shape[0], 1))
+        largest = jnp.max(self.extents, initial=0)
+        return Stats(
+            load=self.extents,
+            mean=mean,
+            max=largest,
+            imbalance=jnp.where(total > 0, largest / jnp.maximum(mean, 1e-9), 0.0),
+            empty=jnp.sum(self.extents == 0, dtype=jnp.int32),
+            dropped=self.target.size - total,
+        )
+
+    def __repr__(self) -> str:
+        if getattr(self.target, "ndim", 0) != 2:
+            return f"DispatchState(source={self.source}, target={self.target}, extents={self.extents})"
+        tokens, top_k = self.target.shape
+        return f"DispatchState(tokens={tokens}, top_k={top_k}, load={spell(self.extents)})"
+
+
+def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, DispatchState]:
+    """Sort tokens by expert, one row per choice.
+
+    The order inside an expert is that of the tokens. Forward and backward are gathers; no repeated copy of `x` is made.
+
+    Args:
+        x: tokens `(tokens, ..)`. Differentiable.
+        experts: integers `(tokens, top_k)` or `(tokens,)`; a value outside `0..num_experts-1` drops that choice.
+        num_experts: number of experts, static.
+
+    Returns:
+        The nested tensor `[num_experts, ragged, ..]` with `tokens * top_k` rows, and the state that `combine` needs.
+
+    Raises:
+        ValueError: shapes do not fit.
+        TypeError: `experts` are not integers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> nt, state = jf.moe.dispatch(jnp.ones((4, 8)), jnp.array([2, 0, 2, 1]), num_experts=3)
+        >>> state
+        DispatchState(tokens=4, top_k=1, load=[1,1,2])
+    """
+    x, experts = jnp.asarray(x), jnp.asarray(experts)
+    if not jnp.issubdtype(experts.dtype, jnp.integer):
+        raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
+    if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
+        raise ValueError(
+            f"dispatch: experts must be (tokens, top_k) or (tokens,) for x (tokens, ..), "
+            f"got {experts.shape} and {x.shape}"
+        )
+    return _dispatch(x, experts[:, None] if experts.ndim == 1 else experts, num_experts)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _dispatch(x: jax.Array, experts: jax.Array, num_experts: int) -> tuple[NestedTensor, DispatchState]:
+    # One compilation when called eagerly.
+    nt, order = sort_by_group(x, experts, num_experts, validate=False)
+    rows = jnp.arange(order.shape[0], dtype=jnp.int32)
+    place = jnp.zeros_like(order).at[order].set(rows, unique_indices=True)
+    source = jnp.where(rows < nt.total, order, -1)
+    target = jnp.where(place < nt.total, place, -1).reshape(experts.shape)
+    return nt, DispatchState(source, target, nt.extents)
+
+
+def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
+    """Bring rows back to their tokens and add each token's choices, weighted.
+
+    Computed in float32, choices added in order. A dropped choice adds zero.
+
+    Args:
+        nt: rows `[experts, ragged, ..]`, in the layout that `dispatch` returned. Differentiable.
+        state: from `dispatch`.
+        weights: `(tokens, top_k)`, or `(tokens,)` for one choice. Differentiable.
+
+    Returns:
+        `(tokens, ..)` of the dtype of `nt`.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> x = jnp.arange(3.0)[:, None]
+        >>> nt, state = jf.moe.dispatch(x, jnp.array([1, 0, 1]), num_experts=2)
+        >>> jf.moe.combine(nt, state, jnp.ones(3))[:, 0].tolist()
+        [0.0, 1.0, 2.0]
+    """
+    weights = jnp.asarray(weights)
+    if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
+        raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
+    if nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
+        raise ValueError(
+            f"combine: nt must have the {state.source.shape[0]} rows that dispatch returned, got data {nt.data.shape}"
+        )
+    # Backward gathers again instead of keeping float32 copies of the rows.
+    weigh = jax.checkpoint(_weigh_and_add, prevent_cse=False)
+    return weigh(nt.data, weights.reshape(state.target.shape), state.source, state.target)
+
+
+@jax.jit
+def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    per_row = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1)).astype(wide)
+    weighted = rows.astype(wide) * per_row.reshape(-1, *[1] * (rows.ndim - 1))
+    return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)
+
+
+def mlp(
+    x: Any,
+    experts: Any,
+    weights: Any,
+    w13: Any,
+    w2: Any,
+    *,
+    activation: Activation = "swiglu",
+) -> jax.Array:
+    """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
+
+    Args:
+        x: tokens `(.., d)`. Differentiable.
+        experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
+        weights: `(.., top_k)`. Differentiable.
+        w13: `(num_experts, d, 2 * f)`, gate columns before up columns; `(num_experts, d, f)` for an activation that is
+            not gated. Differentiable.
+        w2: `(num_experts, f, d)`. Differentiable.
+        activation: as in `grouped_matmul`.
+
+    Returns:
+        `(.., d)` of the dtype of `x`.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> w13, w2 = jnp.ones((4, 8, 32)), jnp.ones((4, 16, 8))
+        >>> experts = jnp.array([[0, 1], [1, 3]])
+        >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
+        (2, 8)
+    """
+    x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    if experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
+        raise ValueError(
+            f"mlp: experts and weights must be (.., top_k) for x (.., d), "
+            f"got {experts.shape}, {weights.shape} and {x.shape}"
+        )
+    tokens, top_k = x.size // max(x.shape[-1], 1), experts.shape[-1]
+    nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
+    multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
+    out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights.reshape(tokens, top_k))
+    return out.reshape(*x.shape[:-1], out.shape[-1])

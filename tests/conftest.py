@@ -1,0 +1,28 @@
+"""Four CPU devices for every test, beside the GPU where there is one; set before JAX starts."""
+
+import importlib.util
+import os
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+# The CPU comes first, so that it is the default everywhere; tests that take `device` also run on CUDA.
+HAS_CUDA_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
+os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if HAS_CUDA_PLUGIN else "cpu")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+# XLA's own float32 products, which serve as truth, are TF32 on GPUs otherwise.
+jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    """Run the test on the CPU, and again on CUDA where there is one."""
+    try:
+        found = jax.devices(request.param)[0]
+    except RuntimeError:
+        pytest.skip(f"no {request.param} device on this machine")
+    with jax.default_device(found):
+        yield found

@@ -1,0 +1,115 @@
+"""Fused calls on four devices under plain `jit` with sharded arguments: each runs its part, nothing is gathered."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+X = jnp.linspace(-1, 1, 8 * 12).reshape(8, 12)
+B = jnp.arange(12.0)
+COLLECTIVES = r"(all-gather|all-reduce|all-to-all|collective-permute)[^ ]*\("
+
+
+def mesh(**axes):
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+
+ROWS, BLOCKS = mesh(d=4), mesh(a=2, b=2)
+
+
+def compiled(f, placed):
+    args = [jax.device_put(x, NamedSharding(m, spec)) for x, m, spec in placed]
+    return jax.jit(jf.fuse(f)).lower(*args).compile(), args
+
+
+CASES = {
+    "rows": (lambda x: jnp.tanh(x) * 2 + x, [(X, ROWS, P("d"))], [P("d")]),
+    "columns": (lambda x: jnp.tanh(x) * 2 + x, [(X, ROWS, P(None, "d"))], [P(None, "d")]),
+    "blocks": (lambda x: jnp.tanh(x) * 2 + x, [(X, BLOCKS, P("a", "b"))], [P("a", "b")]),
+    "one axis of two": (lambda x: jnp.tanh(x) * 2 + x, [(X, BLOCKS, P("b"))], [P("b")]),
+    "both on rows": (lambda x: jnp.tanh(x) * 2 + x, [(X, BLOCKS, P(("a", "b")))], [P(("a", "b"))]),
+    "bias": (lambda x, b: jnp.tanh(x) * b + 1, [(X, ROWS, P("d")), (B, ROWS, P())], [P("d")]),
+    "split bias": (lambda x, b: jnp.tanh(x) * b + 1, [(X, BLOCKS, P("a", "b")), (B, BLOCKS, P("b"))], [P("a", "b")]),
+    "scalar": (lambda x, s: jnp.tanh(x) * s + 1, [(X, ROWS, P("d")), (2.0, ROWS, P())], [P("d")]),
+    "column": (lambda x, c: jnp.tanh(x) * c + 1, [(X, ROWS, P("d")), (X[:, :1], ROWS, P("d"))], [P("d")]),
+    "transposed result": (lambda x: (jnp.tanh(x) * 2).T, [(X, ROWS, P("d"))], [P(None, "d")]),
+    "several results": (
+        lambda x, b: (jnp.tanh(x) + b, x * 2, (x * b).T),
+        [(X, ROWS, P("d")), (B, ROWS, P())],
+        [P("d"), P("d"), P(None, "d")],
+    ),
+    "iota beside": (lambda x: jnp.tanh(x) * jnp.arange(12.0), [(X, ROWS, P("d"))], [P("d")]),
+    "around a product": (lambda x, w: jnp.tanh(jnp.sin(x) @ w) * 2, [(X, ROWS, P("d")), (X.T, ROWS, P())], [P("d")]),
+    "one axis": (lambda b: jnp.tanh(b) * 2, [(B, ROWS, P("d"))], [P("d")]),
+    "bf16": (lambda x: jnp.tanh(x) * 2, [(X.astype(jnp.bfloat16), ROWS, P("d"))], [P("d")]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_device_runs_its_part(case):
+    f, placed, specs = CASES[case]
+    run, args = compiled(f, placed)
+    assert re.findall(COLLECTIVES, run.as_text()) == []
+    got, want = jax.tree.leaves(run(*args)), jax.tree.leaves(f(*(x for x, _, _ in placed)))
+    for g, w, spec in zip(got, want, specs):
+        assert g.sharding.is_equivalent_to(NamedSharding(placed[0][1], spec), g.ndim)
+        assert_close(g, w)
+
+
+def test_an_axis_that_is_counted_is_gathered():
+    f = lambda x: jnp.tanh(x) * jnp.arange(12.0)  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, P(None, "d"))])
+    assert_close(run(*args), f(X))
+
+
+def test_conflicting_shardings_are_resolved():
+    f = lambda x, y: jnp.tanh(x) * y + 1  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, P("d")), (X, ROWS, P(None, "d"))])
+    assert_close(run(*args), f(X, X))
+
+
+def test_values_that_do_not_divide():
+    # Inside the program the axis of 6 may be split in four; the call then takes it whole.
+    def f(x):
+        y = jax.lax.with_sharding_constraint(x[:6], NamedSharding(ROWS, P("d")))
+        return jf.fuse(lambda y: jnp.tanh(y) * 2)(y)
+
+    assert_close(jax.jit(f)(jax.device_put(X, NamedSharding(ROWS, P("d")))), jnp.tanh(X[:6]) * 2)
+
+
+def test_gradients_stay_split():
+    f = jf.fuse(lambda x, b: jax.nn.gelu(x + b) * b)
+    x, b = jax.device_put(X, NamedSharding(ROWS, P("d"))), jax.device_put(B, NamedSharding(ROWS, P()))
+    loss = lambda x, b: f(x, b).sum()  # noqa: E731
+    run = jax.jit(jax.grad(loss, (0, 1))).lower(x, b).compile()
+    # The bias's gradient is summed over the devices; nothing is gathered.
+    assert "all-gather" not in run.as_text()
+    want = jax.grad(lambda x, b: (jax.nn.gelu(x + b) * b).sum(), (0, 1))(X, B)
+    for got, expected in zip(run(x, b), want):
+        assert_close(got, expected, scale=2)
+
+
+def test_two_meshes_of_one_program_shape():
+    f = jf.fuse(lambda x: jnp.tanh(x) * 2)
+    for m, spec in ((ROWS, P("d")), (BLOCKS, P("a", "b")), (BLOCKS, P())):
+        assert_close(f(jax.device_put(X, NamedSharding(m, spec))), np.tanh(X) * 2)
+    assert_close(f(X), np.tanh(X) * 2)
+
+
+@pytest.mark.parametrize("manual", [True, False])
+def test_export_of_a_split_program(manual):
+    pytest.importorskip("flatbuffers")
+    checks = [jax.export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
+    f = jf.fuse(lambda x: jnp.tanh(x) * 2)
+    if manual:
+        f = jax.shard_map(f, mesh=ROWS, in_specs=P("d"), out_specs=P("d"))
+    x = jax.device_put(X, NamedSharding(ROWS, P("d")))
+    exported = jax.export.export(jax.jit(f), platforms=["cpu"], disabled_checks=checks)(x)
+    assert_close(jax.jit(jax.export.deserialize(exported.serialize()).call)(x), jnp.tanh(X) * 2)

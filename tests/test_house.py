@@ -1,0 +1,43 @@
+"""The house stays as csrc/README.md draws it: floors, file sizes, one custom-call site, no stray environment reads."""
+
+import pathlib
+import re
+import statistics
+
+from floors import violations
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCES = [p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp", ".cuh", ".def")]
+
+
+def test_includes_go_down():
+    assert violations(ROOT / "csrc") == []
+
+
+def test_files_are_small():
+    lines = {p: len(p.read_text().splitlines()) for p in SOURCES}
+    too_long = [f"{p}: {n}" for p, n in lines.items() if n > (800 if p.suffix == ".cuh" else 600)]
+    assert too_long == []
+    assert statistics.median(lines.values()) < 150
+
+
+def test_environment_is_read_in_one_place():
+    readers = [p.name for p in SOURCES if "getenv" in p.read_text()]
+    assert readers == ["env.cpp"]
+
+
+def test_ptx_stands_in_few_headers():
+    users = sorted(
+        p.name for p in SOURCES if re.search(r"\basm\b\s*(volatile)?\s*\(", p.read_text()) and p.suffix == ".cuh"
+    )
+    assert users and all(name.startswith("ptx") for name in users)
+
+
+def test_one_custom_call_site():
+    sites = [p.name for p in (ROOT / "jax_fuser").glob("*.py") if "build_ffi_lowering_function" in p.read_text()]
+    assert sites == ["_ffi.py"]
+
+
+def test_no_file_is_called_utils():
+    names = [p.name for folder in ("csrc", "jax_fuser") for p in (ROOT / folder).rglob("*")]
+    assert not [n for n in names if re.match(r"(utils?|common|helpers?)\.", n)]

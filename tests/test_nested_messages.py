@@ -1,0 +1,261 @@
+"""What wrong calls on nested tensors say."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+import jax_fuser as jf
+
+x325 = jnp.ones((325, 512))
+stacked = jnp.ones((2, 5, 4))
+nt = jf.as_nested(x325, extents=[127, 0, 198])
+big = 2**31 + 5
+
+CASES = [
+    (TypeError, "as_nested: pass exactly one of offsets= or extents=", lambda: jf.as_nested(x325)),
+    (
+        TypeError,
+        "as_nested: pass exactly one of offsets= or extents=",
+        lambda: jf.as_nested(x325, [0, 325], extents=[325]),
+    ),
+    (
+        TypeError,
+        "as_nested: offsets must be an integer array, got float32",
+        lambda: jf.as_nested(x325, jnp.array([0.0, 325.0])),
+    ),
+    (
+        TypeError,
+        "as_nested: extents must be an integer array, got bool",
+        lambda: jf.as_nested(x325, extents=np.array([True])),
+    ),
+    (ValueError, "as_nested: offsets[0] must be 0, got 3", lambda: jf.as_nested(x325, [3, 127, 325])),
+    (
+        ValueError,
+        "as_nested: offsets must be non-decreasing; offsets[2]=127 > offsets[3]=120",
+        lambda: jf.as_nested(x325, jnp.array([0, 5, 127, 120, 325])),
+    ),
+    (
+        ValueError,
+        "as_nested: offsets[-1]=330 exceeds data.shape[0]=325",
+        lambda: jf.as_nested(x325, [0, 127, 330]),
+    ),
+    (
+        ValueError,
+        "as_nested: offsets has 3 entries summing to data.shape[0]=325; these look like group sizes, use extents=",
+        lambda: jf.as_nested(x325, [127, 0, 198]),
+    ),
+    (
+        ValueError,
+        "as_nested: 3-D offsets for ragged_dim=1 need shape [d0, G+1]; got (2, 4, 5)",
+        lambda: jf.as_nested(stacked, np.zeros((2, 4, 5), int), ragged_dim=1),
+    ),
+    (
+        ValueError,
+        "as_nested: 2-D extents for ragged_dim=1 need shape [d0, G]; got (3, 2), data has [d0=2]",
+        lambda: jf.as_nested(stacked, extents=np.zeros((3, 2), int), ragged_dim=1),
+    ),
+    (
+        ValueError,
+        "as_nested: offsets[1, -1]=6 exceeds data.shape[1]=5",
+        lambda: jf.as_nested(stacked, [[0, 1, 5], [0, 1, 6]], ragged_dim=1),
+    ),
+    (
+        ValueError,
+        "as_nested: offsets needs at least one entry (G+1); got shape (0,)",
+        lambda: jf.as_nested(x325, []),
+    ),
+    (
+        ValueError,
+        "as_nested: extents must be non-negative; extents[1]=-1",
+        lambda: jf.as_nested(x325, extents=[5, -1]),
+    ),
+    (
+        ValueError,
+        "as_nested: extents sum to 330, which exceeds data.shape[0]=325",
+        lambda: jf.as_nested(x325, extents=[130, 200]),
+    ),
+    (
+        ValueError,
+        f"as_nested: offsets[1]={big} does not fit in int32",
+        lambda: jf.as_nested(x325, np.array([0, big]), validate=False),
+    ),
+    (
+        ValueError,
+        "as_nested: ragged_dim=2 is out of range for data of shape (325, 512)",
+        lambda: jf.as_nested(x325, [0], ragged_dim=2),
+    ),
+    (
+        NotImplementedError,
+        "as_nested: data is a NestedTensor already and multi-level nesting is not supported; "
+        "flatten it first with as_flattened, or keep the inner groups in N-D extents",
+        lambda: jf.as_nested(nt, [0, 325]),
+    ),
+    (
+        ValueError,
+        "as_nested: data of shape (300, 2) does not fit like=, which needs [325, ...]",
+        lambda: jf.as_nested(jnp.ones((300, 2)), like=nt),
+    ),
+    (
+        ValueError,
+        "add: operands have different ragged layouts: [3 groups, capacity 325] vs [4 groups, capacity 325]",
+        lambda: nt + jf.as_nested(x325, extents=[1, 1, 1, 1]),
+    ),
+    (
+        ValueError,
+        "add: operands have different ragged layouts: [3 groups, capacity 325] vs [3 groups, capacity 325]; "
+        "extents differ at group 1: 0 vs 5",
+        lambda: nt + jf.as_nested(x325, extents=[127, 5, 193]),
+    ),
+    (
+        ValueError,
+        "multiply: operands have different ragged layouts: [3 groups, capacity 325, contiguous] vs "
+        "[3 groups, capacity 325, gapped]",
+        lambda: nt * nt.replace(starts=nt.starts),
+    ),
+    (
+        TypeError,
+        "add: cannot combine NestedTensor [3, ragged, 512] with array (325, 512); "
+        "wrap it with as_nested(y, like=nt) or use nt.data",
+        lambda: nt + x325,
+    ),
+    (
+        TypeError,
+        "subtract: cannot combine NestedTensor [3, ragged, 512] with array (7,); "
+        "expected a scalar, [512], per-group [3, 1, 512], or the same layout",
+        lambda: np.ones(7) - nt,
+    ),
+    (
+        TypeError,
+        "to_padded: max_extent must be a Python int under jit (extents are traced); pass e.g. max_extent=capacity",
+        lambda: jax.jit(jf.nested.to_padded)(nt),
+    ),
+    (
+        TypeError,
+        "to_padded: max_extent must be a Python int under jit (extents are traced); pass e.g. max_extent=capacity",
+        lambda: jax.jit(jf.nested.to_padded)(nt, 5),
+    ),
+    (
+        ValueError,
+        "to_padded: extents[0]=127 exceeds max_extent=100",
+        lambda: jf.nested.to_padded(nt, 100),
+    ),
+    (
+        TypeError,
+        "nt[1]: indexing a ragged group under jit needs a static size; use select(nt, 1, max_extent=...)",
+        lambda: jax.jit(lambda nt: nt[1])(nt),
+    ),
+    (
+        TypeError,
+        "nt[1]: indexing a ragged group under jit needs a static size; use select(nt, 1, max_extent=...)",
+        lambda: jax.jit(lambda nt: jf.nested.select(nt, 1))(nt),
+    ),
+    (IndexError, "nt[3]: group index out of range, the size is 3", lambda: nt[3]),
+    (
+        TypeError,
+        "nt[...]: expected an int group index, got slice; slice nt.data instead",
+        lambda: nt[1:],
+    ),
+    (
+        ValueError,
+        "vmap: NestedTensor needs the same batch axis on data and extents",
+        lambda: jax.vmap(lambda nt: nt + 1)(jf.as_nested(jnp.ones((3, 5)), extents=[1, 1, 1])),
+    ),
+    (
+        ValueError,
+        "vmap: NestedTensor needs the same batch axis on data and extents",
+        lambda: jax.vmap(lambda nt: nt + 1, in_axes=(jf.NestedTensor(0, None),))(
+            jf.as_nested(stacked, extents=[[1, 2], [3, 2]], ragged_dim=1)
+        ),
+    ),
+    (
+        TypeError,
+        "grad: NestedTensor carries integer extents; use jax_fuser.nested.grad, or differentiate w.r.t. nt.data",
+        lambda: nt - 0.1 * jax.grad(lambda nt: nt.data.sum(), allow_int=True)(nt),
+    ),
+    (
+        TypeError,
+        "grad: argument 0 (NestedTensor of int32) has no floating data to differentiate",
+        lambda: jf.nested.grad(lambda nt: 1.0)(jf.as_nested(jnp.arange(3), extents=[3])),
+    ),
+    (TypeError, "NestedTensor has no truth value", lambda: bool(nt == nt)),
+    (TypeError, "NestedTensor is not one array", lambda: np.asarray(nt)),
+    (
+        ValueError,
+        "from_segment_ids: ids must be sorted; ids[1]=2 > ids[2]=0; use sort_by_group",
+        lambda: jf.nested.from_segment_ids(jnp.ones(3), [0, 2, 0], 3),
+    ),
+    (
+        TypeError,
+        "from_list: array 1 has dtype int32, expected float32 as array 0",
+        lambda: jf.nested.from_list([jnp.ones((1, 2)), jnp.ones((1, 2), jnp.int32)]),
+    ),
+    (
+        ValueError,
+        "from_list: array 1 has shape (1, 3), expected [n, 2]",
+        lambda: jf.nested.from_list([jnp.ones((1, 2)), jnp.ones((1, 3))]),
+    ),
+    (
+        ValueError,
+        "from_padded: extents[1]=6 is not in 0..5",
+        lambda: jf.nested.from_padded(stacked, [1, 6]),
+    ),
+    (
+        ValueError,
+        "sort_by_group: ids need shape [t] or [t, k] with t=(2,); got (3,)",
+        lambda: jf.nested.sort_by_group(stacked, [1, 2, 3], 4),
+    ),
+    (
+        ValueError,
+        "map: the function must keep the dimensions up to the rows (325,); it returned (512,)",
+        lambda: jf.nested.map(lambda x: x.sum(0), nt),
+    ),
+    (
+        ValueError,
+        "replace: data (300, 512) needs 325 rows in dimension 0; build a new nested tensor with as_nested",
+        lambda: nt.replace(data=x325[:300]),
+    ),
+    (
+        ValueError,
+        "concat: axis 1 is ragged; join the groups (axis 0) or a dense dimension",
+        lambda: jf.nested.concat([nt, nt], axis=1),
+    ),
+]
+
+
+@pytest.mark.parametrize("error, message, call", CASES, ids=[f"{i}" for i in range(len(CASES))])
+def test_message(error, message, call):
+    with pytest.raises(error, match="^" + re.escape(message)):
+        call()
+
+
+def test_values_are_not_checked_when_traced():
+    bad = jax.jit(lambda x, o: jf.as_nested(x, o) + 1)(x325, jnp.array([3, 900, 100]))
+    assert bad.data.shape == (325, 512)
+
+
+def test_static_facts_are_checked_when_traced():
+    with pytest.raises(TypeError, match="offsets must be an integer array"):
+        jax.jit(jf.as_nested)(x325, jnp.ones(3))
+
+
+def test_constants_are_checked_under_jit():
+    with pytest.raises(ValueError, match=re.escape("offsets[0] must be 0, got 3")):
+        jax.jit(lambda x: jf.as_nested(x, np.array([3, 325])))(x325)
+
+
+def test_debug_checks():
+    f = jax.jit(lambda x, o: jf.as_nested(x, o).data)
+    offsets = jnp.array([0, 5, 3])
+    assert not jnp.isnan(f(x325, offsets)).any()
+    with jf.debug_checks():
+        error, data = jax.jit(checkify.checkify(f))(x325, offsets)
+        assert "as_nested: offsets must be non-decreasing" in error.get()
+        _, data = jax.jit(checkify.checkify(f))(x325, jnp.array([0, 5, 7]))
+        assert jnp.isnan(data[7:]).all() and not jnp.isnan(data[:7]).any()
+        doubled = jf.as_nested(x325, extents=[3]) * 2
+        assert jnp.isnan(doubled.data[3:]).all() and (doubled.data[:3] == 2).all()
+    assert not jnp.isnan(f(x325, offsets)).any()

@@ -1,0 +1,170 @@
+"""Reductions and normalisations against NumPy in float64, group by group."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_nested_operators import group_rows, make, nested_of
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -np.inf, "min": np.inf, "logsumexp": -np.inf}
+
+
+def reference(name, x, axis):
+    """Reduce or normalise `x` in float64; reductions keep no axis."""
+    x = x.astype(np.float64)
+    if name in EMPTY:
+        if x.shape[axis] == 0:
+            return np.full(np.delete(x.shape, axis), EMPTY[name])
+        if name == "logsumexp":
+            return np.log(np.exp(x).sum(axis))
+        return getattr(x, name)(axis)
+    if x.shape[axis] == 0:
+        return x
+    e = np.exp(x)
+    if name == "softmax":
+        return e / e.sum(axis, keepdims=True)
+    if name == "log_softmax":
+        return x - np.log(e.sum(axis, keepdims=True))
+    if name == "layer_norm":
+        x = x - x.mean(axis, keepdims=True)
+    return x / np.sqrt((x * x).mean(axis, keepdims=True) + 1e-6)
+
+
+REDUCTIONS = list(EMPTY)
+NORMALISATIONS = ["softmax", "log_softmax", "rms_norm", "layer_norm"]
+AXES = ["ragged", "group", -1]
+
+
+@pytest.mark.parametrize("layout", ["ends empty", "all empty", "gaps"])
+def test_reductions(layout):
+    nt, x = make(layout, 3)
+    slices = group_rows(layout)
+    rows = np.concatenate([x[s] for s in slices])
+    reduce_all = jax.jit(lambda nt: {n: [getattr(jf.nested, n)(nt, axis) for axis in AXES] for n in REDUCTIONS})
+    for name, (ragged, group, dense) in reduce_all(nt).items():
+        assert_close(ragged, np.stack([reference(name, x[s], 0) for s in slices]), "float32")
+        assert_close(group, reference(name, rows, 0), "float32")
+        assert dense.shape == (nt.num_groups, "ragged")
+        for s in slices:
+            assert_close(dense.data[s], reference(name, x[s], 1), "float32")
+
+
+@pytest.mark.parametrize("layout", ["ends empty", "gaps"])
+def test_normalisations(layout):
+    nt, x = make(layout, 3)
+    slices = group_rows(layout)
+    rows = np.concatenate([x[s] for s in slices])
+    normalise_all = jax.jit(lambda nt: {n: [getattr(jf.nested, n)(nt, axis) for axis in AXES] for n in NORMALISATIONS})
+    for name, results in normalise_all(nt).items():
+        wants = [np.zeros_like(x) for _ in AXES]
+        at = 0
+        for s in slices:
+            wants[0][s] = reference(name, x[s], 0)
+            wants[1][s] = reference(name, rows, 0)[at : at + len(x[s])]
+            wants[2][s] = reference(name, x[s], 1)
+            at += len(x[s])
+        for got, want in zip(results, wants):
+            assert_close(got.data, want, scale=5)
+            assert got.extents.tolist() == nt.extents.tolist()
+
+
+def finite_differences(fn, x, slices, eps=1e-6):
+    grad = np.zeros(x.shape)
+    for index in [(r, c) for s in slices for r in range(s.start, s.stop) for c in range(x.shape[1])]:
+        up, down = x.astype(np.float64), x.astype(np.float64)
+        up[index] += eps
+        down[index] -= eps
+        grad[index] = (fn(up) - fn(down)) / (2 * eps)
+    return grad
+
+
+@pytest.mark.parametrize("name", ["mean", "max", "logsumexp", "softmax", "layer_norm"])
+def test_gradients(name):
+    """Ragged and joint axes at once, with NaN padding and an empty group."""
+    nt, x = make("gaps", 2)
+    slices = group_rows("gaps")
+    reduces = name in EMPTY
+    rng = np.random.default_rng(3)
+    w_ragged = rng.normal(size=(4, 2) if reduces else x.shape).astype("f")
+    w_group = rng.normal(size=(2,) if reduces else x.shape).astype("f")
+
+    def loss(data):
+        parts = [getattr(jf.nested, name)(nt.replace(data=data), axis) for axis in ("ragged", "group")]
+        ragged, group = (y if reduces else y.data for y in parts)
+        return jnp.vdot(jnp.where(jnp.isfinite(ragged), ragged, 0), w_ragged) + jnp.vdot(group, w_group)
+
+    def exact(data):
+        total = 0.0
+        for g, s in enumerate(slices):
+            part = reference(name, data[s], 0)
+            weight = w_ragged[g] if reduces else w_ragged[s]
+            total += np.vdot(np.where(np.isfinite(part), part, 0), weight)
+        joint = reference(name, np.concatenate([data[s] for s in slices]), 0)
+        return total + np.vdot(joint, w_group if reduces else np.concatenate([w_group[s] for s in slices]))
+
+    got = jax.jit(jax.grad(loss))(nt.data)
+    assert_close(got, finite_differences(exact, x, slices), scale=20)
+
+
+def test_own_extents_and_transforms():
+    x = np.random.default_rng(0).normal(size=(2, 7, 3)).astype("f")
+    nt = jf.as_nested(x, extents=[[3, 0, 2], [0, 6, 1]], ragged_dim=1)
+    got = jax.jit(jf.nested.sum)(nt)
+    assert got.shape == (2, 3, 3)
+    assert_close(got[0, 2], x[0, 3:5].sum(0))
+    assert_close(got[1, 1], x[1, :6].sum(0))
+    assert_close(jf.nested.mean(nt, "group")[0], x[0, :5].mean(0))
+    assert_close(jax.vmap(jf.nested.max)(nt), jf.nested.max(nt))
+    shared = jf.as_nested(x, extents=[3, 0, 2], ragged_dim=1)
+    assert_close(jf.nested.softmax(shared).data[1], jf.nested.softmax(shared[1]).data)
+
+
+def test_dtypes():
+    fns = jf.nested
+    nt = jf.as_nested(jnp.ones((300, 2), jnp.bfloat16), extents=[300, 0])
+    total, soft = jax.jit(lambda nt: (fns.sum(nt), fns.softmax(nt, -1)))(nt)
+    # In bfloat16 the sum would stop at 256.
+    assert float(total[0, 0]) == 300 and total.dtype == soft.dtype == jnp.bfloat16
+    counts = jf.as_nested(jnp.arange(5, dtype=jnp.int8), extents=[2, 0, 2])
+    sums, means, largest, flags = jax.jit(lambda nt: (fns.sum(nt), fns.mean(nt), fns.max(nt), fns.sum(nt > 1)))(counts)
+    assert sums.tolist() == [1, 0, 5] and sums.dtype == jnp.int32
+    assert means.tolist() == [0.5, 0.0, 2.5] and means.dtype == jnp.float32
+    assert largest.tolist() == [1, -128, 3] and largest.dtype == jnp.int8
+    assert flags.tolist() == [0, 0, 2]
+
+
+def test_nan_stays_in_its_group():
+    nt = jf.as_nested(jnp.array([1.0, jnp.nan, 2.0, 3.0, jnp.nan]), extents=[2, 2])
+    for got in jax.jit(lambda nt: [getattr(jf.nested, name)(nt) for name in REDUCTIONS])(nt):
+        assert np.isnan(got[0]) and np.isfinite(got[1])
+    grad = jax.jit(jax.grad(lambda d: jf.nested.sum(jf.nested.softmax(nt.replace(data=d)) * 1.0)[1]))(nt.data)
+    assert np.isfinite(grad[2:]).all() and grad[4] == 0
+
+
+@pytest.mark.parametrize(
+    "axis, message",
+    [
+        (0, "sum: axis 0 is the group dimension alone, where rows do not line up; use axis='ragged'"),
+        ("rows", "sum: axis must be 'ragged', 'group' or a dimension of 3, got 'rows'"),
+        (3, "sum: axis must be 'ragged', 'group' or a dimension of 3, got 3"),
+    ],
+)
+def test_messages(axis, message):
+    with pytest.raises(ValueError, match="^" + message):
+        jf.nested.sum(nested_of("gaps", jnp.ones((19, 2))), axis)
+
+
+def test_sum_under_shard_map():
+    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec("ep")
+    nt = jf.NestedTensor(jnp.arange(12.0).reshape(6, 2), jnp.array([1, 2, 0, 2], jnp.int32))
+    fn = jax.shard_map(
+        lambda nt: jf.nested.softmax(nt) * jf.nested.sum(nt)[:, None], mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    loss = jax.jit(jax.value_and_grad(lambda d: jnp.sum(fn(nt.replace(data=d)).data)))
+    value, grad = loss(nt.data)
+    assert float(value) == pytest.approx(np.arange(12.0).reshape(6, 2)[:5].sum(), rel=1e-6)
+    assert (np.asarray(grad)[5] == 0).all()

@@ -1,0 +1,120 @@
+"""What outlives one process: the compile cache, XLA's persistent cache, exported programs; and what goes missing."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jax_fuser as jf
+
+
+def start(code: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **env},
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[dict, str]:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.strip().splitlines()[-1]), err
+
+
+COUNT = """
+    import json, jax, jax.numpy as jnp, jax_fuser as jf
+    x = jnp.linspace(-1, 1, 1000)
+    y = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * jnp.exp(x)))(x)
+    assert jnp.allclose(y, jnp.tanh(x) * jnp.exp(x), rtol=1e-5)
+    print(json.dumps(jf.counters()))
+"""
+
+
+def test_second_process_compiles_nothing(tmp_path):
+    env = {"JAX_FUSER_CACHE_DIR": str(tmp_path / "cache")}
+    first, _ = finish(start(COUNT, **env))
+    assert first["compiled_host"] == 1 and first["disk_hits"] == 0
+    second, _ = finish(start(COUNT, **env))
+    assert second["compiled_host"] == 0 and second["disk_hits"] == 1
+
+
+def test_two_processes_at_once_agree(tmp_path):
+    env = {"JAX_FUSER_CACHE_DIR": str(tmp_path / "cache")}
+    both = [start(COUNT, **env) for _ in range(2)]
+    for process in both:
+        counters, _ = finish(process)
+        assert counters["compiled_host"] + counters["disk_hits"] == 1
+
+
+def test_persistent_compilation_cache_hits(tmp_path):
+    code = f"""
+    import json, jax, jax.numpy as jnp, jax_fuser as jf
+    jax.config.update("jax_compilation_cache_dir", {str(tmp_path / "xla")!r})
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    events = []
+    jax.monitoring.register_event_listener(lambda name, **kw: events.append(name))
+    x = jnp.linspace(-1, 1, 1000)
+    y = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * jnp.exp(x)))(x).block_until_ready()
+    hits = sum(e.endswith("cache_hits") for e in events)
+    misses = sum(e.endswith("cache_misses") for e in events)
+    print(json.dumps(dict(hits=hits, misses=misses, instantiated=jf.counters()["instantiated"], y=float(y.sum()))))
+    """
+    first, _ = finish(start(code))
+    second, _ = finish(start(code))
+    assert second["misses"] == 0 and second["hits"] >= 1 and second["instantiated"] >= 1
+    assert first["y"] == second["y"]
+
+
+NO_COMPILER = """
+    import json, warnings, jax, jax.numpy as jnp
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import jax_fuser as jf
+        x = jnp.linspace(-1, 1, 1000)
+        f, g = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 2)), jax.jit(jf.fuse(lambda x: jnp.exp(x) + x))
+        ok = bool(jnp.allclose(f(x), jnp.tanh(x) * 2)) and bool(jnp.allclose(g(x), jnp.exp(x) + x))
+        w = jnp.ones((2, 4, 3))
+        ok = ok and jf.ragged_dot(jnp.ones((5, 4)), w, jnp.array([2, 3])).shape == (5, 3)
+    texts = [str(c.message) for c in caught if "jax_fuser" in str(c.message)]
+    print(json.dumps(dict(ok=ok, texts=texts, doctor=str(jf.doctor()))))
+"""
+
+
+def test_missing_compiler_is_one_warning_and_right_results(tmp_path):
+    got, _ = finish(start(NO_COMPILER, JAX_FUSER_CXX="/nowhere/c++", JAX_FUSER_CACHE_DIR=str(tmp_path)))
+    assert got["ok"]
+    assert len(got["texts"]) == 1 and "JAX_FUSER_CXX" in got["texts"][0]
+    assert "--  CPU compiler" in got["doctor"]
+
+
+def test_missing_driver_is_said_by_doctor():
+    if jax.default_backend() == "gpu":
+        pytest.skip("this machine has a driver")
+    assert "no CUDA driver" in str(jf.doctor())
+
+
+def test_export_for_cpu_and_cuda_round_trips():
+    @jax.jit
+    def f(x, w, sizes):
+        return jf.fuse(lambda x: jnp.tanh(x) * 2)(jf.ragged_dot(x, w, sizes))
+
+    shapes = [
+        jax.ShapeDtypeStruct(s, t) for s, t in (((6, 4), jnp.float32), ((2, 4, 8), jnp.float32), ((2,), jnp.int32))
+    ]
+    allowed = [export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
+    exported = export.export(f, platforms=["cpu", "cuda"], disabled_checks=allowed)(*shapes)
+    loaded = export.deserialize(bytearray(exported.serialize()))
+    x, w, sizes = jnp.ones((6, 4)), jnp.ones((2, 4, 8)), jnp.array([2, 4], jnp.int32)
+    assert loaded.platforms == ("cpu", "cuda")
+    np.testing.assert_allclose(loaded.call(x, w, sizes), f(x, w, sizes), rtol=1e-6)
