@@ -97,7 +97,7 @@ class Explanation:
             head = f"  [{i}] {r.name}" + (f" x{r.count}" if r.count > 1 else "")
             size = f"{r.ops} op{'s' * (r.ops != 1)}, reads {_bytes(r.bytes_in)}, writes {_bytes(r.bytes_out)}"
             lines.append(f"{head}: {size}")
-            lines += [f"      {line}" for line in r.kernels.strip().splitlines()]
+            lines += [f"      {line}" for line in r.kernels.splitlines() if line.startswith(("segment", "scalars"))]
         if self.cuts:
             lines.append("  left to XLA:")
             width = max(len(f"{c.primitive} x{c.count}") for c in self.cuts)

@@ -41,6 +41,7 @@ class Fused:
             results = run(closed, jax.tree.leaves((args, kwargs)), name)
             return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
+        evaluate.__name__ = name
         self._function = f
         self._jitted = jax.jit(evaluate)
 
@@ -115,7 +116,8 @@ def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any
         raise TypeError(f"fuse: expected a function, got {type(f).__name__}; write jf.fuse(f)(x), not jf.fuse(f(x))")
     if inspect.iscoroutinefunction(f) or inspect.isgeneratorfunction(f):
         raise TypeError("fuse: expected a function that returns arrays, got a generator or coroutine")
-    own_name: str = getattr(f, "__name__", type(f).__name__)
+    inner = f.func if isinstance(f, functools.partial) else f
+    own_name: str = getattr(inner, "__name__", type(inner).__name__)
     return Fused(f, own_name if name is None else name)
 
 

@@ -13,8 +13,10 @@ from jax.interpreters import mlir
 from jax_fuser import _core, _ffi
 from jax_fuser._row_groups import row_groups, spans
 
-# Element types that the kernels multiply; XLA multiplies the others.
-_KERNEL_DTYPES = {"cpu": ("f16", "bf16", "f32", "f64"), "cuda": ("f16", "bf16", "f32")}
+# Element types that the kernels multiply; XLA multiplies the others (complex).
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_INTEGERS = ("s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64")
+_PLATFORMS = ("cpu", "cuda")
 
 
 def plain_xla(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,
@@ -70,11 +72,12 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpos
 
 def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     dtypes = [_ffi.dtype_name(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)]
-    known = _KERNEL_DTYPES[platform]
-    floating = all(d in known for d in (dtypes[0], dtypes[1], dtypes[-1]))
+    lhs, rhs, out = dtypes[0], dtypes[1], dtypes[-1]
+    known = lhs == rhs and any(lhs in kind and out in kind for kind in (_FLOATS, _INTEGERS))
+    known = known and (lhs == "f64") == (out == "f64")  # no kernel accumulates wider than its operands need
     empty = any(a.size == 0 for a in (*ctx.avals_in, *ctx.avals_out))
     # Kernels of the grouped product come compiled for CPU; for CUDA they are compiled at run time.
-    if not floating or empty or (platform == "cuda" and _ffi.can_compile(platform) is not None):
+    if not known or empty or (platform == "cuda" and _ffi.can_compile(platform) is not None):
         return _lower_as_xla(ctx, *operands, **params)
     types = tuple((d, a.shape) for d, a in zip(dtypes, ctx.avals_in))
     program = _program(types, params["mode"], params["transpose_rhs"], dtypes[-1])
@@ -84,5 +87,5 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
 def register_lowerings(primitive: Any) -> None:
     """Register how `primitive` is lowered on each platform."""
     mlir.register_lowering(primitive, _lower_as_xla)
-    for platform in _KERNEL_DTYPES:
+    for platform in _PLATFORMS:
         mlir.register_lowering(primitive, functools.partial(_lower_as_program, platform=platform), platform=platform)

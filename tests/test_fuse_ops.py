@@ -57,7 +57,8 @@ OPS = {
     "erfc": (lax.erfc, FLOATS, 1),
     "erf_inv": (lax.erf_inv, FLOATS, 1),
     "lgamma": (lax.lgamma, FLOATS, 1),
-    "digamma": (lax.digamma, FLOATS, 1),
+    # At 0 the versions of JAX differ.
+    "digamma": (lambda x: lax.digamma(jnp.where(x == 0, 1, x)), FLOATS, 1),
     "add": (lax.add, NUMBERS, 2),
     "sub": (lax.sub, NUMBERS, 2),
     "mul": (lax.mul, NUMBERS, 2),
@@ -182,7 +183,7 @@ def test_op(device, dtype, arity):
 def test_convert(device, source):
     # Values out of range convert as XLA converts them.
     with jax.enable_x64(True):
-        x = values(source, 0)[:: 7 if source in FLOATS else 1]
+        x = jnp.asarray(values(source, 0)[:: 7 if source in FLOATS else 1])
         f = jf.fuse(lambda x: [x == x, *(lax.convert_element_type(x, to) for to in NUMBERS + BOOL)])
         for got, want in zip(f(x)[1:], (lax.convert_element_type(x, to) for to in NUMBERS + BOOL)):
             assert got.dtype == want.dtype

@@ -146,7 +146,7 @@ REASONS = {
     "merges or splits axes, (6, 8) to (48,)": lambda x: (x * 2).reshape(-1) * 3,
     "a jit that donates its arguments": lambda x: jax.jit(jnp.sin, donate_argnums=0)(x * 2) * 2,
     "rounds to fewer bits than its dtype has": lambda x: lax.reduce_precision(x, 5, 2) * 2,
-    "asks for an accuracy": lambda x: lax.exp(x, accuracy=lax.AccuracyMode.HIGHEST) * 2,
+    "asks for a tolerance": lambda x: lax.exp(x, accuracy=lax.Tolerance(ulps=2)) * 2,
 }
 
 
@@ -204,6 +204,12 @@ def test_labels_carry_the_scope():
     text = jf.fuse(f).lower(X).as_text("fusion")
     assert "# attention/tanh" in text and "# silu/logistic" in text
     assert ".py" not in text
+
+
+def test_names():
+    assert jf.fuse(functools.partial(jnp.multiply, 2.0)).name == "multiply"
+    assert jf.fuse(name="gate")(jnp.sin).name == "gate"
+    assert "kernel gate" in jf.fuse(jnp.sin, name="gate").lower(X).as_text("loops")
 
 
 def test_equal_traces_give_equal_text():

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "codegen/cpu_lanes.h"
+#include "codegen/cpu_masks.h"
 
 namespace jf {
 
@@ -131,6 +132,12 @@ JF_FUNCTION Part<Stored<M>> read(const M* p, long stride, On on) {
       __builtin_memcpy(&x, p, W * sizeof(M));
       return x;
     }
+  } else if constexpr (MaskedFor<decltype(x), sizeof(M)>::kExists) {
+    if (stride == 1) {
+      const auto wide = MaskedFor<decltype(x), sizeof(M)>::load(p, active<W>(on));
+      __builtin_memcpy(&x, &wide, sizeof(x));
+      return x;
+    }
   }
   Stored<M> lanes[JF_PART] = {};
   for (int i = 0, n = active<W>(on); i < n; ++i) __builtin_memcpy(lanes + i, p + i * stride, sizeof(M));
@@ -142,6 +149,13 @@ JF_FUNCTION void write(M* p, long stride, Part<Stored<M>> x, On on) {
   if constexpr (is_same<On, All>) {
     if (stride == 1) {
       __builtin_memcpy(p, &x, W * sizeof(M));
+      return;
+    }
+  } else if constexpr (MaskedFor<decltype(x), sizeof(M)>::kExists) {
+    if (stride == 1) {
+      typename MaskedFor<decltype(x), sizeof(M)>::Vector wide{};
+      __builtin_memcpy(&wide, &x, sizeof(x));
+      MaskedFor<decltype(x), sizeof(M)>::store(p, wide, active<W>(on));
       return;
     }
   }

@@ -67,27 +67,39 @@ xffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(std::string_view program, s
   return state;
 }
 
-// The call's buffers in a fixed array: running allocates nothing.
+// The call's buffers in a fixed array: running allocates nothing. Their sizes are checked, since a call that was split or
+// edited on its way would make kernels run out of bounds.
 struct Bound {
   std::array<void*, kMaxBuffers> pointers;
   host::CallBuffers buffers;
 
   Bound(const host::Program& program, const xffi::RemainingArgs& args, const xffi::RemainingRets& rets) {
-    const size_t inputs = program.inputs, outputs = program.outputs, extra = program.workspace_bytes > 0 ? 1 : 0;
+    const size_t inputs = program.input_bytes.size(), outputs = program.output_bytes.size();
+    const size_t extra = program.workspace_bytes > 0 ? 1 : 0;
     JF_REQUIRE(args.size() == inputs && rets.size() == outputs + extra, "[execute] program ", program.name, " has ",
                inputs, " inputs and ", outputs, " outputs, the call has ", args.size(), " and ", rets.size() - extra);
-    JF_REQUIRE(args.size() + rets.size() <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
+    JF_REQUIRE(inputs + outputs + extra <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
                kMaxBuffers, " buffers");
-    for (size_t i = 0; i < inputs; ++i) pointers[i] = args.get<xffi::AnyBuffer>(i)->untyped_data();
-    for (size_t i = 0; i < outputs; ++i) pointers[inputs + i] = (*rets.get<xffi::AnyBuffer>(i))->untyped_data();
+    for (size_t i = 0; i < inputs; ++i) {
+      pointers[i] = checked(*args.get<xffi::AnyBuffer>(i), program.input_bytes[i], program.name, "input ", i);
+    }
+    for (size_t i = 0; i < outputs; ++i) {
+      pointers[inputs + i] =
+          checked(**rets.get<xffi::AnyBuffer>(i), program.output_bytes[i], program.name, "output ", i);
+    }
     buffers.inputs = {pointers.data(), inputs};
     buffers.outputs = {pointers.data() + inputs, outputs};
-    if (!extra) return;
-    const xffi::AnyBuffer workspace = **rets.get<xffi::AnyBuffer>(outputs);
-    JF_REQUIRE(static_cast<int64_t>(workspace.size_bytes()) >= program.workspace_bytes, "[execute] program ",
-               program.name, " needs ", program.workspace_bytes, " bytes of workspace, the call brings ",
-               workspace.size_bytes());
-    buffers.workspace = workspace.untyped_data();
+    if (extra) {
+      buffers.workspace =
+          checked(**rets.get<xffi::AnyBuffer>(outputs), program.workspace_bytes, program.name, "workspace ", 0);
+    }
+  }
+
+  static void* checked(const xffi::AnyBuffer& buffer, int64_t bytes, const std::string& program, const char* what,
+                       size_t number) {
+    JF_REQUIRE(static_cast<int64_t>(buffer.size_bytes()) == bytes, "[execute] program ", program, " expects ", bytes,
+               " bytes in ", what, number, ", the call brings ", buffer.size_bytes());
+    return buffer.untyped_data();
   }
 };
 

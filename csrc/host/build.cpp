@@ -52,8 +52,9 @@ Program build(const ir::Fusion& fusion, const Target& target) {
   const plan::Plan plan = plan::plan(fusion);
   Program program;
   program.name = fusion.name;
-  program.inputs = static_cast<int>(fusion.inputs.size());
-  program.outputs = static_cast<int>(fusion.outputs.size());
+  auto bytes = [&](ir::ValueId id) { return ir::elements(fusion.values[id]) * size_of(fusion.values[id].dtype); };
+  for (ir::ValueId id : fusion.inputs) program.input_bytes.push_back(bytes(id));
+  for (ir::ValueId id : fusion.outputs) program.output_bytes.push_back(bytes(id));
   program.segments = plan::print(plan);
   Placement placement(fusion);
   for (const plan::Segment& segment : plan.segments) {

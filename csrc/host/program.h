@@ -37,8 +37,8 @@ using Step = std::variant<KernelStep, GroupedStep>;
 
 struct Program {
   std::string name;
-  int inputs = 0;
-  int outputs = 0;
+  std::vector<int64_t> input_bytes;  // sizes of the call's buffers
+  std::vector<int64_t> output_bytes;
   int64_t workspace_bytes = 0;  // values between segments; does not depend on the target
   std::vector<Step> steps;
   std::string segments;  // the plan and the schedules as text, for people

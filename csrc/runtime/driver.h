@@ -14,18 +14,15 @@ struct CUlib_st;
 struct CUkern_st;
 struct CUfunc_st;
 struct CUstream_st;
-struct CUevent_st;
 
 namespace jf::runtime {
 
 using CuDevice = int;
-using CuAddress = uint64_t;
 using CuContext = CUctx_st*;
 using CuLibrary = CUlib_st*;
 using CuKernel = CUkern_st*;
 using CuFunction = CUfunc_st*;
 using CuStream = CUstream_st*;
-using CuEvent = CUevent_st*;
 
 // Throws UserError: "[cuda] cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE (invalid argument)".
 [[noreturn]] void throw_driver_error(const char* call, int code);
@@ -71,14 +68,6 @@ struct Driver {
   // CuKernel stands where the driver's prototype has CUfunction; it takes both.
   JF_DRIVER_CALL(launch_kernel, "cuLaunchKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                  unsigned, CuStream, void**, void**);
-  JF_DRIVER_CALL(memset, "cuMemsetD8Async", CuAddress, unsigned char, size_t, CuStream);
-  JF_DRIVER_CALL(memcpy, "cuMemcpyAsync", CuAddress, CuAddress, size_t, CuStream);
-  JF_DRIVER_CALL(stream_create, "cuStreamCreate", CuStream*, unsigned);
-  JF_DRIVER_CALL(stream_destroy, "cuStreamDestroy_v2", CuStream);
-  JF_DRIVER_CALL(stream_wait, "cuStreamWaitEvent", CuStream, CuEvent, unsigned);
-  JF_DRIVER_CALL(event_create, "cuEventCreate", CuEvent*, unsigned);
-  JF_DRIVER_CALL(event_record, "cuEventRecord", CuEvent, CuStream);
-  JF_DRIVER_CALL(event_destroy, "cuEventDestroy_v2", CuEvent);
 #undef JF_DRIVER_CALL
 };
 

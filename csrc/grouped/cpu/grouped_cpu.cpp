@@ -170,15 +170,27 @@ void multiply_task(const Run& run, int64_t index, int worker) {
   pack.width = block.columns;
   pack.packed = scratch;
   const int64_t rhs = segment.rhs + entry * depth * columns;
+  const auto source = [&](int64_t k) {
+    return run.rhs(rhs + (pack.depth_contiguous ? column * depth + k : k * columns + column));
+  };
   for (int64_t k = 0; k < depth; k += blocks.depth) {
-    pack.source = run.rhs(rhs + (pack.depth_contiguous ? column * depth + k : k * columns + column));
+    pack.source = source(k);
     pack.depth_end = std::min(blocks.depth, depth - k);
     pack.packed_depth = round_up(pack.depth_end, run.kernel.depth_granule);
     run.kernel.pack_rhs(pack);
     block.depth_begin = k;
     block.depth = pack.packed_depth;
     block.first = k == 0;
-    block.last = k + blocks.depth >= depth;
+    const int64_t next_depth = std::min(blocks.depth, depth - k - pack.depth_end);
+    block.last = next_depth == 0;
+    block.next = {};
+    if (!block.last) {
+      const int64_t element = size_of(run.problem.rhs);
+      block.next.begin = source(k + blocks.depth);
+      block.next.lines = pack.depth_contiguous ? block.columns : next_depth;
+      block.next.line_bytes = (pack.depth_contiguous ? next_depth : block.columns) * element;
+      block.next.stride_bytes = pack.stride * element;
+    }
     run.kernel.multiply(block);
   }
 }

@@ -23,6 +23,14 @@ struct PackArguments {
   void* packed = nullptr;    // first panel
 };
 
+// Memory that the next pack_rhs reads: `lines` pieces of `line_bytes`.
+struct NextSource {
+  const void* begin = nullptr;
+  int64_t lines = 0;
+  int64_t line_bytes = 0;
+  int64_t stride_bytes = 0;
+};
+
 struct MultiplyArguments {
   const void* lhs = nullptr;  // first panel, at depth 0
   int64_t lhs_depth = 0;      // depth of a whole lhs panel
@@ -37,6 +45,7 @@ struct MultiplyArguments {
   void* out = nullptr;
   int64_t out_stride = 0;  // elements
   bool stream = false;     // past the caches; out and its rows lie at multiples of 64 bytes
+  NextSource next;         // to prefetch meanwhile
 };
 
 struct Kernel {

@@ -30,7 +30,6 @@ struct TileOp {
   static constexpr int kDepthGranule = kLineElements;
   static constexpr int kRowGranule = kTileLines;
   static constexpr int kTileRows = 2 * kTileLines;
-  static constexpr bool kAnyOut = false;
 
   // The tile registers of this thread, in use.
   struct Session {
@@ -42,6 +41,7 @@ struct TileOp {
     ~Session() { _tile_release(); }
   };
 
+  static auto join(Floats left, Floats right) { return (FloatBits)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left); }
   static void pack_lhs(const PackArguments& x);
   static void run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out);
 };

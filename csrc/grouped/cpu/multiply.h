@@ -21,7 +21,6 @@ struct FmaOp {
   static constexpr int kDepthGranule = 1;
   static constexpr int kRowGranule = 1;
   static constexpr int kTileRows = Machine::kTileRows;
-  static constexpr bool kAnyOut = true;  // a tile writes rows of any stride
   struct Session {};
   static Register<T> step(Register<T> sum, T a, Register<T> b) { return sum + a * b; }
 };
@@ -29,10 +28,61 @@ struct FmaOp {
 template <class Op>
 constexpr int kTileColumns = 2 * kLanes<typename Op::Sum>;
 
+// Prefetches the next rhs block into level 2, a few lines every kPace steps of the tiles: memory works while they
+// multiply.
+class Ahead {
+ public:
+  static constexpr int64_t kPace = 4;
+
+  // `paces` times kPace steps lie ahead.
+  Ahead(const NextSource& next, int64_t paces)
+      : at_(static_cast<const char*>(next.begin)),
+        line_lines_((next.line_bytes + kLine - 1) / kLine),
+        jump_(next.stride_bytes - line_lines_ * kLine),
+        in_line_(line_lines_),
+        left_(next.lines * line_lines_),
+        share_(least((left_ + paces - 1) / paces, kMost)) {}
+
+  void advance() {
+    for (int64_t i = least(share_, left_); i > 0; --i, --left_) {
+      __builtin_prefetch(at_, 0, 2);
+      at_ += kLine;
+      if (--in_line_ == 0) {
+        at_ += jump_;
+        in_line_ = line_lines_;
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  static constexpr int64_t kMost = 6;  // more at once would wait for each other
+
+  const char* at_;
+  int64_t line_lines_;
+  int64_t jump_;
+  int64_t in_line_;
+  int64_t left_;
+  int64_t share_;
+};
+
+// Stores a row of sums as Out, of as many columns as a tile has.
+template <class Op, class Out>
+inline void write_row(Out* out, Register<typename Op::Sum> left, Register<typename Op::Sum> right, bool stream) {
+  constexpr int kCount = kLanes<typename Op::Sum>;
+  const auto put = [stream](void* to, auto value) { stream ? Machine::stream(to, value) : store(to, value); };
+  if constexpr (std::is_same_v<Out, Brain> && requires { Op::join(left, right); }) {
+    put(out, Op::join(left, right));
+  } else {
+    put(out, Format<Out, typename Op::Sum>::convert(left));
+    put(out + kCount, Format<Out, typename Op::Sum>::convert(right));
+  }
+}
+
 // One tile of kRows rows: starts from `start` (a stored tile; null: zeros), runs `steps` words deep, writes to `out`.
-template <class Op, int kRows>
+template <class Op, class Out, int kRows>
 void register_tile(int64_t steps, const typename Op::Word* a, const typename Op::Word* b, const typename Op::Sum* start,
-                   typename Op::Sum* out, int64_t out_stride, bool stream) {
+                   Out* out, int64_t out_stride, bool stream, Ahead& ahead) {
   using Sum = Register<typename Op::Sum>;
   using Words = Register<typename Op::Word>;
   constexpr int kCount = kLanes<typename Op::Sum>;
@@ -42,69 +92,47 @@ void register_tile(int64_t steps, const typename Op::Word* a, const typename Op:
     sums[i][0] = start ? load<Sum>(start + i * 2 * kCount) : Sum{};
     sums[i][1] = start ? load<Sum>(start + i * 2 * kCount + kCount) : Sum{};
   }
-  for (int64_t k = 0; k < steps; ++k, a += kRows, b += 2 * kCount) {
-    const Words b0 = load<Words>(b);
-    const Words b1 = load<Words>(b + kCount);
+  for (int64_t pace = 0; pace < steps; pace += Ahead::kPace) {
+    ahead.advance();
+    const int64_t end = least(pace + Ahead::kPace, steps);
+    for (int64_t k = pace; k < end; ++k, a += kRows, b += 2 * kCount) {
+      const Words b0 = load<Words>(b);
+      const Words b1 = load<Words>(b + kCount);
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-      sums[i][0] = Op::step(sums[i][0], a[i], b0);
-      sums[i][1] = Op::step(sums[i][1], a[i], b1);
+      for (int i = 0; i < kRows; ++i) {
+        sums[i][0] = Op::step(sums[i][0], a[i], b0);
+        sums[i][1] = Op::step(sums[i][1], a[i], b1);
+      }
     }
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i, out += out_stride) {
-    if (stream) {
-      Machine::stream(out, sums[i][0]);
-      Machine::stream(out + kCount, sums[i][1]);
-    } else {
-      store(out, sums[i][0]);
-      store(out + kCount, sums[i][1]);
-    }
-  }
+  for (int i = 0; i < kRows; ++i, out += out_stride) write_row<Op>(out, sums[i][0], sums[i][1], stream);
 }
 
-template <class Op>
-using Tile = void (*)(int64_t, const typename Op::Word*, const typename Op::Word*, const typename Op::Sum*,
-                      typename Op::Sum*, int64_t, bool);
+template <class Op, class Out>
+using Tile = void (*)(int64_t, const typename Op::Word*, const typename Op::Word*, const typename Op::Sum*, Out*,
+                      int64_t, bool, Ahead&);
 
-template <class Op, int... kRow>
-inline Tile<Op> tile_of_rows(int64_t rows, std::integer_sequence<int, kRow...>) {
-  static constexpr Tile<Op> kTiles[] = {register_tile<Op, kRow + 1>...};
+template <class Op, class Out, int... kRow>
+inline Tile<Op, Out> tile_of_rows(int64_t rows, std::integer_sequence<int, kRow...>) {
+  static constexpr Tile<Op, Out> kTiles[] = {register_tile<Op, Out, kRow + 1>...};
   return kTiles[rows - 1];
 }
 
-template <class Op>
-inline void run_tile(int64_t rows, int64_t steps, const typename Op::Word* a, const typename Op::Word* b,
-                     const typename Op::Sum* start, typename Op::Sum* out, int64_t out_stride, bool stream) {
-  if constexpr (requires { Op::run_tile; }) {
-    Op::run_tile(rows, steps, a, b, start, out);
-  } else {
-    const Tile<Op> tile = tile_of_rows<Op>(rows, std::make_integer_sequence<int, Op::kTileRows>());
-    tile(steps, a, b, start, out, out_stride, stream);
-  }
-}
-
-// Converts a stored tile to rows of the result.
+// Writes a stored tile, or a part of one, as rows of the result.
 template <class Op, class Out>
 void write_tile(const typename Op::Sum* tile, Out* out, int64_t out_stride, int64_t rows, int64_t columns,
                 bool stream) {
-  using Sum = typename Op::Sum;
-  constexpr int kCount = kLanes<Sum>;
+  using Sum = Register<typename Op::Sum>;
+  constexpr int kCount = kLanes<typename Op::Sum>;
   for (int64_t i = 0; i < rows; ++i, out += out_stride, tile += 2 * kCount) {
-    const auto left = Format<Out, Sum>::convert(load<Register<Sum>>(tile));
-    const auto right = Format<Out, Sum>::convert(load<Register<Sum>>(tile + kCount));
-    static_assert(sizeof(left) == sizeof(Out) * kCount);
+    const Sum left = load<Sum>(tile), right = load<Sum>(tile + kCount);
     if (columns < 2 * kCount) {
       Out row[2 * kCount];
-      store(row, left);
-      store(row + kCount, right);
+      write_row<Op>(row, left, right, false);
       std::memcpy(out, row, columns * sizeof(Out));
-    } else if (stream) {
-      Machine::stream(out, left);
-      Machine::stream(out + kCount, right);
     } else {
-      store(out, left);
-      store(out + kCount, right);
+      write_row<Op>(out, left, right, stream);
     }
   }
 }
@@ -118,8 +146,12 @@ void multiply(const MultiplyArguments& x) {
   [[maybe_unused]] const typename Op::Session session;
   Sum* tile = static_cast<Sum*>(x.accumulators);
   const bool keep = !(x.first && x.last);
+  const int64_t steps = x.depth / Op::kElements;
+  const int64_t row_tiles = (x.rows + kRows - 1) / kRows;
+  const int64_t column_tiles = (x.columns + kColumns - 1) / kColumns;
+  [[maybe_unused]] Ahead ahead(x.next, row_tiles * column_tiles * ((steps + Ahead::kPace - 1) / Ahead::kPace));
   for (int64_t column = 0; column < x.columns; column += kColumns) {
-    const Word* b = static_cast<const Word*>(x.rhs) + column * x.depth / Op::kElements;
+    const Word* b = static_cast<const Word*>(x.rhs) + column * steps;
     const int64_t columns = least(kColumns, x.columns - column);
     for (int64_t row = 0; row < x.rows; row += kRows) {
       const int64_t rows = least(kRows, x.rows - row);
@@ -127,15 +159,17 @@ void multiply(const MultiplyArguments& x) {
       const Word* a = static_cast<const Word*>(x.lhs) + (row * x.lhs_depth + x.depth_begin * height) / Op::kElements;
       const Sum* start = x.first ? nullptr : tile;
       Out* out = static_cast<Out*>(x.out) + row * x.out_stride + column;
-      const int64_t steps = x.depth / Op::kElements;
-      bool direct = false;
-      if constexpr (Op::kAnyOut && std::is_same_v<Out, Sum>) {
-        direct = x.last && columns == kColumns;
-        if (direct) run_tile<Op>(rows, steps, a, b, start, out, x.out_stride, x.stream);
-      }
-      if (!direct) {
-        run_tile<Op>(rows, steps, a, b, start, tile, kColumns, false);
+      if constexpr (requires { Op::run_tile; }) {
+        Op::run_tile(rows, steps, a, b, start, tile);
         if (x.last) write_tile<Op>(tile, out, x.out_stride, rows, columns, x.stream);
+      } else {
+        constexpr auto kSizes = std::make_integer_sequence<int, Op::kTileRows>();
+        if (x.last && columns == kColumns) {
+          tile_of_rows<Op, Out>(rows, kSizes)(steps, a, b, start, out, x.out_stride, x.stream, ahead);
+        } else {
+          tile_of_rows<Op, Sum>(rows, kSizes)(steps, a, b, start, tile, kColumns, false, ahead);
+          if (x.last) write_tile<Op>(tile, out, x.out_stride, rows, columns, x.stream);
+        }
       }
       if (keep) tile += kRows * kColumns;
     }
