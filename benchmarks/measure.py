@@ -39,22 +39,27 @@ class Timing:
 def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1) -> list[Timing]:
     """Run every contender `repeats` times in turn and return their timings.
 
-    `inner` calls are issued before waiting (GPU calls are asynchronous). Slow contenders get fewer repetitions:
-    `seconds` is the budget of each one. A contender that raises is reported with its error and no time.
+    `inner` calls are issued before waiting (GPU calls are asynchronous). `seconds` is the budget of each contender: slow
+    ones get fewer repetitions, down to one. A contender that raises is reported with its error and no time.
     """
     samples: dict[str, list[float]] = {c.name: [] for c in contenders}
     failed: dict[str, str] = {}
+    slow: set[str] = set()  # one call takes the whole budget
     for c in contenders:  # compile and warm up
         try:
             c.wait(c.run())
+            begin = time.perf_counter()
             c.wait(c.run())
+            if time.perf_counter() - begin > seconds:
+                slow.add(c.name)
+                samples[c.name].append(time.perf_counter() - begin)
         except Exception as e:
             failed[c.name] = f"{type(e).__name__}: {str(e).splitlines()[0][:80]}"
     gc.collect()
     for _ in range(repeats):
         for c in contenders:
             spent = samples[c.name]
-            if c.name in failed or (len(spent) >= 3 and sum(spent) * inner > seconds):
+            if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner > seconds):
                 continue
             begin = time.perf_counter()
             result = None
