@@ -123,53 +123,74 @@ JF_FUNCTION Part<M> encode(M, Part<M> x) {
   return x;
 }
 
-// Elements 0, stride, 2 * stride, ... of the active lanes; zero in the others.
-template <int W, class M, class On>
-JF_FUNCTION Part<Stored<M>> read(const M* p, long stride, On on) {
-  Part<Stored<M>> x{};
-  if constexpr (is_same<On, All>) {
-    if (stride == 1) {
-      __builtin_memcpy(&x, p, W * sizeof(M));
-      return x;
-    }
-  } else if constexpr (MaskedFor<decltype(x), sizeof(M)>::kExists) {
-    if (stride == 1) {
-      const auto wide = MaskedFor<decltype(x), sizeof(M)>::load(p, active<W>(on));
-      __builtin_memcpy(&x, &wide, sizeof(x));
-      return x;
-    }
-  }
-  Stored<M> lanes[JF_PART] = {};
-  for (int i = 0, n = active<W>(on); i < n; ++i) __builtin_memcpy(lanes + i, p + i * stride, sizeof(M));
-  __builtin_memcpy(&x, lanes, sizeof(x));
+// The numbers 0, 1, ..., n - 1 as a pack.
+template <int... i>
+struct Numbers {};
+template <int n, int... i>
+struct NumbersBelow : NumbersBelow<n - 1, n - 1, i...> {};
+template <int... i>
+struct NumbersBelow<0, i...> {
+  using Type = Numbers<i...>;
+};
+
+template <class M>
+JF_FUNCTION Stored<M> read_one(const M* p) {
+  Stored<M> x;
+  __builtin_memcpy(&x, p, sizeof(M));
   return x;
 }
-template <int W, class M, class On>
-JF_FUNCTION void write(M* p, long stride, Part<Stored<M>> x, On on) {
-  if constexpr (is_same<On, All>) {
-    if (stride == 1) {
-      __builtin_memcpy(p, &x, W * sizeof(M));
-      return;
-    }
-  } else if constexpr (MaskedFor<decltype(x), sizeof(M)>::kExists) {
-    if (stride == 1) {
-      typename MaskedFor<decltype(x), sizeof(M)>::Vector wide{};
-      __builtin_memcpy(&wide, &x, sizeof(x));
-      MaskedFor<decltype(x), sizeof(M)>::store(p, wide, active<W>(on));
-      return;
-    }
+template <class M>
+JF_FUNCTION void write_one(M* p, Stored<M> x) {
+  __builtin_memcpy(p, &x, sizeof(M));
+}
+// A pack keeps the vector in registers; a loop over its lanes would go through the stack.
+template <class M, int... i>
+JF_FUNCTION Part<Stored<M>> read_lanes(const M* p, long stride, int count, Numbers<i...>) {
+  return Part<Stored<M>>{(i < count ? read_one(p + i * stride) : Stored<M>(0))...};
+}
+template <class M, int... i>
+JF_FUNCTION void write_lanes(M* p, long stride, Part<Stored<M>> x, int count, Numbers<i...>) {
+  ((i < count ? write_one(p + i * stride, x[i]) : void()), ...);
+}
+
+// The stride of neighbours, known at compile time.
+struct One {
+  JF_LAMBDA operator long() const { return 1; }
+};
+
+// Elements 0, stride, 2 * stride, ... of the active lanes; zero in the others.
+template <int W, class M, class Stride, class On>
+JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
+  using Result = Part<Stored<M>>;
+  constexpr bool kDense = is_same<Stride, One>;
+  if constexpr (kDense && is_same<On, All>) {
+    Result x{};
+    __builtin_memcpy(&x, p, W * sizeof(M));
+    return x;
+  } else if constexpr (kDense && MaskedFor<Result, sizeof(M)>::kExists) {
+    return read_first<Result, sizeof(M)>(p, active<W>(on));
+  } else {
+    return read_lanes(p, stride, active<W>(on), typename NumbersBelow<W>::Type{});
   }
-  Stored<M> lanes[JF_PART];
-  __builtin_memcpy(lanes, &x, sizeof(x));
-  for (int i = 0, n = active<W>(on); i < n; ++i) __builtin_memcpy(p + i * stride, lanes + i, sizeof(M));
+}
+template <int W, class M, class Stride, class On>
+JF_FUNCTION void write(M* p, Stride stride, Part<Stored<M>> x, On on) {
+  constexpr bool kDense = is_same<Stride, One>;
+  if constexpr (kDense && is_same<On, All>) {
+    __builtin_memcpy(p, &x, W * sizeof(M));
+  } else if constexpr (kDense && MaskedFor<decltype(x), sizeof(M)>::kExists) {
+    write_first<sizeof(M)>(p, x, active<W>(on));
+  } else {
+    write_lanes(p, stride, x, active<W>(on), typename NumbersBelow<W>::Type{});
+  }
 }
 
 // L is the Lanes type of the result. kMultiple: the offset is a multiple of it; of use where vector access must be
 // aligned.
 template <class T>
 struct Type {};
-template <class T, int W, class M, class On>
-JF_FUNCTION Lanes<T, W> load_strided(Type<Lanes<T, W>>, const M* p, long stride, On on) {
+template <class T, int W, class M, class Stride, class On>
+JF_FUNCTION Lanes<T, W> load_strided(Type<Lanes<T, W>>, const M* p, Stride stride, On on) {
   if constexpr (W <= JF_PART) {
     return {decode(M{}, read<W>(p, stride, on))};
   } else {
@@ -178,8 +199,8 @@ JF_FUNCTION Lanes<T, W> load_strided(Type<Lanes<T, W>>, const M* p, long stride,
             load_strided(Type<Lanes<T, kHalf>>{}, p + kHalf * stride, stride, rest(on, kHalf))};
   }
 }
-template <class M, class T, int W, class On>
-JF_FUNCTION void store_strided(M* p, long stride, Lanes<T, W> x, On on) {
+template <class M, class T, int W, class Stride, class On>
+JF_FUNCTION void store_strided(M* p, Stride stride, Lanes<T, W> x, On on) {
   if constexpr (W <= JF_PART) {
     write<W>(p, stride, encode(M{}, x.v), on);
   } else {
@@ -198,7 +219,7 @@ JF_FUNCTION Lanes<T, W> broadcast_part(Type<Lanes<T, W>>, Part<T> x) {
 
 template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {
-  return load_strided(Type<L>{}, p + offset, 1, on);
+  return load_strided(Type<L>{}, p + offset, One{}, on);
 }
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
@@ -207,13 +228,11 @@ JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
 // One element in all lanes.
 template <class L, class M>
 JF_FUNCTION L load_splat(const M* p, long offset) {
-  Stored<M> x;
-  __builtin_memcpy(&x, p + offset, sizeof(M));
-  return broadcast_part(Type<L>{}, decode(M{}, splat(x)));
+  return broadcast_part(Type<L>{}, decode(M{}, splat(read_one(p + offset))));
 }
 template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store(M* p, long offset, Lanes<T, W> x, On on = {}) {
-  store_strided(p + offset, 1, x, on);
+  store_strided(p + offset, One{}, x, on);
 }
 template <class M, class T, int W, class On = All>
 JF_FUNCTION void scatter(M* p, long offset, long stride, Lanes<T, W> x, On on = {}) {
@@ -223,7 +242,7 @@ JF_FUNCTION void scatter(M* p, long offset, long stride, Lanes<T, W> x, On on = 
 template <class M, class T, int W>
 JF_FUNCTION void store_first(M* p, long offset, Lanes<T, W> x) {
   if constexpr (W <= JF_PART) {
-    write<1>(p + offset, 1, encode(M{}, x.v), All{});
+    write<1>(p + offset, One{}, encode(M{}, x.v), All{});
   } else {
     store_first(p, offset, x.lo);
   }

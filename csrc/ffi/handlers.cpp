@@ -67,8 +67,8 @@ xffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(std::string_view program, s
   return state;
 }
 
-// The call's buffers in a fixed array: running allocates nothing. Their sizes are checked, since a call that was split or
-// edited on its way would make kernels run out of bounds.
+// The call's buffers in a fixed array: running allocates nothing. Their sizes are checked, since a call that was split
+// or edited on its way would make kernels run out of bounds.
 struct Bound {
   std::array<void*, kMaxBuffers> pointers;
   host::CallBuffers buffers;

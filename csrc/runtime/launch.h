@@ -1,4 +1,5 @@
-// What a host program does on a stream. Nothing here allocates, waits or asks the device: XLA captures these calls in a graph.
+// What a host program does on a stream. Nothing here allocates, waits or asks the device: XLA captures these calls in a
+// graph.
 #pragma once
 
 #include "runtime/driver.h"

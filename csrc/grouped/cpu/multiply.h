@@ -28,8 +28,7 @@ struct FmaOp {
 template <class Op>
 constexpr int kTileColumns = 2 * kLanes<typename Op::Sum>;
 
-// Prefetches the next rhs block into level 2, a few lines every kPace steps of the tiles: memory works while they
-// multiply.
+// Prefetches the next rhs block into level 2, a few lines every kPace steps: memory works while the tiles multiply.
 class Ahead {
  public:
   static constexpr int64_t kPace = 4;
