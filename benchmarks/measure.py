@@ -39,8 +39,8 @@ class Timing:
 def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1) -> list[Timing]:
     """Run every contender `repeats` times in turn and return their timings.
 
-    `inner` calls are issued before waiting (GPU calls are asynchronous). `seconds` is the budget of each contender: slow
-    ones get fewer repetitions, down to one. A contender that raises is reported with its error and no time.
+    `inner` calls are issued before waiting (GPU calls are asynchronous). `seconds` is the budget of each contender:
+    slow ones get fewer repetitions, down to one. A contender that raises is reported with its error and no time.
     """
     samples: dict[str, list[float]] = {c.name: [] for c in contenders}
     failed: dict[str, str] = {}

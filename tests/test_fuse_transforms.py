@@ -289,3 +289,9 @@ def test_wrapped_functions_keep_their_name_and_bind_as_methods():
             return x * self.scale + 1
 
     assert_close(Scale(jnp.float32(2)).apply(X), X * 2 + 1)
+
+
+def test_pmap():
+    f = jf.fuse(lambda x: jnp.tanh(x) * 2)
+    x = jnp.arange(8.0).reshape(4, 2)
+    np.testing.assert_allclose(jax.pmap(f, devices=jax.devices("cpu"))(x), jnp.tanh(x) * 2, rtol=1e-6)
