@@ -50,9 +50,10 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
             c.wait(c.run())
             begin = time.perf_counter()
             c.wait(c.run())
-            if time.perf_counter() - begin > seconds:
+            spent_once = time.perf_counter() - begin
+            if spent_once > seconds:
                 slow.add(c.name)
-                samples[c.name].append(time.perf_counter() - begin)
+                samples[c.name].append(spent_once)
         except Exception as e:
             failed[c.name] = f"{type(e).__name__}: {str(e).splitlines()[0][:80]}"
     gc.collect()

@@ -107,3 +107,11 @@ def test_wrong_number_of_buffers_is_refused():
         jax.ffi.ffi_call("jax_fuser.program", out)(
             jnp.ones(4), jnp.ones(4), program=GOOD, target=_ffi.target_text("cpu"), abi=np.int64(_core.ABI)
         ).block_until_ready()
+
+
+def test_buffers_of_another_size_are_refused():
+    out = jax.ShapeDtypeStruct((4,), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="expects 16 bytes in input 0, the call brings 12"):
+        jax.ffi.ffi_call("jax_fuser.program", out)(
+            jnp.ones(3), program=GOOD, target=_ffi.target_text("cpu"), abi=np.int64(_core.ABI)
+        ).block_until_ready()
