@@ -1,6 +1,6 @@
 """Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
 
-from . import _ffi, moe, nested
+from . import _ffi, ir, moe, nested
 from ._core import InternalError, UserError
 from ._doctor import counters, doctor
 from ._explain import explain
@@ -22,6 +22,7 @@ __all__ = [
     "explain",
     "fuse",
     "grouped_matmul",
+    "ir",
     "moe",
     "nested",
     "ragged_dot",

@@ -1,14 +1,69 @@
 """A builder of fusions that knows which axes are one index, and so how the fusion looks on a part of its arrays.
 
-Every pointwise op joins the axes of its operands and its result; a broadcast joins the axes that it keeps. A mesh may
-split a class of joined axes, unless an iota counts along it: its index would have to be shifted on each device.
+Every pointwise op joins the axes of its operands and its result; a broadcast or a reduction joins the axes that it
+keeps. A mesh may split a class of joined axes, unless an iota counts along it: its index would have to be shifted on
+each device. A reduction over a split class gives each device its own part of the result; `stages` cuts the program
+there, so that the parts can be joined before they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from jax_fuser import _core
+from jax_fuser import _core, _ffi
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction: its op, the axes that it folds, and the dtype of its result."""
+
+    op: str
+    axes: Sequence[int]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """A text, and for each wanted value where it is: ("output", i) or ("input", i).
+
+    Equal values are computed once, and `first` numbers the wanted value that each output is; where every value is an
+    input there is no text.
+    """
+
+    text: str | None
+    places: list[tuple[str, int]]
+    first: list[int]
+
+    def results(self, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Return the wanted values, from those that the program takes and makes."""
+        return [arguments[i] if kind == "input" else outputs[i] for kind, i in self.places]
+
+
+def finished(builder: _core.Builder, arguments: Sequence[int], values: Sequence[int]) -> Program:
+    """Finish a program that makes these values; the builder is empty after."""
+    places: list[tuple[str, int]] = []
+    outputs: dict[int, int] = {}
+    first = []
+    for n, value in enumerate(values):
+        if value in arguments:
+            places.append(("input", arguments.index(value)))
+            continue
+        if value not in outputs:
+            outputs[value] = len(outputs)
+            first.append(n)
+            builder.output(value)
+        places.append(("output", outputs[value]))
+    return Program(builder.finish() if outputs else None, places, first)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a program computes between two exchanges: parts of reductions, and outputs."""
+
+    folds: list[int]
+    outputs: list[int]
 
 
 class Builder:
@@ -17,12 +72,13 @@ class Builder:
     def __init__(self, name: str):
         self._name = name
         self._core = _core.Builder(name)
-        # Calls in order, to make them again: (call on another builder with shape and operands, operands, result).
-        self._calls: list[tuple[Callable[..., int], Sequence[int], int]] = []
+        # In order, to make each value again: (call on another builder with shape and operands, operands).
+        self._calls: dict[int, tuple[Callable[..., int], Sequence[int]]] = {}
         self._axes: dict[int, list[int]] = {}
         self._parent: list[int] = []
         self._extent: list[int] = []
         self._counted: list[int] = []
+        self.folds: dict[int, Fold] = {}
         self.inputs: list[int] = []
         self.outputs: list[int] = []
 
@@ -72,14 +128,21 @@ class Builder:
         axes = [axis for i, axis in enumerate(self._axes[value]) if i not in dims]
         return self._viewed(lambda b, to, x: b.squeeze(x, list(dims)), value, axes)
 
-    def output(self, value: int) -> None:
-        """Return a value from the program."""
-        self._core.output(value)
-        self.outputs.append(value)
+    def reduce(self, op: str, value: int, dims: Sequence[int], dtype: Any, label: str) -> int:
+        """Fold axes, given in increasing order."""
+        axes = self._axes[value]
+        kept = [axis for i, axis in enumerate(axes) if i not in dims]
+        result = self._viewed(lambda b, to, x: b.reduce(op, x, list(dims), label), value, kept)
+        folded = [axes[i] for i in dims]
+        if any(self._extent[axis] != 1 for axis in folded):
+            self.folds[result] = Fold(op, folded, dtype)
+        return result
 
-    def finish(self) -> str:
-        """Return the program's text."""
-        return self._core.finish()
+    def finish(self, values: Sequence[int]) -> Program:
+        """Return the program that makes these values; `outputs` are those that it computes."""
+        program = finished(self._core, self.inputs, values)
+        self.outputs = [values[i] for i in program.first]
+        return program
 
     def axes(self, value: int) -> list[int]:
         """Return the class of each axis of a value."""
@@ -93,25 +156,54 @@ class Builder:
         """Return the classes that an iota counts along."""
         return {self._root(axis) for axis in self._counted}
 
-    def part(self, extents: Mapping[int, int]) -> str:
-        """Return the program's text for arrays on which these classes have other extents."""
+    def folded(self, value: int) -> list[int]:
+        """Return the classes that a reduction folds."""
+        return [self._root(axis) for axis in self.folds[value].axes]
+
+    def stages(self, split: Collection[int]) -> list[Stage]:
+        """Return the stages of the program when these classes are split; a stage may read the folds of earlier ones."""
+        joined = {value for value in self.folds if not {*split}.isdisjoint(self.folded(value))}
+        level: dict[int, int] = {}
+        for result, (_, operands) in self._calls.items():
+            level[result] = max((level[x] for x in operands), default=0) + (result in joined)
+        stages = []
+        for n in range(max(level.values()) + 1):
+            folds = [value for value in self.folds if value in joined and level[value] == n + 1]
+            outputs = [value for value in self.outputs if value not in joined and level[value] == n]
+            if folds or outputs:
+                stages.append(Stage(folds, outputs))
+        return stages
+
+    def shape(self, value: int, extents: Mapping[int, int]) -> tuple[int, ...]:
+        """Return a value's shape where these classes have other extents."""
+        return tuple(extents.get(axis, self._extent[axis]) for axis in self.axes(value))
+
+    def part(self, extents: Mapping[int, int], given: Sequence[int], wanted: Sequence[int]) -> Program:
+        """Return the program that makes the `wanted` values of arrays on which these classes have other extents.
+
+        Its arguments are the inputs and the `given` reductions.
+        """
         builder = _core.Builder(self._name)
         values: dict[int, int] = {}
-        for call, operands, result in self._calls:
-            shape = [extents.get(axis, self._extent[axis]) for axis in self.axes(result)]
-            values[result] = call(builder, shape, *(values[x] for x in operands))
-        for value in self.outputs:
-            builder.output(values[value])
-        return builder.finish()
+        for value in self.inputs:
+            values[value] = self._calls[value][0](builder, self.shape(value, extents))
+        for i, value in enumerate(given):
+            dtype = _ffi.dtype_name(self.folds[value].dtype)
+            values[value] = builder.input(f"r{i}", dtype, self.shape(value, extents))
+        for result, (call, operands) in self._calls.items():
+            if result not in values:
+                values[result] = call(builder, self.shape(result, extents), *(values[x] for x in operands))
+        arguments = [values[value] for value in (*self.inputs, *given)]
+        return finished(builder, arguments, [values[value] for value in wanted])
 
     def _add(self, call: Callable[..., int], operands: Sequence[int], shape: Sequence[int]) -> int:
         value = call(self._core, list(shape), *operands)
-        self._calls.append((call, operands, value))
+        # The builder returns an existing value for an equal op, or for one that changes nothing.
+        self._calls.setdefault(value, (call, operands))
         return value
 
     def _made(self, call: Callable[..., int], operands: Sequence[int], shape: Sequence[int]) -> int:
         value = self._add(call, operands, shape)
-        # The builder returns an existing value for an equal op: that has its axes.
         if value not in self._axes:
             start = len(self._parent)
             self._parent += range(start, start + len(shape))

@@ -59,7 +59,9 @@ class Lowered:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One program: its kernels as text, the bytes of its inputs and outputs, and how many calls have this very text."""
+    """One program: its kernels as text, the bytes of its inputs and outputs, its reductions by the names of their
+    primitives, and how many calls have this very text.
+    """
 
     name: str
     ops: int
@@ -67,6 +69,7 @@ class RegionReport:
     bytes_out: int
     kernels: str
     count: int = 1
+    reductions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Explanation:
         for i, r in enumerate(self.regions):
             head = f"  [{i}] {r.name}" + (f" x{r.count}" if r.count > 1 else "")
             size = f"{r.ops} op{'s' * (r.ops != 1)}, reads {_bytes(r.bytes_in)}, writes {_bytes(r.bytes_out)}"
+            folds = Counter(r.reductions).items()
+            size += f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in folds)})" * bool(folds)
             lines.append(f"{head}: {size}")
             lines += [f"      {line}" for line in r.kernels.splitlines() if line.startswith(("segment", "scalars"))]
         if self.cuts:
@@ -155,6 +160,7 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
             sum(_ffi.buffer_bytes(v.aval) for v in inner.outvars),
             _stages(program, platform)["segments"] if program else "scalars: run as plain XLA ops",
             seen.count + 1 if seen else 1,
+            tuple(_trace.reductions(inner)),
         )
     cuts = Counter(_cuts(jaxpr))
     return Explanation(
@@ -187,9 +193,7 @@ def _stages(program: str, platform: str) -> dict[str, str]:
 
 def _program(eqn: Any) -> str | None:
     jaxpr = eqn.params["jaxpr"].jaxpr
-    if not any(v.aval.shape for v in jaxpr.outvars):
-        return None
-    return _trace.write_program(jaxpr, eqn.params["name"]).text
+    return _trace.write_program(jaxpr, eqn.params["name"])[0].text if _trace.needs_kernel(jaxpr) else None
 
 
 def _inner(eqn: Any) -> list[Any]:

@@ -43,6 +43,11 @@ def dtype_name(dtype: Any) -> str | None:
     return _DTYPE_NAMES.get(str(jnp.dtype(dtype))) if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
 
 
+def dtype_named(name: str) -> np.dtype[Any]:
+    """Return the dtype that the compiler calls `name`."""
+    return jnp.dtype(next(dtype for dtype, own in _DTYPE_NAMES.items() if own == name))
+
+
 def register() -> None:
     """Register the custom call with JAX. Called once, when the package is imported."""
     for directory in _nvrtc_dirs():
@@ -82,8 +87,12 @@ def can_compile(platform: str) -> str | None:
         path, reason = _core.host_compiler()
         return None if path else reason
     # Without a device this is an export: the machine that loads it compiles.
-    if _core.cuda_target(0) is None:
+    target = _core.cuda_target(0)
+    if target is None:
         return None
+    capability = int(target.split()[1].removeprefix("sm="))
+    if capability < 80:
+        return f"compute capability {capability / 10} is below 8.0"
     path, reason = _core.nvrtc()
     return None if path else reason
 

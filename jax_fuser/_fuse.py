@@ -1,9 +1,9 @@
-"""`fuse`: run the pointwise parts of a JAX function as generated kernels, and leave the rest to XLA.
+"""`fuse`: run the pointwise parts and reductions of a JAX function as generated kernels, and leave the rest to XLA.
 
 A function is traced, cut into regions (`_regions`), and evaluated with each region bound as one call of the primitive
 `fused_p`. The primitive's rules trace the derivative, transpose or batch of a region's jaxpr and cut that into regions
-again, so every transform nests, and what it brings (the sum of a broadcast's cotangent, say) goes to XLA where it
-belongs. A region's derivative takes the region's inputs: nothing else is kept for the backward pass, its kernel
+again, so every transform nests, and what it brings (the sum of a broadcast's cotangent, say) is fused like all else. A
+region's derivative takes the region's inputs: nothing else is kept for the backward pass, its kernel
 computes the rest again.
 """
 
@@ -29,7 +29,10 @@ fused_p.multiple_results = True
 
 
 class Fused:
-    """A function whose pointwise parts run as generated kernels; `fuse` makes it. Call it like the function itself."""
+    """A function whose pointwise parts and reductions run as generated kernels; `fuse` makes it.
+
+    Call it like the function itself.
+    """
 
     def __init__(self, f: Callable[..., Any], name: str):
         functools.update_wrapper(self, f)
@@ -78,12 +81,13 @@ def fuse(f: Callable[..., Any], *, name: str | None = None) -> Fused: ...
 @overload
 def fuse(f: None = None, *, name: str | None = None) -> Callable[[Callable[..., Any]], Fused]: ...
 def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-    """Run the pointwise parts of a function as generated kernels: one pass over memory for each region.
+    """Run the pointwise parts and reductions of a function as generated kernels, with few passes over memory.
 
-    Arithmetic, comparisons, casts, selects, broadcasts and transposes on floats (f64, f32, bf16, f16), integers and
-    booleans fuse, across calls of `jax.jit` and `jax.nn` activations. Reductions, matrix products, gathers, control
-    flow and complex numbers stay with XLA between the regions; `explain` names them. In bf16 and f16 a region computes
-    in f32 and rounds what it stores, so it is at least as exact as the function by itself.
+    Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, any, softmax, layer
+    norm) on floats (f64, f32, bf16, f16), integers and booleans fuse, across calls of `jax.jit` and of `jax.nn`.
+    Matrix products, gathers, scans along an axis, argmax, control flow and complex numbers stay with XLA between the
+    regions; `explain` names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least
+    as exact as the function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes
@@ -248,13 +252,10 @@ def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any
     batched = [i for i, d in enumerate(dims) if d is not None]
     reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in batched})
     follows = [v in reached for v in jaxpr.jaxpr.outvars]
-    # Pointwise code keeps a batch axis where it is; moving it would be a transpose in the kernel.
+    # A batch axis stays where it is, as far as the rank allows; moving it would be a transpose in the kernel.
     places = {dims[i] for i in batched}
-    ranks = [len(aval.shape) for aval, f in zip(jaxpr.out_avals, follows) if f]
     place = places.pop() if len(places) == 1 else 0
-    if any(rank < place for rank in ranks):
-        place = 0
-    out_dims = [place if f else None for f in follows]
+    out_dims = [min(place, len(aval.shape)) if f else None for aval, f in zip(jaxpr.out_avals, follows)]
     mapped = jax.vmap(functools.partial(_plain, jaxpr=jaxpr), in_axes=tuple(dims), out_axes=out_dims)
     marks = [i for i, is_linear in enumerate(linear) if is_linear]
     return run(jax.make_jaxpr(mapped)(*args), args, name, marks), out_dims
@@ -301,25 +302,23 @@ def _warn_no_compiler(platform: str, reason: str) -> None:
 
 def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     jaxpr = params["jaxpr"].jaxpr
-    # One element is no work for a kernel.
-    if not any(v.aval.shape for v in jaxpr.outvars):
+    if not _trace.needs_kernel(jaxpr):
         return _lower_as_xla(ctx, *operands, **params)
     reason = _ffi.can_compile(platform)
     if reason is not None:
         _warn_no_compiler(platform, reason)
         return _lower_as_xla(ctx, *operands, **params)
-    program = _trace.write_program(jaxpr, params["name"])
+    program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:
-        first = {place: i for i, place in reversed(list(enumerate(program.places)))}
-        avals = [ctx.avals_out[i] for (kind, _), i in sorted(first.items()) if kind == "output"]
+        avals = [ctx.avals_out[i] for i in program.first]
         ctx = ctx.replace(avals_out=avals)
         if _split.is_on_a_mesh(ctx):
-            lower = mlir.lower_fun(_split.split(program.text, program.axes, avals), multiple_results=True)
+            lower = mlir.lower_fun(_split.split(axes, program.text, avals), multiple_results=True)
             results = lower(ctx, *operands)
         else:
             results = _ffi.emit_program(ctx, operands, program.text, platform=platform)
-    return [operands[i] if kind == "input" else results[i] for kind, i in program.places]
+    return program.results(operands, results)
 
 
 fused_p.def_impl(_impl)

@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser._grouped_primitive import grouped_p, product
-from jax_fuser._nested_checks import check_extents, index_array
+from jax_fuser._grouped_primitive import product
+from jax_fuser._nested_checks import check_extents, first, index_array, readable
+from jax_fuser._nested_map import check_same_layout
+from jax_fuser._nested_moves import take_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
-from jax_fuser._row_groups import row_groups, spans
+from jax_fuser._row_groups import ordered_starts, row_groups, spans
 from jax_fuser._varying import same_varying
 
-__all__ = ["grouped_matmul", "grouped_p", "ragged_dot", "ragged_dot_general"]
+__all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
 
 Activation = str | Callable[[jax.Array], jax.Array] | None
 
@@ -48,12 +50,14 @@ def grouped_matmul(
 ) -> Any:
     """Multiply the rows of each group by the group's matrix, then add, activate and scale.
 
-    `row_scale * activation(lhs @ rhs[group] + bias[group])`, computed in float32 for 16-bit floats. Group sizes need no
-    alignment and stay on the device. Padding rows are never read and give zero; a NaN stays in its group, and the
-    gradient of an empty group is exactly zero.
+    `row_scale * activation(lhs @ rhs[group] + bias[group])`. For 16-bit floats the product is summed in float32 and
+    rounded to the result's dtype, and what follows it is computed in float32. Group sizes need no alignment and stay on
+    the device. Padding rows are never read and give zero; a NaN stays in its group, and the gradient of an empty group
+    is exactly zero.
 
     Args:
-        lhs: nested tensor `[.., groups, ragged, .., k]`, or rows `(m, k)` with `group_sizes`. Differentiable.
+        lhs: nested tensor `[.., groups, ragged, .., k]`, or rows `(m, k)` with `group_sizes`. Differentiable. Groups of
+            gapped storage must lie in ascending order.
         rhs: `(groups, k, n)`, or `(groups, n, k)` with `transpose_rhs`. Differentiable.
         group_sizes: integers `(groups,)`; only with rows.
         transpose_rhs: whether `k` is the last axis of `rhs`; read in place.
@@ -66,13 +70,13 @@ def grouped_matmul(
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.
-        validate: whether to check concrete `group_sizes`.
+        validate: whether to check concrete `group_sizes`, or the order of gapped groups.
 
     Returns:
         Nested tensor of the same layout for a nested `lhs`, otherwise `(m, n)`.
 
     Raises:
-        ValueError: shapes do not fit, or concrete sizes are negative or sum to more than `m`.
+        ValueError: shapes do not fit, or concrete sizes are negative or sum to more than `m`; layouts differ.
         TypeError: an argument has the wrong type or an unsupported dtype.
 
     Example:
@@ -92,7 +96,11 @@ def grouped_matmul(
         if group_sizes is not None or row_index is not None:
             name = "group_sizes" if group_sizes is not None else "row_index"
             raise TypeError(f"grouped_matmul: {name}= needs lhs as an array of rows, got a NestedTensor; pass lhs.data")
-        data, extents, starts, dim = lhs.data, lhs.extents, lhs.starts if lhs.gapped else None, lhs.ragged_dim
+        data, extents, starts, dim = lhs.data, lhs.extents, None, lhs.ragged_dim
+        if lhs.gapped:
+            if validate:
+                _check_order(lhs)
+            starts = ordered_starts(lhs.starts, extents, lhs.capacity)
     else:
         data, dim, starts = jnp.asarray(lhs), 0, None
         if group_sizes is None:
@@ -101,7 +109,7 @@ def grouped_matmul(
             )
         if row_index is not None:
             index = index_array("grouped_matmul", "row_index", row_index)
-            data = jnp.take(data, jnp.asarray(index).astype(jnp.uint32), axis=0, mode="fill", fill_value=0)
+            data = take_rows(data, jnp.asarray(index).astype(jnp.uint32))
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:
             raise ValueError(
@@ -115,6 +123,8 @@ def grouped_matmul(
     gated = isinstance(activation, str) and activation in _GATED
     _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, bias, gated, group_offset)
     if isinstance(row_scale, NestedTensor):
+        if isinstance(lhs, NestedTensor):
+            check_same_layout("grouped_matmul", lhs, row_scale)
         row_scale = row_scale.data
     if row_scale is not None:
         row_scale = jnp.asarray(row_scale)
@@ -135,7 +145,9 @@ def grouped_matmul(
 
     def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
         if group_offset is not None:
-            extents, starts = local_groups(extents, starts, data.shape[dim], group_offset, rhs.shape[0])
+            extents, starts = local_groups(
+                "grouped_matmul", extents, starts, data.shape[dim], group_offset, rhs.shape[0]
+            )
         each = rows // max(data.shape[dim], 1)
         extents, starts = extents * each, None if starts is None else starts * each
         return multiply(x, rhs, extents, starts, bias, scale)
@@ -170,6 +182,21 @@ def _check_shapes(
         raise ValueError(f"grouped_matmul: a gated activation needs an even number of columns in rhs, got {n}")
     if bias is not None and jnp.shape(bias) != (rhs.shape[0], n):
         raise ValueError(f"grouped_matmul: bias must be (groups, n)={(rhs.shape[0], n)}, got {jnp.shape(bias)}")
+
+
+def _check_order(nt: NestedTensor) -> None:
+    starts, extents = readable(nt.starts), readable(nt.extents)
+    if starts is None or extents is None:
+        return
+    filled = extents > 0
+    ends = np.maximum.accumulate(np.where(filled, starts + extents, 0), axis=-1)
+    late = filled[..., 1:] & (starts[..., 1:] < ends[..., :-1])
+    if late.any():
+        group = first(late)[-1] + 1
+        raise ValueError(
+            f"grouped_matmul: groups of gapped storage must lie in ascending order, but group {group} starts before "
+            f"the end of an earlier one; pass as_nested(as_flattened(lhs), extents=lhs.extents)"
+        )
 
 
 def _activation(activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
@@ -232,7 +259,7 @@ def _group_rows(values: Any, extents: Any, starts: Any, m: int) -> jax.Array:
 
 
 def _take_group(values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:
-    return jnp.take(values, row_groups(extents, starts, m), axis=0, mode="fill", fill_value=0)
+    return take_rows(values, row_groups(extents, starts, m))
 
 
 def _group_rows_jvp(tangent: Any, values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:

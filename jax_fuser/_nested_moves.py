@@ -51,7 +51,7 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 @jax.custom_vjp
 def _spread_groups(values: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
     del starts, extents
-    return _take_rows(values, ids)
+    return take_rows(values, ids)
 
 
 @jax.custom_vjp
@@ -138,10 +138,10 @@ def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, 
         return jnp.where(fresh, right[0], combine(left[0], right[0])), left[1] | right[1]
 
     running, _ = jax.lax.associative_scan(step, (rows, restart))
-    return _take_rows(running, jnp.where(extents > 0, starts + extents - 1, rows.shape[0]))
+    return take_rows(running, jnp.where(extents > 0, starts + extents - 1, rows.shape[0]))
 
 
-def _take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     """Return `x[index]`, zero where the index is past the end."""
     if x.shape[0] == 0:
         return jnp.zeros_like(x, shape=(*index.shape, *x.shape[1:]))

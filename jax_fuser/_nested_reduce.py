@@ -60,7 +60,8 @@ def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         [1.5, 0.0, 3.5]
     """
     kind, at = _axis("mean", nt, axis)
-    dtype = nt.dtype if jnp.issubdtype(nt.dtype, jnp.inexact) else jnp.dtype(jnp.float32)
+    nt = _floating(nt)
+    dtype = nt.dtype
     wide = accumulator(dtype)
     if kind == "dense":
         return elementwise("mean", lambda x: jnp.mean(x, at, dtype=wide).astype(dtype), nt)
@@ -94,7 +95,7 @@ def reduce_min(nt: NestedTensor, axis: Axis = "ragged") -> Any:
 
 
 def logsumexp(nt: NestedTensor, axis: Axis = "ragged") -> Any:
-    """`log(sum(exp(x)))` over an axis, computed stably; -inf for an empty group. Otherwise as `sum`.
+    """`log(sum(exp(x)))` over an axis, computed stably; -inf for an empty group. Otherwise as `mean`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,13 +104,16 @@ def logsumexp(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         [0.0, -inf, 0.0]
     """
     kind, at = _axis("logsumexp", nt, axis)
+    nt = _floating(nt)
     if kind == "dense":
         return _in_wide("logsumexp", lambda x: jax.scipy.special.logsumexp(x, axis=at), nt)
-    return _logsumexp(_wide(nt), kind)[0].astype(nt.dtype)
+    return _logsumexp(_wide(nt), kind).astype(nt.dtype)
 
 
 def softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
-    """Softmax over an axis: a nested tensor like `nt`. Computed in float32 for narrower floats. Differentiable.
+    """Softmax over an axis: a nested tensor like `nt`. Computed in float32 for narrower floats and integers.
+
+    Differentiable. The result has the dtype of `nt`, float32 for integers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -118,6 +122,7 @@ def softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
         [1.0, 0.5, 0.5, 0.0]
     """
     kind, at = _axis("softmax", nt, axis)
+    nt = _floating(nt)
     if kind == "dense":
         return _in_wide("softmax", lambda x: jax.nn.softmax(x, axis=at), nt)
     return _like(nt, "softmax", jnp.exp, _log_softmax(_wide(nt), kind))
@@ -133,6 +138,7 @@ def log_softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
         [0.0, 0.0, 0.0]
     """
     kind, at = _axis("log_softmax", nt, axis)
+    nt = _floating(nt)
     if kind == "dense":
         return _in_wide("log_softmax", lambda x: jax.nn.log_softmax(x, axis=at), nt)
     return _like(nt, "log_softmax", lambda x: x, _log_softmax(_wide(nt), kind))
@@ -182,6 +188,10 @@ def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
     if at < nt.ragged_dim:
         raise ValueError(f"{fn}: axis {axis} is an outer dimension; index or vmap over it, or reduce nt.data")
     return "dense", at - nt.ndim
+
+
+def _floating(nt: NestedTensor) -> NestedTensor:
+    return nt if jnp.issubdtype(nt.dtype, jnp.inexact) else nt.replace(data=nt.data.astype(jnp.float32))
 
 
 def _wide(nt: NestedTensor) -> NestedTensor:
@@ -236,18 +246,18 @@ def _to_rows(nt: NestedTensor, values: jax.Array, kind: str) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _logsumexp(nt: NestedTensor, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Return the result and the shifted rows whose exponentials were summed."""
+def _logsumexp(nt: NestedTensor, kind: str) -> jax.Array:
     top = jax.lax.stop_gradient(_extreme(nt, kind, True))
     top = jnp.where(jnp.isfinite(top), top, 0)
-    shifted = nt.replace(data=_masked(nt, 0)).data - _to_rows(nt, top, kind)
+    # Padding after the shift: its exponential stays finite.
+    shifted = _masked(nt.replace(data=nt.data - _to_rows(nt, top, kind)), 0)
     total = _total(nt.replace(data=jnp.exp(shifted)), kind)
-    return jnp.log(total) + top, shifted
+    return jnp.log(total) + top
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _log_softmax(nt: NestedTensor, kind: str) -> jax.Array:
-    result, _ = _logsumexp(nt, kind)
+    result = _logsumexp(nt, kind)
     # Empty groups have no rows to spread to; a finite value keeps their gradient finite.
     result = jnp.where(jnp.isneginf(result), 0, result)
     return nt.data - _to_rows(nt, result, kind)
@@ -255,6 +265,7 @@ def _log_softmax(nt: NestedTensor, kind: str) -> jax.Array:
 
 def _normalise(fn: str, nt: NestedTensor, axis: Axis, eps: float, centre: bool) -> NestedTensor:
     kind, at = _axis(fn, nt, axis)
+    nt = _floating(nt)
 
     def dense(x: jax.Array) -> jax.Array:
         if centre:

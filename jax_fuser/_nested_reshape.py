@@ -104,10 +104,12 @@ def split(
     assert size is not None
     if size < 1:
         raise ValueError(f"split: {'num' if factor is None else 'factor'} must be at least 1, got {size}")
+    if not -nt.ndim <= axis < nt.ndim:
+        raise ValueError(f"split: axis {axis} is out of range for {nt.ndim} dimensions")
     dim = nt.ragged_dim
     if axis % nt.ndim == dim + 1:
-        if factor is None:
-            raise ValueError("split: the ragged dimension takes factor=, the multiple to pad to")
+        if factor is None or capacity is not None:
+            raise ValueError("split: the ragged dimension takes factor=, the multiple to pad to, and no capacity=")
         return align(nt, factor)
     if axis % nt.ndim != dim or nt.extents.ndim != 1 or dim:
         raise ValueError(f"split: axis {axis} is neither the group dimension of 1-D extents nor the ragged dimension")

@@ -1,4 +1,4 @@
-"""From nested tensors to plain arrays and back out of storage: flatten, pad, select, concatenate.
+"""From nested tensors to plain arrays and back out of storage: flatten, pad, select.
 
 Every function builds, per outer index, the map from result rows to storage rows and its inverse, and hands both to
 `move_rows`.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -299,8 +298,9 @@ class NestedTensor:
         return html(self)
 
     def __matmul__(self, other: Any) -> Any:
-        # The compiled half of the package is loaded only when it is used.
-        return importlib.import_module("jax_fuser").grouped_matmul(self, other)
+        from jax_fuser._grouped_matmul import grouped_matmul
+
+        return grouped_matmul(self, other)
 
     __add__, __radd__ = _binary("add", jnp.add), _binary("add", jnp.add, True)
     __sub__, __rsub__ = _binary("subtract", jnp.subtract), _binary("subtract", jnp.subtract, True)

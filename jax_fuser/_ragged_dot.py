@@ -117,7 +117,7 @@ def check_dtypes(function: str, lhs: Any, rhs: Any) -> None:
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
             raise TypeError(
                 f"{function}: {lhs.dtype} x {rhs.dtype} not supported; supported pairs: any two of float16, bfloat16, "
-                f"float32, float64 and integers; for fp8 and fp4 use scaled_grouped_matmul"
+                f"float32, float64 and integers; convert the operands first"
             )
 
 
@@ -129,11 +129,19 @@ def to_extents(sizes: Any, m: int) -> jax.Array:
     return sizes.astype(jnp.int32)
 
 
-def local_groups(extents: jax.Array, starts: jax.Array | None, m: int, offset: Any, groups: int | None) -> Any:
+def local_groups(
+    function: str, extents: jax.Array, starts: jax.Array | None, m: int, offset: Any, groups: int | None
+) -> Any:
     """Return (extents, starts) of the `groups` groups from `offset` on; with None, of all, the earlier ones empty."""
+    # A slice from a later offset would begin earlier without a word.
+    total = extents.shape[-1]
+    if isinstance(offset, int) and groups is not None and not 0 <= offset <= total - groups:
+        raise ValueError(
+            f"{function}: group_offset={offset} and the {groups} groups of rhs exceed {total} groups in all"
+        )
     offset = jnp.asarray(offset)
     if offset.size != 1 or not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"group_offset must be one integer, got {offset.dtype}{list(offset.shape)}")
+        raise TypeError(f"{function}: group_offset must be one integer, got {offset.dtype}{list(offset.shape)}")
     offset = offset.reshape(()).astype(jnp.int32)
     first, count = spans(extents, starts, m)
     if groups is None:
@@ -176,7 +184,7 @@ def _dispatch(
     rows = lhs.shape[ragged]
     extents, starts = to_extents(sizes, rows), None
     if offset is not None:
-        extents, starts = local_groups(extents, None, rows, offset, local)
+        extents, starts = local_groups(function, extents, None, rows, offset, local)
     if ragged in lhs_contract:
         form: Callable[..., jax.Array] = _contraction
     else:

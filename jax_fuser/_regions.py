@@ -3,17 +3,19 @@
 1. `flatten` opens calls, so that a region can reach across them.
 2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs one
    makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
-   in. Only a view that the program returns is written by the region of its source. What feeds nothing but reductions
-   stays with XLA too: it computes such values inside the reduction and never stores them.
+   in. Only a view that the program returns is written by the region of its source. A scalar made of constants is a
+   view. What feeds nothing but reductions that are cut (argmax) stays with XLA too: it computes such values inside the
+   reduction and never stores them.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
    is at the largest depth of its producers. In the order region 0, cuts 0, region 1, cuts 1, ... everything is defined
    before its use, so no cycle can arise. An equation whose readers all lie deeper moves down to them: a store is saved.
+   A reduction, whose operand is larger, does so only with all that feeds it, to where its operand is read anyway.
 4. Values that depend linearly on given inputs (tangents, cotangents) are never made together with others that are
    needed elsewhere: partial evaluation must be able to take the linear part alone. The linear region computes again
    what it needs.
-5. Scalars have regions of their own, to be arrays under `vmap`; XLA runs them as they are otherwise. Unrelated parts of
-   a region become separate programs when their shapes differ, and no program has more than MAX_BUFFERS arguments and
-   results.
+5. Scalars that depend on no array of a region have regions of their own, to be arrays under `vmap`; XLA runs them as
+   they are otherwise. Unrelated parts of a region become separate programs when their shapes differ, and no program has
+   more than MAX_BUFFERS arguments and results.
 6. A region that only moves or converts data, or holds no element, stays with XLA.
 """
 
@@ -110,6 +112,15 @@ def shape(v: Any) -> tuple[int, ...]:
     return v.aval.shape
 
 
+def shrinks(eqn: JaxprEqn) -> bool:
+    """Whether the results of an equation that computes have fewer elements than its operands: it reduces."""
+    return _largest(eqn.invars) > _largest(eqn.outvars)
+
+
+def _largest(values: Iterable[Any]) -> int:
+    return max((math.prod(shape(v)) for v in values), default=0)
+
+
 def dependent(eqns: Sequence[JaxprEqn], inputs: Iterable[Var]) -> set[Var]:
     """Return the inputs and every value that depends on them."""
     reached = set(inputs)
@@ -131,15 +142,17 @@ def live(eqns: Sequence[JaxprEqn], outvars: Iterable[Any]) -> list[JaxprEqn]:
 
 
 def feeds_reductions(eqns: Sequence[JaxprEqn], returned: set[Var]) -> set[int]:
-    """Return the numbers of supported equations whose every reader is a reduction or such an equation."""
+    """Return the numbers of supported equations whose every reader is a reduction that is cut, or such an equation."""
     readers: dict[Var, list[int]] = defaultdict(list)
     found: set[int] = set()
+    folding: set[int] = set()
     for i in reversed(range(len(eqns))):
         eqn = eqns[i]
         reading = [j for v in eqn.outvars for j in readers[v]]
-        kept = not reading or not returned.isdisjoint(eqn.outvars) or _trace.unsupported(eqn) is not None
-        if not kept and all(j in found or eqns[j].primitive.name in _trace.REDUCTIONS for j in reading):
-            found.add(i)
+        if _trace.unsupported(eqn) is not None:
+            folding.update([i] if eqn.primitive.name in _trace.REDUCTIONS else [])
+        elif reading and returned.isdisjoint(eqn.outvars) and not shrinks(eqn):
+            found.update([i] if all(j in found or j in folding for j in reading) else [])
         for v in variables(eqn):
             readers[v].append(i)
     return found
@@ -167,10 +180,30 @@ class _Partition:
         self.cut = [_trace.unsupported(eqn) is not None for eqn in self.eqns]
         for i in feeds_reductions(self.eqns, self.returned):
             self.cut[i] = True
-        self.view = [not cut and _trace.is_view(eqn) for cut, eqn in zip(self.cut, self.eqns)]
+        self.view = self._views()
         self.depth = self._depths()
+        self.holds_arrays = self._array_holders()
         self._sink()
         self.fused: set[int] = set()
+
+    def _views(self) -> list[bool]:
+        view: list[bool] = []
+        constant: set[Var] = set()
+        for cut, eqn in zip(self.cut, self.eqns):
+            scalar = not cut and constant.issuperset(variables(eqn)) and not any(shape(v) for v in eqn.outvars)
+            if scalar:
+                constant.update(eqn.outvars)
+            view.append(scalar or (not cut and _trace.is_view(eqn)))
+        return view
+
+    def _array_holders(self) -> list[bool]:
+        """Return which equations have an array or depend on one that a region makes."""
+        holds: list[bool] = []
+        for i, eqn in enumerate(self.eqns):
+            operands = variables(eqn)
+            own = not self.view[i] and any(shape(v) for v in (*operands, *eqn.outvars))
+            holds.append(not self.cut[i] and (own or any(holds[self.maker[v]] for v in operands if v in self.maker)))
+        return holds
 
     def _source(self, v: Var) -> Var:
         """Return the value that a chain of views starts from; a view without operand is its own source."""
@@ -194,18 +227,42 @@ class _Partition:
 
     def _sink(self) -> None:
         for i in reversed(range(len(self.eqns))):
-            outvars = self.eqns[i].outvars
-            readers = [j for v in outvars for j in self.readers[v]]
-            stored = self.cut[i] or not self.returned.isdisjoint(outvars) or any(self.cut[j] for j in readers)
-            if readers and not stored:
-                self.depth[i] = max(self.depth[i], min(self.depth[j] for j in readers))
+            readers = [j for v in self.eqns[i].outvars for j in self.readers[v]]
+            if readers and not self._is_stored(i):
+                depth = min(self.depth[j] for j in readers)
+                if depth > self.depth[i] and (not shrinks(self.eqns[i]) or self._sinks_whole(i, depth)):
+                    self.depth[i] = depth
+
+    def _sinks_whole(self, reduction: int, depth: int) -> bool:
+        """Whether all that a reduction is made of can move down with it, to where its sources are read anyway."""
+        cone = {reduction}
+        sources: set[Var] = set()
+        todo = [reduction]
+        while todo:
+            for v in variables(self.eqns[todo.pop()]):
+                source = self._source(v)
+                i = self.maker.get(source)
+                if i is None or self.view[i] or self.depth[i] < self.depth[reduction] or self._is_stored(i):
+                    sources.add(source)
+                elif self.maker[v] not in cone:
+                    cone.add(self.maker[v])
+                    todo.append(self.maker[v])
+        made = {v for i in cone for v in self.eqns[i].outvars}
+        if any(j not in cone and self.depth[j] < depth for v in made for j in self.readers[v]):
+            return False
+        shared = (made | sources).difference(self.eqns[reduction].outvars)
+        return any(j not in cone and self.depth[j] >= depth for v in shared for j in self.readers[v])
+
+    def _is_stored(self, i: int) -> bool:
+        outvars = self.eqns[i].outvars
+        read_by_xla = any(self.cut[j] for v in outvars for j in self.readers[v])
+        return self.cut[i] or read_by_xla or not self.returned.isdisjoint(outvars)
 
     def steps(self) -> list[Region | JaxprEqn]:
         groups: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
+        for i in range(len(self.eqns)):
             if not self.cut[i] and not self.view[i]:
-                holds_arrays = any(shape(v) for v in eqn.outvars)
-                groups[self.depth[i], holds_arrays, self.linear[i]].append(i)
+                groups[self.depth[i], self.holds_arrays[i], self.linear[i]].append(i)
         regions: list[Region] = []
         # Linear groups first: what they make again for themselves need not be stored for them.
         for depth, holds_arrays, is_linear in sorted(groups, key=lambda g: not g[2]):
@@ -219,7 +276,8 @@ class _Partition:
         needed = self._collect(self._results(members), {*members})
         programs: dict[Any, list[list[int]]] = defaultdict(list)
         for part in self._parts([i for i in members if i in needed]):
-            largest = max((shape(v) for i in part for v in self.eqns[i].outvars), key=math.prod)
+            values = (v for i in part for v in (*variables(self.eqns[i]), *self.eqns[i].outvars))
+            largest = max(map(shape, values), key=math.prod)
             packed = programs[largest]
             if packed and self._fits(self._region(packed[-1] + part, again)):
                 packed[-1] = sorted(packed[-1] + part)
@@ -297,11 +355,8 @@ class _Partition:
             and self.linear[reader]
             and not self.linear[maker]
             and self.depth[reader] == self.depth[maker]
-            and self._holds_arrays(reader) == self._holds_arrays(maker)
+            and self.holds_arrays[reader] == self.holds_arrays[maker]
         )
-
-    def _holds_arrays(self, i: int) -> bool:
-        return any(shape(v) for v in self.eqns[i].outvars)
 
     def _collect(self, results: Iterable[Var], members: set[int]) -> set[int]:
         """Return the members and views that these values need."""

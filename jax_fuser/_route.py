@@ -101,6 +101,10 @@ def _route(
 ) -> tuple[jax.Array, jax.Array, Routing]:
     # One compilation when called eagerly.
     num_experts = logits.shape[-1]
+    if mask is not None:
+        # What a masked token holds reaches no gradient either.
+        mask = jnp.asarray(mask, bool)
+        logits = jnp.where(mask[..., None], logits, 0)
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     score = jax.nn.sigmoid(logits) if scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
     choice = logits if scores == "topk_softmax" else score
@@ -124,7 +128,6 @@ def _route(
     mean_score = score / (jnp.sum(score, axis=-1, keepdims=True) + 1e-20) if scores == "sigmoid" else score
     z = jnp.square(jax.nn.logsumexp(logits, axis=-1))
     if mask is not None:
-        mask = jnp.asarray(mask, bool)
         chosen = chosen & mask[..., None, None]
         weights = jnp.where(mask[..., None], weights, 0)
         experts = jnp.where(mask[..., None], experts, num_experts)

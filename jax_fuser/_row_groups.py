@@ -19,6 +19,11 @@ def spans(extents: jax.Array, starts: jax.Array | None, m: int) -> tuple[jax.Arr
     return starts, jnp.minimum(extents, m - starts)
 
 
+def ordered_starts(starts: jax.Array, extents: jax.Array, m: int) -> jax.Array:
+    """Let empty groups start where the next group with rows does, so that they hide no row."""
+    return jax.lax.cummin(jnp.where(extents > 0, starts, m), axis=extents.ndim - 1, reverse=True)
+
+
 def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Array:
     """Return the group of each row, int32 `[.., m]`; `groups` for padding."""
     if extents.ndim > 1:
@@ -29,10 +34,12 @@ def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Arra
     if groups == 0:
         return jnp.zeros_like(rows)
     starts, extents = spans(extents, starts, m)
-    # An empty group must not hide a row: it starts where the next group with rows starts.
-    filled = jnp.where(extents > 0, starts, m)
-    first = jax.lax.cummin(filled, axis=0, reverse=True)
-    group = jnp.searchsorted(first, rows, side="right", method="scan_unrolled").astype(jnp.int32) - 1
+    group = (
+        jnp.searchsorted(ordered_starts(starts, extents, m), rows, side="right", method="scan_unrolled").astype(
+            jnp.int32
+        )
+        - 1
+    )
     inside = jnp.maximum(group, 0)
     owned = (group >= 0) & (rows < starts[inside] + extents[inside])
     return jnp.where(owned, group, groups)

@@ -2,7 +2,8 @@
 
 A custom call's text has the shapes of whole arrays, so XLA by itself would gather them on every device. The call is
 wrapped in `custom_partitioning`: Shardy propagates shardings through it by a rule made of the program's axes, and the
-partitioner then asks for the program on one device's part. Inside `shard_map` and on one device nothing is wrapped.
+partitioner then asks for the program on one device's part. Where that folds a split axis, each device folds its part
+and the parts are joined across the mesh. Inside `shard_map` and on one device nothing is wrapped.
 JAX's persistent compilation cache does not keep what is wrapped: that is so for every `custom_partitioning`.
 """
 
@@ -20,6 +21,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_fuser import _axes, _ffi
+
+# How the parts of a reduction join across devices. A reduction without an entry needs its axes whole.
+_COLLECTIVES = {"reduce_sum": jax.lax.psum, "reduce_max": jax.lax.pmax, "reduce_min": jax.lax.pmin}
+_LOGICAL_COLLECTIVES = {
+    "reduce_max": jax.lax.pmax,
+    "reduce_or": jax.lax.pmax,
+    "reduce_min": jax.lax.pmin,
+    "reduce_and": jax.lax.pmin,
+}
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 part_p = jax.extend.core.Primitive("jax_fuser_part")
 part_p.multiple_results = True
@@ -52,18 +64,21 @@ def is_on_a_mesh(ctx: Any) -> bool:
     return devices is not None and len(devices) > 1 and mesh is not None and not mesh.empty
 
 
-def split(text: str, builder: _axes.Builder, avals: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Return the program as a function of whole arrays that a mesh may split; `avals` are those of its results."""
+def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Return a program as a function of whole arrays that a mesh may split; `avals` are those of its outputs."""
     inputs = [builder.axes(v) for v in builder.inputs]
     outputs = [builder.axes(v) for v in builder.outputs]
     classes = list(dict.fromkeys(axis for axes in (*inputs, *outputs) for axis in axes))
     names = {axis: f"i{n}" for n, axis in enumerate(classes)}
     whole = {axis for axis in classes if builder.extent(axis) == 1} | builder.counted()
+    whole.update(a for v, fold in builder.folds.items() if _collective(fold) is None for a in builder.folded(v))
+    dtypes = {
+        **{value: fold.dtype for value, fold in builder.folds.items()},
+        **{value: aval.dtype for value, aval in zip(builder.outputs, avals)},
+    }
 
-    def bind(text: str, extents: dict[int, int], operands: Sequence[Any]) -> list[Any]:
-        shapes = tuple(
-            (tuple(extents.get(a, builder.extent(a)) for a in axes), aval.dtype) for axes, aval in zip(outputs, avals)
-        )
+    def bind(text: str, values: Sequence[int], extents: dict[int, int], operands: Sequence[Any]) -> list[Any]:
+        shapes = tuple((builder.shape(v, extents), dtypes[v]) for v in values)
         return part_p.bind(*operands, text=text, shapes=shapes)
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
@@ -73,8 +88,25 @@ def split(text: str, builder: _axes.Builder, avals: Sequence[Any]) -> Callable[.
         def sharding(axes: list[int]) -> NamedSharding:
             return NamedSharding(mesh, P(*(placed.get(axis) for axis in axes)))
 
-        part = builder.part(extents)
-        return mesh, lambda *xs: bind(part, extents, xs), [*map(sharding, outputs)], tuple(map(sharding, inputs))
+        def run(*operands: Any) -> list[Any]:
+            made: dict[int, Any] = {}
+            known: dict[int, Any] = {}
+            for stage in builder.stages(placed):
+                wanted = [*stage.folds, *stage.outputs]
+                program = builder.part(extents, [*known], wanted)
+                arguments = (*operands, *known.values())
+                results: list[Any] = []
+                # A device's part is no array of the explicit mesh that may be set here.
+                with jax.sharding.use_abstract_mesh(_NO_MESH):
+                    if program.text is not None:
+                        results = bind(program.text, [wanted[i] for i in program.first], extents, arguments)
+                    made.update(zip(wanted, program.results(arguments, results)))
+                    for value in stage.folds:
+                        over = tuple(name for axis in builder.folded(value) for name in placed.get(axis, ()))
+                        known[value] = made[value] = _join(builder.folds[value], made[value], over)
+            return [made[value] for value in builder.outputs]
+
+        return mesh, run, [*map(sharding, outputs)], tuple(map(sharding, inputs))
 
     def place(mesh: Any, arrays: Any) -> dict[int, tuple[str, ...]]:
         """Return the mesh axes of each class: the first sharding that an array brings for it, where that divides."""
@@ -93,11 +125,23 @@ def split(text: str, builder: _axes.Builder, avals: Sequence[Any]) -> Callable[.
     def mapping(arrays: list[list[int]]) -> tuple[ArrayMapping, ...]:
         return tuple(ArrayMapping(*(names[axis] for axis in axes)) for axes in arrays)
 
-    f = custom_partitioning(lambda *operands: bind(text, {}, operands))
+    f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
     needed_whole = tuple(names[axis] for axis in classes if axis in whole)
     rule = SdyShardingRule(mapping(inputs), mapping(outputs), need_replication_factors=needed_whole)
     f.def_partition(partition, sharding_rule=rule)
     return f
+
+
+def _collective(fold: _axes.Fold) -> Callable[..., Any] | None:
+    return (_LOGICAL_COLLECTIVES if fold.dtype == bool else _COLLECTIVES).get(fold.op)
+
+
+def _join(fold: _axes.Fold, part: Any, over: tuple[str, ...]) -> Any:
+    collective = _collective(fold)
+    assert collective is not None
+    if fold.dtype == bool:
+        return collective(part.astype("int32"), over).astype(bool)
+    return collective(part, over)
 
 
 def _size(mesh: Any, axes: Sequence[str]) -> int:

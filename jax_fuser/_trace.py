@@ -1,4 +1,4 @@
-"""From a jaxpr of pointwise equations to the text of a fusion: one rule for each JAX primitive, in one table.
+"""From a jaxpr to the text of a fusion: one rule for each JAX primitive, in one table.
 
 A rule says which op of csrc/ir/ops.def the primitive becomes, whether it only moves or renames values (a view), and
 which parameters it refuses. What has no rule, or is refused, stays with XLA; `unsupported` gives the reason.
@@ -20,9 +20,10 @@ from jax_fuser import _axes, _core, _ffi
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 
-# Reasons for the primitives that people meet most; any other one "has no pointwise op".
+# Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
-    "a reduction": "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor reduce argmax argmin",
+    "finds a position": "argmax argmin",
+    "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
     "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice slice concatenate "
     "pad rev sort top_k tile split stack unstack",
@@ -37,7 +38,8 @@ _REASONS = {
     "a mesh of its own": "shard_map",
 }
 _REASON = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-REDUCTIONS = frozenset(next(iter(_REASONS.values())).split())
+_FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor"
+REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
 FUSED = "jax_fuser_fused"
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
@@ -94,43 +96,19 @@ class Writer:
         for eqn in eqns:
             rule = RULES[eqn.primitive.name]
             inputs = [self.read(v) for v in eqn.invars]
-            if not rule.is_view(eqn) and rule.body is None:
+            if rule.fits and not rule.is_view(eqn):
                 to = eqn.outvars[0].aval.shape
                 inputs = [self.fit(i, v.aval.shape, to) for i, v in zip(inputs, eqn.invars)]
             self.values.update(zip(eqn.outvars, rule.emit(self, eqn, inputs)))
 
 
-@dataclass(frozen=True)
-class Program:
-    """A fusion's text, and for each output of the jaxpr where it is: ("output", i) or ("input", i).
-
-    Equal outputs are computed once; where every output is an input there is no text.
-    """
-
-    text: str | None
-    places: list[tuple[str, int]]
-    axes: _axes.Builder
-
-
-def write_program(jaxpr: Any, name: str) -> Program:
-    """Translate an open jaxpr."""
+def write_program(jaxpr: Any, name: str) -> tuple[_axes.Program, _axes.Builder]:
+    """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes."""
     writer = Writer(name)
     for i, var in enumerate(jaxpr.invars):
         writer.values[var] = writer.builder.input(f"x{i}", _dtype(var.aval.dtype), list(var.aval.shape))
-    inputs = {writer.values[var]: i for i, var in enumerate(jaxpr.invars)}
     writer.run(jaxpr.eqns)
-    outputs: dict[int, int] = {}
-    places: list[tuple[str, int]] = []
-    for var in jaxpr.outvars:
-        value = writer.read(var)
-        if value in inputs:
-            places.append(("input", inputs[value]))
-            continue
-        if value not in outputs:
-            outputs[value] = len(outputs)
-            writer.builder.output(value)
-        places.append(("output", outputs[value]))
-    return Program(writer.builder.finish() if outputs else None, places, writer.builder)
+    return writer.builder.finish([writer.read(var) for var in jaxpr.outvars]), writer.builder
 
 
 def label(eqn: Equation) -> str:
@@ -163,16 +141,33 @@ def _always(eqn: Equation) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one primitive becomes ops. `body` names the parameter that holds a jaxpr to open."""
+    """How one primitive becomes ops. `body` names the parameter that holds a jaxpr to open.
+
+    `fits`: operands are stretched to the result's shape, where the rule is for no view.
+    """
 
     emit: Callable[[Writer, Equation, Ids], Ids]
     refuse: Callable[[Equation], str | None] = _accepts
     is_view: Callable[[Equation], bool] = _never
     body: str | None = None
+    fits: bool = True
 
 
 def _pointwise(op: str) -> Rule:
     return Rule(lambda w, eqn, x: [w.op(op, x, eqn)])
+
+
+def _reduction(op: str) -> Rule:
+    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
+        return [w.builder.reduce(op, x[0], sorted(eqn.params["axes"]), eqn.outvars[0].aval.dtype, label(eqn))]
+
+    return Rule(emit, refuse=_refuse_reduction, fits=False)
+
+
+def _refuse_reduction(eqn: Equation) -> str | None:
+    if eqn.params.get("out_sharding") is not None:
+        return "asks for a sharding of its result"
+    return "folds no element" if 0 in eqn.invars[0].aval.shape else None
 
 
 def _integer_pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -360,8 +355,9 @@ RULES: dict[str, Rule] = {
     **{name: _pointwise(name) for name in _SAME_NAME.split()},
     **{name: _pointwise(op) for name, op in _OTHER_NAME.items()},
     **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
-    **{name: Rule(_open, refuse=_refuse_call, body=body) for name, body in CALLS.items()},
-    "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr"),
+    **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
+    **{name: _reduction(name) for name in _FOLDS.split()},
+    "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "integer_pow": Rule(_integer_pow),
     "pow": Rule(_pow),
     "log2": Rule(_log2),
@@ -386,7 +382,7 @@ def unsupported(eqn: Equation) -> str | None:
     name = eqn.primitive.name
     rule = RULES.get(name)
     if rule is None:
-        return _REASON.get(name, "has no pointwise op")
+        return _REASON.get(name, "has no op of its own")
     if eqn.effects:
         return "has side effects"
     for atom in (*eqn.invars, *eqn.outvars):
@@ -406,3 +402,21 @@ def unsupported(eqn: Equation) -> str | None:
 def is_view(eqn: Equation) -> bool:
     """Whether a supported equation computes nothing: it moves axes, repeats, renames or widens a value."""
     return RULES[eqn.primitive.name].is_view(eqn)
+
+
+def reductions(jaxpr: Any) -> list[str]:
+    """Return the names of the reductions of an open jaxpr and of the bodies it calls."""
+    found: list[str] = []
+    for eqn in jaxpr.eqns:
+        body = body_of(eqn)
+        if body is not None:
+            found += reductions(body[0])
+        elif eqn.primitive.name in REDUCTIONS:
+            found.append(eqn.primitive.name)
+    return found
+
+
+def needs_kernel(jaxpr: Any) -> bool:
+    """Whether an open jaxpr has any array of more than one element: less is no work for a kernel."""
+    values = [*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    return any(math.prod(v.aval.shape) > 1 for v in values)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import sort_by_group
+from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
 from jax_fuser._sum_rows import sum_rows
@@ -150,6 +151,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         `(tokens, ..)` of the dtype of `nt`.
 
     Raises:
+        TypeError: `nt` is not nested.
         ValueError: shapes do not fit.
 
     Example:
@@ -160,10 +162,11 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         >>> jf.moe.combine(nt, state, jnp.ones(3))[:, 0].tolist()
         [0.0, 1.0, 2.0]
     """
+    require_nested("combine", nt)
     weights = jnp.asarray(weights)
     if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
-    if nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
+    if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
         raise ValueError(
             f"combine: nt must have the {state.source.shape[0]} rows that dispatch returned, got data {nt.data.shape}"
         )

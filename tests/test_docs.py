@@ -35,8 +35,13 @@ def test_public_names_have_examples():
     assert missing == []
 
 
-def test_readme_examples():
+def test_readme_examples(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+        comments = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
+        printed = capsys.readouterr().out.splitlines()
+        assert len(comments) == len(printed)
+        for comment, line in zip(comments, printed):
+            assert comment.startswith(line)

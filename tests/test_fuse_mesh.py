@@ -63,6 +63,62 @@ def test_each_device_runs_its_part(case):
         assert_close(g, w)
 
 
+def norm(x, b):
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * b
+
+
+REDUCTIONS = {
+    "along rows": (jax.nn.softmax, [(X, ROWS, P("d"))], [P("d")], 0),
+    "along columns": (jax.nn.softmax, [(X, ROWS, P(None, "d"))], [P(None, "d")], 2),
+    "along blocks": (jax.nn.softmax, [(X, BLOCKS, P("a", "b"))], [P("a", "b")], 2),
+    "over rows": (lambda x: jnp.sin(x).sum(0), [(X, ROWS, P("d"))], [P()], 1),
+    "one row each": (lambda x: (jnp.sin(x).sum(0), x * 2), [(X[:4], ROWS, P("d"))], [P(), P("d")], 1),
+    "bare rows": (lambda x: (x.sum(0), x.max(0)), [(X[:4], ROWS, P("d"))], [P(), P()], None),
+    "to a scalar": (lambda x: jnp.mean(jnp.cos(x)), [(X, BLOCKS, P("a", "b"))], [P()], 1),
+    "to a scalar over both": (lambda x: jnp.mean(jnp.cos(x)), [(X, BLOCKS, P(("a", "b")))], [P()], 1),
+    "minimum": (lambda x: jnp.tanh(x.min()) * x, [(X, ROWS, P("d"))], [P("d")], 1),
+    "booleans": (lambda x: (jnp.any(x > 0.5, 0), jnp.all(x > 0)), [(X, BLOCKS, P("a", "b"))], [P("b"), P()], None),
+    "integers": (lambda x: (x + 1).sum(0), [((X * 100).astype(jnp.int32), ROWS, P("d"))], [P()], 1),
+    "bf16": (lambda x: jax.nn.softmax(x, 0), [(X.astype(jnp.bfloat16), ROWS, P("d"))], [P("d")], 2),
+    "layer norm": (norm, [(X, ROWS, P("d")), (B, ROWS, P())], [P("d")], 0),
+    "its gradients": (
+        lambda x, b: jax.grad(lambda x, b: (norm(x, b) ** 2).sum(), (0, 1))(x, b),
+        [(X, ROWS, P("d")), (B, ROWS, P())],
+        [P("d"), P()],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_reductions_join_the_parts_of_the_devices(case):
+    f, placed, specs, exchanges = REDUCTIONS[case]
+    run, args = compiled(f, placed)
+    text = run.as_text()
+    assert "all-gather" not in text and "all-to-all" not in text and "collective-permute" not in text
+    assert exchanges in (None, len(re.findall(r" all-reduce(?:-start)?\(", text)))
+    got, want = jax.tree.leaves(run(*args)), jax.tree.leaves(f(*(x for x, _, _ in placed)))
+    for g, w, spec in zip(got, want, specs):
+        assert g.sharding.is_equivalent_to(NamedSharding(placed[0][1], spec), g.ndim)
+        assert_close(g, w, scale=2)
+
+
+@pytest.mark.parametrize("spec", [P("d", None), P(None, "d")], ids=str)
+def test_reductions_on_an_explicit_mesh(spec):
+    functions = [jax.nn.softmax, lambda x: jnp.sin(x).sum(0), lambda x: jax.grad(lambda x: jnp.cos(x).mean())(x)]
+    with jax.set_mesh(jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))):
+        x = jax.device_put(X, spec)
+        for f in functions:
+            got, want = jf.fuse(f)(x), f(x)
+            assert jax.typeof(got) == jax.typeof(want)
+            assert_close(got, want, scale=2)
+
+
+def test_a_product_over_a_split_axis_is_gathered():
+    run, args = compiled(lambda x: jnp.prod(x + 1.5, 0), [(X, ROWS, P("d"))])
+    assert_close(run(*args), jnp.prod(X + 1.5, 0))
+
+
 def test_an_axis_that_is_counted_is_gathered():
     f = lambda x: jnp.tanh(x) * jnp.arange(12.0)  # noqa: E731
     run, args = compiled(f, [(X, ROWS, P(None, "d"))])

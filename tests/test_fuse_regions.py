@@ -77,13 +77,36 @@ def test_returned_views_are_written_by_their_region():
     assert regions(lambda x: jnp.sin(x).T[None], X) == [["sin", "transpose", "broadcast_in_dim"]]
 
 
-def test_what_feeds_only_reductions_stays_with_xla():
-    f = lambda x: jnp.sum(jnp.sin(x) * 2)  # noqa: E731
+def test_what_feeds_only_reductions_of_xla_stays_there():
+    f = lambda x: jnp.argmax(jnp.sin(x) * 2, 1)  # noqa: E731
     assert regions(f, X) == []
     assert cuts(f, X)["sin"] == "feeds only reductions, which compute it"
     assert_close(jf.fuse(f)(X), f(X))
     # What is returned as well is made once, and the reduction reads it.
-    assert regions(lambda x: ((y := jnp.sin(x)), jnp.sum(y * 2)), X) == [["sin"]]
+    assert regions(lambda x: ((y := jnp.sin(x)), jnp.argmax(y * 2, 1)), X) == [["sin"]]
+    # Sums are made by a region, whoever reads them.
+    assert regions(lambda x: jnp.argmax(jnp.sum(jnp.sin(x), 1) * 2, 0), X) == [["sin", "reduce_sum"]]
+
+
+def test_reductions_and_what_reads_them_are_one_region():
+    def f(x):
+        scaled = x / jnp.sum(jnp.sin(x), 1, keepdims=True)
+        return scaled * jnp.max(scaled), jnp.mean(scaled)
+
+    assert len(regions(f, X)) == 1 and cuts(f, X) == {}
+    # Scalars of constants alone, as in jnp.var, are made where they are read.
+    assert len(regions(lambda x: x.var(), X)) == 1
+
+
+def test_reductions_move_down_only_with_what_feeds_them():
+    # x is read by the last region anyway: its sum is made there.
+    assert regions(lambda x: x * jnp.sum(jnp.sin(x)) * (x @ W), X) == [["sin", "reduce_sum", "mul", "mul"]]
+    # Nothing else is read below the product: the sum is stored, not x read again.
+    got = regions(lambda x: jnp.sum(x, 1, keepdims=True) * (jnp.sin(x) @ W), X)
+    assert sorted(map(sorted, got)) == [["broadcast_in_dim", "mul"], ["reduce_sum", "sin"]]
+    # sin(x) is stored for the product: the sum reads it while it is made.
+    got = regions(lambda x: jnp.sum(jnp.tanh(y := jnp.sin(x)), 0) * (y @ W), X)
+    assert got[0] == ["sin", "tanh", "reduce_sum"]
 
 
 def test_regions_without_arithmetic_stay_with_xla():
@@ -134,7 +157,9 @@ def test_effects_keep_their_order(capfd):
 
 REASONS = {
     "control flow; its body is left as it is": lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=2)[0] * 2,
-    "a reduction": lambda x: x - x.max(),
+    "finds a position": lambda x: x * jnp.argmax(x),
+    "folds by a function of its own": lambda x: lax.reduce(x * 2, 1.0, lambda a, b: a + b * a, (0,)),
+    "folds no element": lambda x: x * x[:0].sum(),
     "moves data between positions": lambda x: x[:, :4] * 2,
     "carries a value along an axis": lambda x: jnp.cumsum(x) * 2,
     "works on complex64": lambda x: (x * 1j).real * 2,
@@ -142,7 +167,7 @@ REASONS = {
     "marks what may be recomputed": lambda x: jax.checkpoint(jnp.sin)(x) * 2,
     "asked for by name, as a barrier": lambda x: lax.optimization_barrier(x * 2),
     "a value that a checkpoint policy may save": lambda x: checkpoint_name(x * 2, "x"),
-    "has no pointwise op": lambda x: jax.scipy.special.i0e(x) * 2,
+    "has no op of its own": lambda x: jax.scipy.special.i0e(x) * 2,
     "merges or splits axes, (6, 8) to (48,)": lambda x: (x * 2).reshape(-1) * 3,
     "a jit that donates its arguments": lambda x: jax.jit(jnp.sin, donate_argnums=0)(x * 2) * 2,
     "rounds to fewer bits than its dtype has": lambda x: lax.reduce_precision(x, 5, 2) * 2,
@@ -173,6 +198,13 @@ def test_explanation_fits_a_screen():
     assert text.startswith("<lambda> on ")
     assert "dot_general x40  a matrix product" in text or "more lines" in text
     assert repr(jf.explain(lambda x: jnp.sin(x) @ W)(X)).count("\n") < 12
+
+
+def test_explanation_names_reductions():
+    report = jf.explain(jax.nn.standardize)(X)
+    assert report.regions[0].reductions == ("reduce_sum", "reduce_sum")
+    assert "writes 192 B (reduce_sum x2)" in repr(report)
+    assert jf.explain(jnp.sin)(X).regions[0].reductions == ()
 
 
 def test_explanation_counts_equal_programs():

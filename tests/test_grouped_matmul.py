@@ -201,6 +201,24 @@ def test_gapped_rows(device, operands):
     assert out.gapped
 
 
+def test_gapped_rows_with_an_empty_group_inside_another(device, operands):
+    lhs, rhs, bias, _ = operands
+    extents, starts = [6, 0, 3, 0], [1, 3, 9, 2]
+    nt = jf.NestedTensor(lhs, jnp.array(extents), jnp.array(starts))
+    want = ref.rows(lhs, rhs, extents, starts)
+    for g, span in ref.groups(extents, starts, M):
+        want[span] += np.asarray(bias)[g]
+    assert_close(jf.grouped_matmul(nt, rhs, bias=bias).data, want)
+
+
+def test_no_groups_and_no_rows(operands):
+    lhs, rhs, bias, _ = operands
+    out = jf.grouped_matmul(lhs, rhs[:0], [], bias=bias[:0], activation="silu")
+    assert out.shape == (M, N) and (np.asarray(out) == 0).all()
+    out = jf.grouped_matmul(lhs[:0], rhs, [1, 0, 1, 0], row_index=[0, 3])
+    assert out.shape == (2, N) and (np.asarray(out) == 0).all()
+
+
 def test_vmap_over_nested_bias_and_scale(device, operands):
     lhs, rhs, bias, scale = operands
     extents = jnp.array([EXTENTS, [0, 17, 0, 0]])
@@ -238,6 +256,15 @@ ERRORS = {
     "lhs needs a last axis k": lambda x, w: jf.grouped_matmul(x.replace(data=x.data[:, 0]), w),
     "float8_e5m2 x float32 not supported; supported pairs:": lambda x, w: jf.grouped_matmul(
         x.replace(data=x.data.astype(jnp.float8_e5m2)), w
+    ),
+    "groups of gapped storage must lie in ascending order, but group 2 starts before": lambda x, w: jf.grouped_matmul(
+        x.replace(starts=jnp.array([7, 0, 0, 11])), w
+    ),
+    "operands have different ragged layouts: [4 groups, capacity 17] vs [4 groups, capacity 17]; extents differ at": (
+        lambda x, w: jf.grouped_matmul(x, w, row_scale=jf.as_nested(jnp.ones(M), extents=[4, 1, 6, 3]))
+    ),
+    "group_offset=3 and the 2 groups of rhs exceed 4 groups in all": lambda x, w: jf.grouped_matmul(
+        x, w[:2], group_offset=3
     ),
     "rhs has 4 groups, more than the 1 of lhs": lambda x, w: jf.grouped_matmul(x.data, w, [3], group_offset=0),
 }

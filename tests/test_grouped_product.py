@@ -168,8 +168,12 @@ def test_padding_and_foreign_nan_never_reach_a_gradient(device, mode):
 
 def test_integer_operands_have_no_tangent(device):
     lhs, rhs = (jnp.asarray(np.round(x).astype(np.int32)) for x in make("rows", [2, 3], m=5))
-    out, tangent = jax.jvp(lambda s: s * run("rows", lhs, rhs, [2, 3]), (2.0,), (1.0,))
-    assert_close(out, 2 * tangent)
+    none = np.zeros(lhs.shape, jax.dtypes.float0)
+    out, tangent = jax.jvp(lambda a, s: (run("rows", a, rhs, [2, 3]), s), (lhs, 2.0), (none, 1.0))
+    np.testing.assert_array_equal(out[0], truth("rows", lhs, rhs, [2, 3]))
+    assert tangent[0].dtype == jax.dtypes.float0 and tangent[1] == 1
+    grad = jax.grad(lambda a, s: s * jnp.sum(run("rows", a, rhs, [2, 3])), allow_int=True)(lhs, 2.0)
+    assert grad.dtype == jax.dtypes.float0
 
 
 def test_row_groups():

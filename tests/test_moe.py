@@ -218,6 +218,13 @@ def test_masked_tokens_choose_nothing(device):
     for got, expected in zip(jax.tree.leaves(aux), jax.tree.leaves(want[2])):
         assert_close(got, expected)
 
+    def loss(logits):
+        weights, _, aux = jf.moe.route(logits, 2, mask=mask)
+        return jnp.sum(jnp.sin(weights)) + aux.load_balance + aux.z_loss
+
+    grad = np.asarray(jax.grad(loss)(logits.at[5:].set(jnp.nan)))
+    assert np.isfinite(grad).all() and (grad[:5] != 0).any() and (grad[5:] == 0).all()
+
 
 def test_route_gradient(device):
     logits = random(7, EXPERTS)

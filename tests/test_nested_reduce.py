@@ -134,6 +134,12 @@ def test_dtypes():
     assert means.tolist() == [0.5, 0.0, 2.5] and means.dtype == jnp.float32
     assert largest.tolist() == [1, -128, 3] and largest.dtype == jnp.int8
     assert flags.tolist() == [0, 0, 2]
+    wide = counts.replace(data=counts.data.astype(jnp.float32))
+    for name in ("logsumexp", *NORMALISATIONS):
+        for axis in ("ragged", "group"):
+            got, want = (getattr(fns, name)(nt, axis) for nt in (counts, wide))
+            assert got.dtype == jnp.float32
+            assert_close(getattr(got, "data", got), getattr(want, "data", want), "float32")
 
 
 def test_nan_stays_in_its_group():

@@ -103,6 +103,12 @@ six = jf.as_nested(jnp.ones((12, 2, 3)), extents=[1, 2, 3, 0, 0, 1])
             "split: axis 2 is neither the group dimension of 1-D extents nor the ragged dimension",
             lambda: jf.nested.split(six, 2, factor=1),
         ),
+        (ValueError, "split: axis 4 is out of range for 4 dimensions", lambda: jf.nested.split(six, 4, factor=1)),
+        (
+            ValueError,
+            "split: the ragged dimension takes factor=, the multiple to pad to, and no capacity=",
+            lambda: jf.nested.split(six, 1, factor=2, capacity=40),
+        ),
         (ValueError, "align: multiple must be at least 1, got 0", lambda: jf.nested.align(six, 0)),
     ],
 )

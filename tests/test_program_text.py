@@ -38,6 +38,32 @@ def test_equal_ops_are_built_once_and_dead_ones_dropped():
     assert "log" not in b.finish()
 
 
+FOLDS = """fusion folds(x: f32[4,64,1]) -> (t1, t2, t3) {
+  t1: f32[4,1] = reduce_sum(x) {dims=[1]}  # sum
+  t2: f32[1] = reduce_max(x) {dims=[0,1]}
+  t3: f32[4,64] = squeeze(x) {dims=[2]}
+}
+"""
+PARTS = "fusion f(x: f32[8,4]) -> (t1) {\n  t1: f32[3] = reduce_sum(x) {dims=[0,1], parts=3}\n}\n"
+
+
+def test_builder_of_reductions():
+    b = _core.Builder("folds")
+    x = b.input("x", "f32", [4, 64, 1])
+    total = b.reduce("reduce_sum", x, [1], "sum")
+    assert b.reduce("reduce_sum", x, [1]) == total and b.reduce("reduce_sum", x, []) == x
+    for value in (total, b.reduce("reduce_max", x, [0, 1]), b.reduce("reduce_prod", x, [2])):
+        b.output(value)
+    assert b.finish() == FOLDS
+    with pytest.raises(_core.UserError, match=r"\[reduce\] 'add' is not a reduction"):
+        b.reduce("add", b.input("y", "f32", [2]), [0])
+
+
+@pytest.mark.parametrize("text", [FOLDS, PARTS], ids=["whole", "parts"])
+def test_reductions_print_as_they_parse(text):
+    assert str(_core.Fusion(text)) == text
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e-45, 0.1, 3.0])
 def test_float_constants_keep_their_bits(value):
     b = _core.Builder("f")
@@ -65,6 +91,20 @@ def test_float_constants_keep_their_bits(value):
         ("fusion f(x: f32[2], y: bf16[2]) -> (z) {\n  z: f32[2] = add(x, y)\n}", "operands must have equal dtypes"),
         ("fusion f(x: s32[2]) -> (y) {\n  y: s32[2] = exp(x)\n}", r"\[exp\] operand 0 has unsupported dtype s32"),
         ("fusion f(x: f32[2]) -> () {}", "has no output"),
+        (
+            "fusion f(x: pred[8]) -> (y) {\n  y: pred[] = reduce_sum(x) {dims=[0]}\n}",
+            r"\[reduce_sum\] operand 0 has unsupported dtype pred",
+        ),
+        ("fusion f(x: f32[8]) -> (y) {\n  y: f32[] = reduce_sum(x)\n}", r"\[reduce_sum\] needs {dims=\[...\]}"),
+        (
+            "fusion f(x: f32[8,2]) -> (y) {\n  y: f32[] = reduce_sum(x) {dims=[1,0]}\n}",
+            r"dims must increase and stay below the rank of f32\[8,2\], got dims\[1\]=0",
+        ),
+        (
+            "fusion f(x: f32[8]) -> (y) {\n  y: f32[9] = reduce_sum(x) {dims=[0], parts=9}\n}",
+            r"expected 1 to 8 parts of axis 0 of f32\[8\], got 9",
+        ),
+        ("fusion f(x: f32[8]) -> (y) {\n  y: f32[] = reduce_sum(x) {dims=[0], parts=0}\n}", "at least one part"),
         ("fusion f(x: f32[-1]) -> (x) {}", "extent that is not negative"),
     ],
 )

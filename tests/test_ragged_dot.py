@@ -217,7 +217,7 @@ def test_refuses_what_lax_refuses(change):
 def test_refuses_fp8_and_bad_offsets():
     with pytest.raises(TypeError, match=r"ragged_dot: float8_e4m3fn x float32 not supported; supported pairs:"):
         jf.ragged_dot(random(4, 4).astype(jnp.float8_e4m3fn), random(1, 4, 4), jnp.array([4]))
-    with pytest.raises(TypeError, match="group_offset must be one integer, got float32"):
+    with pytest.raises(TypeError, match="ragged_dot: group_offset must be one integer, got float32"):
         jf.ragged_dot(random(4, 4), random(1, 4, 4), jnp.array([4]), group_offset=jnp.array([0.5]))
     with pytest.raises(TypeError, match="rhs has 2 groups, more than the 1 of group_sizes"):
         jf.ragged_dot(random(4, 4), random(2, 4, 4), jnp.array([4]), group_offset=0)

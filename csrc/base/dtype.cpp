@@ -47,7 +47,6 @@ DType parse_dtype(std::string_view name) {
 int64_t size_of(DType dtype) { return row(dtype).size; }
 bool is_float(DType dtype) { return row(dtype).kind == Class::kFloat; }
 bool is_integer(DType dtype) { return row(dtype).kind == Class::kSigned || row(dtype).kind == Class::kUnsigned; }
-bool is_signed(DType dtype) { return row(dtype).kind == Class::kSigned || row(dtype).kind == Class::kFloat; }
 DType compute_dtype(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? DType::kF32 : dtype; }
 
 }  // namespace jf

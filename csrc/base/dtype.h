@@ -16,7 +16,6 @@ DType parse_dtype(std::string_view name);
 int64_t size_of(DType dtype);
 bool is_float(DType dtype);
 bool is_integer(DType dtype);  // signed or unsigned, not pred
-bool is_signed(DType dtype);   // signed integer or float
 // The type that arithmetic runs in: f32 for f16 and bf16, otherwise the type itself.
 DType compute_dtype(DType dtype);
 

@@ -123,8 +123,9 @@ Target cuda_target_for(int compute_capability) {
   JF_REQUIRE(compute_capability >= 80, "[target] CUDA devices below compute capability 8.0 are not supported, got ",
              compute_capability);
   constexpr int kKib = 1024;
-  // Opt-in shared memory of one block: 227 KiB from 9.0 on, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6 and 8.9.
-  const int shared = compute_capability >= 90 ? 227 : compute_capability == 80 || compute_capability == 87 ? 163 : 99;
+  // Opt-in shared memory of one block: 227 KiB on 9.x to 11.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
+  const bool large = compute_capability >= 90 && compute_capability < 120;
+  const int shared = large ? 227 : compute_capability == 80 || compute_capability == 87 ? 163 : 99;
   Target target;
   target.platform = Platform::kCuda;
   target.compute_capability = compute_capability;

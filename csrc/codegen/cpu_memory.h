@@ -84,10 +84,12 @@ JF_FUNCTION Part<f32> decode(f16, Part<u16> x) {
   typedef short Half __attribute__((vector_size(16)));
   return __builtin_ia32_vcvtph2ps256((Half)x);
 #else
-  const Part<u32> bits = value_as<u32>(x), magnitude = bits & 0x7fff;
-  // The product rebases the exponent, also of subnormal numbers.
-  const Part<u32> finite = bits_as<u32>(bits_as<f32>(magnitude << 13) * 0x1p112f);
-  return bits_as<f32>((magnitude >= 0x7c00 ? finite | 0x7f800000 : finite) | (bits & 0x8000) << 16);
+  const Part<u32> bits = value_as<u32>(x), magnitude = (bits & 0x7fff) << 13;
+  // The product rebases the exponent. Subnormal halves take a sum: XLA's threads read a subnormal f32 as zero.
+  const Part<u32> normal = bits_as<u32>(bits_as<f32>(magnitude) * 0x1p112f);
+  const Part<u32> subnormal = bits_as<u32>(bits_as<f32>(magnitude + (113u << 23)) - 0x1p-14f);
+  const Part<u32> finite = magnitude < (1u << 23) ? subnormal : normal;
+  return bits_as<f32>((magnitude >= (31u << 23) ? finite | 0x7f800000 : finite) | (bits & 0x8000) << 16);
 #endif
 }
 JF_FUNCTION Part<u16> encode(f16, Part<f32> x) {

@@ -89,14 +89,15 @@ JF_FUNCTION Part<T> sign_of(Part<T> x) {
 }
 JF_UNARY(sign, sign_of<T>(x))
 
-// NaN wins.
+// NaN wins: one in x fails the comparison and stays. Only y is asked for NaN, because folds keep their result in x and
+// wait for it.
 template <class T>
 JF_FUNCTION Part<T> larger(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x | y;
   } else {
-    const Part<T> result = x >= y ? x : y;
-    if constexpr (is_float<T>) return x != x ? x : result;
+    const Part<T> result = y > x ? y : x;
+    if constexpr (is_float<T>) return y != y ? y : result;
     return result;
   }
 }
@@ -105,8 +106,8 @@ JF_FUNCTION Part<T> smaller(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x & y;
   } else {
-    const Part<T> result = x <= y ? x : y;
-    if constexpr (is_float<T>) return x != x ? x : result;
+    const Part<T> result = y < x ? y : x;
+    if constexpr (is_float<T>) return y != y ? y : result;
     return result;
   }
 }

@@ -17,6 +17,7 @@ std::string cpu_settings(const std::vector<loops::Kernel>& kernels, const Target
   for (const loops::Kernel& kernel : kernels) {
     width = std::max<int64_t>(width, kernel.width);
     for (DType dtype : kernel.registers) widest = std::max(widest, lane_bytes(dtype));
+    for (const loops::Array& array : kernel.arrays) widest = std::max(widest, lane_bytes(array.dtype));
   }
   const int64_t most = target.vector_bytes / widest, least = 16 / widest;
   return cat("#define JF_PART ", std::clamp(width, least, std::max(least, most)), "  // lanes of a machine vector\n");
@@ -33,35 +34,71 @@ std::string cpu_opening(const loops::Kernel&, const std::string& entry, const st
 
 std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { return ""; }
 
+constexpr int64_t kMostBlocksAlongY = 65535;
+
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
+  JF_CHECK(kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ", kernel.grid_y, " blocks along y");
   std::string list;
   for (const auto& [name, type] : parameters) list += cat(list.empty() ? "" : ",\n    ", type, " __restrict__ ", name);
-  return cat("extern \"C\" __global__ void __launch_bounds__(", kernel.block, ") ", entry, "(\n    ", list, ") {\n");
+  return cat("extern \"C\" __global__ void __launch_bounds__(", kernel.block * kernel.block_y, ") ", entry, "(\n    ",
+             list, ") {\n");
+}
+
+std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,
+                        const std::vector<std::string>& names) {
+  std::string text;
+  if (memory.dynamic) text += "  extern __shared__ __align__(128) char shared[];\n";
+  if (memory.scratch > 0) {
+    text += memory.dynamic ? cat("  char (&scratch)[", memory.scratch, "] = *reinterpret_cast<char (*)[",
+                                 memory.scratch, "]>(shared);\n")
+                           : cat("  __shared__ __align__(128) char scratch[", memory.scratch, "];\n");
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const loops::Buffer& buffer = kernel.buffers[i];
+    if (buffer.shared_size == 0) continue;
+    const std::string type = cat("jf::", name(buffer.dtype));
+    text += memory.dynamic ? cat("  ", type, "* const ", names[i], " = reinterpret_cast<", type, "*>(shared + ",
+                                 memory.offsets[i], ");\n")
+                           : cat("  __shared__ __align__(128) ", type, " ", names[i], "[", buffer.shared_size, "];\n");
+  }
+  return text;
 }
 
 constexpr Dialect kCpu = {
     .language = runtime::Language::kHostCxx,
     .prelude = "codegen/cpu_prelude.h",
     .math = "codegen/cpu_math.h",
+    .fold = "codegen/cpu_fold.h",
+    .fold_threads = "",
     .unroll = "#pragma GCC unroll ",
     .task = "task",
     .block = "",
+    .block_y = "",
     .thread = "",
+    .thread_y = "",
+    .sync = "",
     .settings = cpu_settings,
     .opening = cpu_opening,
+    .shared = nullptr,
 };
 
 constexpr Dialect kCuda = {
     .language = runtime::Language::kCuda,
     .prelude = "codegen/cuda_prelude.cuh",
     .math = "codegen/cuda_math.cuh",
+    .fold = "codegen/cuda_fold.cuh",
+    .fold_threads = "codegen/cuda_fold_threads.cuh",
     .unroll = "#pragma unroll ",
     .task = "",
     .block = "blockIdx.x",
+    .block_y = "blockIdx.y",
     .thread = "threadIdx.x",
+    .thread_y = "threadIdx.y",
+    .sync = "__syncthreads();",
     .settings = cuda_settings,
     .opening = cuda_opening,
+    .shared = cuda_shared,
 };
 
 }  // namespace

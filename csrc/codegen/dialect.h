@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/target.h"
+#include "codegen/shared_memory.h"
 #include "loops/kernel.h"
 #include "runtime/source.h"
 
@@ -22,14 +23,19 @@ struct Dialect {
   runtime::Language language;
   std::string_view prelude;  // the header every kernel includes
   std::string_view math;     // and the one with the ops that take only floats
-  std::string_view unroll;   // the line before a loop to unroll, without the count
+  std::string_view fold;     // and those with folds over lanes and over threads
+  std::string_view fold_threads;
+  std::string_view unroll;  // the line before a loop to unroll, without the count
   // The number of the running task, block or thread; empty where the language has none.
-  std::string_view task, block, thread;
+  std::string_view task, block, block_y, thread, thread_y;
+  std::string_view sync;  // waits for the threads of the block; empty where there are none
   // Definitions that the prelude asks for before it is included.
   std::string (*settings)(const std::vector<loops::Kernel>& kernels, const Target& target);
   // The lines up to the body: the signature with its opening brace, and what binds the buffers to their names.
   std::string (*opening)(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters);
+  // The next lines: shared buffers, named like all buffers, and `scratch`. Null where the language has none.
+  std::string (*shared)(const loops::Kernel& kernel, const SharedMemory& memory, const std::vector<std::string>& names);
 };
 
 const Dialect& dialect(Platform platform);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "codegen/dialect.h"
 #include "codegen/printer.h"
+#include "codegen/shared_memory.h"
 
 namespace jf::codegen {
 namespace {
@@ -18,24 +19,20 @@ bool is_identifier(std::string_view name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
 }
 
-// Whether some op takes floats alone: those are in the dialect's second header.
-bool needs_math(const Body& body) {
-  return std::any_of(body.begin(), body.end(), [](const Stmt& stmt) {
-    return std::visit(
-        [](const auto& node) {
-          using Node = std::decay_t<decltype(node)>;
-          if constexpr (std::is_same_v<Node, Compute>) {
-            return ir::info(node.op).operands == ir::OperandTypes::kFloating;
-          } else if constexpr (std::is_same_v<Node, For> || std::is_same_v<Node, Vector> ||
-                               std::is_same_v<Node, Guard>) {
-            return needs_math(node.body);
-          } else {
-            return false;
-          }
-        },
-        stmt.node);
-  });
-}
+// The headers that kernels need beside the prelude.
+struct Needs {
+  bool math = false, fold = false, fold_threads = false;
+
+  void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
+  void operator()(const Declare& declare) { fold |= declare.fill.has_value(); }
+  void operator()(const Accumulate&) { fold = true; }
+  void operator()(const Combine& c) {
+    fold = true;
+    fold_threads |= c.threads || c.threads_y;
+  }
+  template <class Other>
+  void operator()(const Other&) {}
+};
 
 }  // namespace
 
@@ -43,11 +40,19 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   const Dialect& language = dialect(target.platform);
   runtime::Source source;
   source.language = language.language;
-  const bool math = std::any_of(kernels.begin(), kernels.end(), [](const Kernel& k) { return needs_math(k.body); });
-  source.text = cat(language.settings(kernels, target), "#include \"", language.prelude, "\"\n");
-  if (math) source.text += cat("#include \"", language.math, "\"\n");
+  Needs needs;
+  for (const Kernel& kernel : kernels) for_each(kernel.body, [&](const auto& node) { needs(node); });
+  source.text = language.settings(kernels, target);
+  auto include = [&](std::string_view header) { source.text += cat("#include \"", header, "\"\n"); };
+  include(language.prelude);
+  if (needs.math) include(language.math);
+  if (needs.fold) include(language.fold);
+  if (needs.fold_threads) include(language.fold_threads);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
+    const int64_t shared = shared_memory(kernel).bytes;
+    JF_CHECK(shared <= target.max_shared_bytes, "kernel ", kernel.name, " needs ", shared,
+             " bytes of shared memory, the target has ", target.max_shared_bytes);
     source.text += "\n" + print_kernel(kernel, language);
     source.entries.push_back(kernel.name);
   }

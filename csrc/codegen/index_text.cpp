@@ -35,6 +35,8 @@ struct Writer {
       case IndexKind::kMul: return binary(" * ", kProduct, kAtom, (*this)(index->a), (*this)(index->b));
       case IndexKind::kDiv: return divided(" / ", index);
       case IndexKind::kMod: return divided(" % ", index);
+      // Brackets always: the sign binds less than comparisons do.
+      case IndexKind::kXor: return {cat("(", divided(" ^ ", index, kAtom).text, ")"), kAtom, false};
     }
     JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
   }
@@ -47,9 +49,10 @@ struct Writer {
     if (b.precedence == kProduct && precedence == kSum) right = kSum;
     return {cat(bracketed(a, precedence), sign, bracketed(b, right)), precedence, wide};
   }
-  Text divided(const char* sign, const IndexPtr& index) const {
+  // Operands stay narrow: they fit the index type.
+  Text divided(const char* sign, const IndexPtr& index, Precedence left = kProduct) const {
     const Writer narrow{variables, false};
-    return {cat(bracketed(narrow(index->a), kProduct), sign, bracketed(narrow(index->b), kAtom)), kProduct, false};
+    return {cat(bracketed(narrow(index->a), left), sign, bracketed(narrow(index->b), kAtom)), kProduct, false};
   }
 };
 
@@ -70,6 +73,10 @@ int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
     case IndexKind::kAdd: return std::gcd(of(index->a), of(index->b));
     case IndexKind::kMul: return of(index->a) * of(index->b);
     case IndexKind::kMod: return std::gcd(of(index->a), of(index->b));
+    case IndexKind::kXor: {
+      const int64_t both = std::gcd(of(index->a), of(index->b));
+      return both & -both;  // only low zero bits stay
+    }
     case IndexKind::kDiv: {
       const int64_t a = of(index->a);
       const bool exact = index->b->kind == IndexKind::kConst && a % index->b->value == 0;

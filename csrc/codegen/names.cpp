@@ -15,10 +15,10 @@ constexpr std::string_view kReserved =
     " alignas alignof and and_eq asm auto bitand bitor blockIdx bool break buffers case catch char char16_t"
     " char32_t char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr"
     " constinit continue decltype default delete do double dynamic_cast else enum explicit export extern false"
-    " float for friend goto if inline int jf long mutable namespace new noexcept not not_eq nullptr on"
-    " operator or or_eq pred private protected public register reinterpret_cast requires return short signed"
-    " sizeof static static_assert static_cast struct switch task template this threadIdx thread_local throw"
-    " true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq ";
+    " float for friend goto if inline int jf long mutable namespace new noexcept not not_eq nullptr on operator or"
+    " or_eq pred private protected public register reinterpret_cast requires return scratch shared short signed"
+    " sizeof static static_assert static_cast struct switch task template this threadIdx thread_local throw true"
+    " try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq ";
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }

@@ -10,7 +10,7 @@
 
 namespace jf::codegen {
 
-// C++ names for buffers: their own where that is a plain word and free, otherwise one made from it.
+// C++ names for buffers and arrays: their own where that is a plain word and free, otherwise one made from it.
 std::vector<std::string> safe_names(const std::vector<std::string>& names);
 // One line of printable text that cannot end or continue a comment.
 std::string safe_comment(std::string_view text);

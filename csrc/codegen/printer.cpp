@@ -1,5 +1,6 @@
 #include "codegen/printer.h"
 
+#include <algorithm>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -30,7 +31,11 @@ struct Printer {
   int depth = 1;
   bool in_vector = false;
   bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
-  std::vector<std::string> buffers = {};
+  int divergent = 0;    // how many enclosing statements leave out some threads of a block
+  std::vector<std::string> buffers = {}, arrays = {};
+  std::set<int> declared = {};
+  std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
+  std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
   int loads = 0, results = 0;
   Variables variables = {};
@@ -44,6 +49,18 @@ struct Printer {
   std::string index(const IndexPtr& index) const { return index_text(index, variables); }
   std::string offset(const IndexPtr& index) const { return offset_text(index, variables); }
   std::string on() const { return masked ? ", on" : ""; }
+  std::string condition(const Condition& below) const {
+    std::string result;
+    for (const auto& [at, bound] : below) result += cat(result.empty() ? "" : " && ", index(at), " < ", bound);
+    return result;
+  }
+  bool varies(const IndexPtr& index) const {
+    if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
+    return index->kind != IndexKind::kConst && (varies(index->a) || varies(index->b));
+  }
+  void check_all_threads(const char* what) const {
+    JF_CHECK(divergent == 0, "kernel ", kernel.name, " has a ", what, " that not every thread of a block gets to");
+  }
 
   const std::string& use(RegisterId id) const {
     JF_CHECK(!registers.at(id).empty(), "kernel ", kernel.name, " reads register ", id, " before it is defined");
@@ -77,14 +94,27 @@ struct Printer {
   void operator()(const For& loop) {
     switch (loop.parallel) {
       case Parallel::kSerial: return serial(loop);
-      case Parallel::kUnroll: line(dialect.unroll, loop.extent); return serial(loop);
+      case Parallel::kUnroll: return unroll(loop);
       case Parallel::kTask: return parallel(loop, dialect.task, kernel.grid);
       case Parallel::kBlock: return parallel(loop, dialect.block, kernel.grid);
+      case Parallel::kBlockY: return parallel(loop, dialect.block_y, kernel.grid_y);
       case Parallel::kThread: return parallel(loop, dialect.thread, kernel.block);
+      case Parallel::kThreadY: return parallel(loop, dialect.thread_y, kernel.block_y);
     }
   }
+  void unroll(const For& loop) {
+    const std::string outer = unrolled;
+    unrolled += cat(", ", bind(loop.variable, 1));
+    line(dialect.unroll, loop.extent);
+    loop_body(loop);
+    unrolled = outer;
+  }
   void serial(const For& loop) {
-    const std::string i = bind(loop.variable, 1);
+    bind(loop.variable, 1);
+    loop_body(loop);
+  }
+  void loop_body(const For& loop) {
+    const std::string& i = variables.at(loop.variable).name;
     line("for (", index_type(), " ", i, " = 0; ", i, " < ", loop.extent, "; ++", i, ") {");
     block(loop.body);
   }
@@ -92,12 +122,16 @@ struct Printer {
     JF_CHECK(!number.empty(), "kernel ", kernel.name, " has a loop that its language cannot run in parallel");
     JF_CHECK(loop.extent <= count, "kernel ", kernel.name, " runs ", loop.extent, " iterations on ", count);
     const std::string i = bind(loop.variable, 1);
+    const bool threads = loop.parallel == Parallel::kThread || loop.parallel == Parallel::kThreadY;
+    if (threads) thread_variables.insert(loop.variable);
     if (loop.extent == count) {
       line("const ", index_type(), " ", i, " = ", index_type(), "(", number, ");");
       body(loop.body);
     } else {
       line("if (const ", index_type(), " ", i, " = ", index_type(), "(", number, "); ", i, " < ", loop.extent, ") {");
+      divergent += threads;
       block(loop.body);
+      divergent -= threads;
     }
   }
 
@@ -105,37 +139,46 @@ struct Printer {
     JF_CHECK(!in_vector, "kernel ", kernel.name, " nests vectors");
     const std::string base = index(vector.base);
     const std::string i = bind(vector.variable, multiple_of(vector.base, variables));
+    const bool differs = varies(vector.base);
+    if (differs) thread_variables.insert(vector.variable);
     in_vector = true;
     masked = !vector.full;
     if (vector.full) {
       line("const ", index_type(), " ", i, " = ", base, ";");
       body(vector.body);
     } else {
-      line("jf::vector<", kernel.width, ">(", base, ", ", vector.limit, ", [&](", index_type(), " ", i,
+      // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
+      line("jf::vector<", kernel.width, ">(", base, ", ", vector.limit, ", [&", unrolled, "](", index_type(), " ", i,
            ", auto on) JF_LAMBDA {");
+      divergent += differs;
       block(vector.body, "});");
+      divergent -= differs;
     }
     in_vector = masked = false;
   }
   void operator()(const Guard& guard) {
-    std::string condition;
-    for (const auto& [at, bound] : guard.below) {
-      condition += cat(condition.empty() ? "" : " && ", index(at), " < ", bound);
-    }
-    line("if (", condition, ") {");
+    const bool differs =
+        std::any_of(guard.below.begin(), guard.below.end(), [&](const auto& below) { return varies(below.first); });
+    line("if (", condition(guard.below), ") {");
+    divergent += differs;
     block(guard.body);
+    divergent -= differs;
   }
 
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer), at = offset(load.offset);
-    const std::string definition = define(load.result, "x", loads);
+    std::string definition = define(load.result, "x", loads), end = ");";
+    if (!load.when.empty()) {
+      definition += cat(condition(load.when), " ? ");
+      end = cat(") : ", type, "{};");
+    }
     if (load.lane_stride == 0) {
-      line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, ");");
+      line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
     } else if (load.lane_stride == 1) {
       const int64_t n = multiple(load.offset);
-      line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), ");");
+      line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
     } else {
-      line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), ");");
+      line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
     }
   }
   void operator()(const FromIndex& from) {
@@ -166,6 +209,59 @@ struct Printer {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }
   }
+
+  // An array of one element is a plain variable.
+  const std::string& array(int id) const {
+    JF_CHECK(declared.count(id), "kernel ", kernel.name, " uses array ", id, " before it is declared");
+    return arrays.at(id);
+  }
+  std::string element(int id, const IndexPtr& at) const {
+    const std::string& name = array(id);
+    return kernel.arrays[id].size == 1 ? name : cat(name, "[", index(at), "]");
+  }
+  std::string fold(ir::OpKind op) const { return cat("jf::fold::", ir::info(op).name); }
+
+  void operator()(const Declare& declare) {
+    const Array& of = kernel.arrays.at(declare.array);
+    JF_CHECK(declared.insert(declare.array).second, "kernel ", kernel.name, " declares array ", of.name, " twice");
+    const std::string& name = arrays[declare.array];
+    line(jf::name(compute_dtype(of.dtype)), " ", name, of.size == 1 ? "" : cat("[", of.size, "]"), ";");
+    if (declare.fill) line("jf::fill<", fold(*declare.fill), ">(", name, ");");
+  }
+  void operator()(const Get& get) {
+    const std::string from = element(get.array, get.at);
+    line(define(get.result, "x", loads), from, ";");
+  }
+  void operator()(const Set& set) { line(element(set.array, set.at), " = ", use(set.value), ";"); }
+  void operator()(const Accumulate& a) {
+    const std::string to = element(a.array, a.at);
+    if (masked) {
+      line("jf::accumulate<", fold(a.op), ">(", to, ", ", use(a.value), on(), ");");
+    } else {
+      line(to, " = jf::", ir::info(a.op).name, "(", to, ", ", use(a.value), ");");
+    }
+  }
+  void operator()(const Combine& combine) {
+    const std::string& name = array(combine.array);
+    if (!combine.threads && !combine.threads_y) {
+      if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", name, ");");
+      return;
+    }
+    JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " folds over threads that its language does not have");
+    check_all_threads("fold");
+    std::string over;
+    for (const auto& [set, word] : {std::pair(combine.lanes, "jf::kLanes"), std::pair(combine.threads, "jf::kX"),
+                                    std::pair(combine.threads_y, "jf::kY")}) {
+      if (set) over += cat(over.empty() ? "" : " | ", word);
+    }
+    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over, ">(",
+         name, scratch_bytes(kernel, combine) > 0 ? ", scratch" : "", ");");
+  }
+  void operator()(const Sync&) {
+    JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " waits for threads that its language does not have");
+    check_all_threads("sync");
+    line(dialect.sync);
+  }
 };
 
 }  // namespace
@@ -175,19 +271,30 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
            " lanes");
   std::vector<std::string> names;
   for (const Buffer& buffer : kernel.buffers) names.push_back(buffer.name);
+  for (const Array& array : kernel.arrays) names.push_back(array.name);
   names = safe_names(names);
+  const auto first_array = names.begin() + kernel.buffers.size();
+  const std::vector<std::string> arrays(first_array, names.end());
+  names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
   for (size_t i = 0; i < names.size(); ++i) {
     const Buffer& buffer = kernel.buffers[i];
-    parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
+    if (buffer.shared_size == 0)
+      parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }
 
   Printer printer{.kernel = kernel, .dialect = dialect};
   printer.out = dialect.opening(kernel, kernel.name, parameters);
+  if (const SharedMemory memory = shared_memory(kernel); memory.bytes > 0) {
+    JF_CHECK(dialect.shared, "kernel ", kernel.name, " shares memory between threads that its language does not have");
+    printer.out += dialect.shared(kernel, memory, names);
+  }
   printer.buffers = std::move(names);
+  printer.arrays = arrays;
   printer.registers.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
+  for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));
   for (DType type : types)
     printer.line("using ", name(type), " = jf::Lanes<", type_name(type), ", ", kernel.width, ">;");
   printer.body(kernel.body);

@@ -4,6 +4,8 @@
 // its lanes must call them together.
 #pragma once
 
+#include "codegen/ptx_convert.cuh"
+
 namespace jf::ptx {
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -103,44 +105,13 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ---- conversions, to nearest ----
+// ---- conversions ----
 
-__device__ __forceinline__ unsigned short cvt_bf16(float value) {
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-__device__ __forceinline__ unsigned short cvt_f16(float value) {
-  unsigned short bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-}
-
-// `low` goes into the low half of the word, which memory holds first.
-__device__ __forceinline__ unsigned cvt_bf16x2(float low, float high) {
-  unsigned word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
-
-__device__ __forceinline__ unsigned cvt_f16x2(float low, float high) {
-  unsigned word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  return word;
-}
-
-// An f32 word with the 13 low bits clear.
-__device__ __forceinline__ unsigned cvt_tf32(float value) {
+// To nearest: an f32 word with the 13 low bits clear.
+__device__ __forceinline__ unsigned tf32_from_f32(float value) {
   unsigned word;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
   return word;
-}
-
-__device__ __forceinline__ float cvt_f32_f16(unsigned short bits) {
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
 }
 
 }  // namespace jf::ptx

@@ -1,5 +1,6 @@
 #include "ffi/handlers.h"
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -77,7 +78,7 @@ struct Bound {
     const size_t inputs = program.input_bytes.size(), outputs = program.output_bytes.size();
     const size_t extra = program.workspace_bytes > 0 ? 1 : 0;
     JF_REQUIRE(args.size() == inputs && rets.size() == outputs + extra, "[execute] program ", program.name, " has ",
-               inputs, " inputs and ", outputs, " outputs, the call has ", args.size(), " and ", rets.size() - extra);
+               inputs, " inputs and ", outputs + extra, " outputs, the call has ", args.size(), " and ", rets.size());
     JF_REQUIRE(inputs + outputs + extra <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
                kMaxBuffers, " buffers");
     for (size_t i = 0; i < inputs; ++i) {
@@ -107,7 +108,8 @@ xffi::Error execute_cpu(xffi::ThreadPool threads, State<Platform::kCpu>* state, 
                         xffi::RemainingRets rets) {
   return guarded([&] {
     const Bound bound(state->executable->program(), args, rets);
-    const runtime::Pool pool{static_cast<int>(threads.num_threads()),
+    // XLA says 0 where it has no pool; the caller always takes part.
+    const runtime::Pool pool{std::max(1, static_cast<int>(threads.num_threads())),
                              [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
     state->executable->run_cpu(bound.buffers, pool);
   });

@@ -1,5 +1,6 @@
 #include "graph/groups.h"
 
+#include <functional>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -13,6 +14,7 @@ using schedule::AxisTree;
 using schedule::InsertStep;
 using schedule::MergeStep;
 using schedule::SplitStep;
+using schedule::SwizzleStep;
 
 class UnionFind {
  public:
@@ -41,6 +43,9 @@ class Numbering {
   std::map<Key, int> numbers_;
 };
 
+// In place of an extent in the key of a transform.
+constexpr int64_t kMerge = -1, kSwizzle = -2;
+
 // The part of a root axis that a derived axis counts: every `step` elements, `extent` of them. An axis is a list of
 // parts, the slowest first.
 struct Part {
@@ -55,13 +60,15 @@ class PartNamer {
  public:
   explicit PartNamer(int first_free_root) : next_root_(first_free_root) {}
 
-  // One number per node.
-  std::vector<int> name(const AxisTree& tree, std::vector<Parts> parts) {
+  // One number per node. `parts` holds those of the roots and gets those of every other node.
+  std::vector<int> name(const AxisTree& tree, std::vector<Parts>& parts) {
     for (const schedule::Step& step : tree.steps) {
       if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
         std::tie(parts[s->outer], parts[s->inner]) = split(parts[s->input], tree, *s);
       } else if (const MergeStep* m = std::get_if<MergeStep>(&step)) {
         parts[m->output] = merge(parts[m->outer], parts[m->inner]);
+      } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&step)) {
+        parts[w->output] = swizzle(parts[w->x], parts[w->y], tree.extents[w->output]);
       }
     }
     std::vector<int> names;
@@ -92,12 +99,21 @@ class PartNamer {
       if (inner.empty()) inner = {{input.back().root, input.back().step, 1}};
       if (rest == 1) return {outer, inner};
     }
-    // With a remainder, or across parts, the results are new roots: only the same split of the same axis makes them
-    // again.
-    const auto key = std::make_tuple(number_(input), outer_extent, inner_extent);
+    // With a remainder, or across parts, the results are new roots.
+    const int root = opaque({number_(input), outer_extent, inner_extent});
+    return {Parts{{root, 1, outer_extent}}, Parts{{root + 1, 1, inner_extent}}};
+  }
+
+  Parts swizzle(const Parts& x, const Parts& y, int64_t extent) {
+    if (extent == 1) return y;
+    return {{opaque({number_(y), number_(x), kSwizzle}), 1, extent}};
+  }
+
+  // Two roots that only the same transform of the same axes makes again.
+  int opaque(const std::tuple<int, int64_t, int64_t>& key) {
     const auto [entry, fresh] = opaque_.emplace(key, next_root_);
     if (fresh) next_root_ += 2;
-    return {Parts{{entry->second, 1, outer_extent}}, Parts{{entry->second + 1, 1, inner_extent}}};
+    return entry->second;
   }
 
   static Parts merge(const Parts& outer, const Parts& inner) {
@@ -126,20 +142,22 @@ class TransformNamer {
  public:
   explicit TransformNamer(int first_free) : next_(first_free) {}
 
-  std::vector<int> name(const AxisTree& tree, std::vector<int> names) {
+  std::vector<int> name(const AxisTree& tree, std::vector<int>& names) {
     for (const schedule::Step& step : tree.steps) {
       if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
         std::tie(names[s->outer], names[s->inner]) =
             results({names[s->input], tree.extents[s->outer], tree.extents[s->inner]});
       } else if (const MergeStep* m = std::get_if<MergeStep>(&step)) {
-        names[m->output] = results({names[m->outer], names[m->inner], -1}).first;
+        names[m->output] = results({names[m->outer], names[m->inner], kMerge}).first;
+      } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&step)) {
+        names[w->output] = results({names[w->y], names[w->x], kSwizzle}).first;
       }
     }
     return names;
   }
 
  private:
-  // (input, outer and inner extent) of a split, (outer, inner, -1) of a merge.
+  // (input, outer and inner extent) of a split, (outer, inner, kMerge), (y, x, kSwizzle).
   using Key = std::tuple<int, int64_t, int64_t>;
   std::pair<int, int> results(const Key& key) {
     const auto [entry, fresh] = made_.emplace(key, next_);
@@ -152,6 +170,35 @@ class TransformNamer {
 };
 
 void append(std::vector<int>& all, const std::vector<int>& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+// The names of one mapping, value by value in the order of their definitions. Namer walks a forest from its roots, each
+// of which has the Name of its set.
+template <class Namer, class Name>
+class Naming {
+ public:
+  Naming(int count, UnionFind sets, std::function<Name(int set, int64_t extent)> root)
+      : namer_(count), sets_(std::move(sets)), root_(std::move(root)) {}
+
+  // `part`: the node that stands for an axis of the value although it is no root; -1 for none.
+  void add(const AxisTree& tree, int first, int part) {
+    std::vector<Name> names;
+    for (size_t node = 0; node < tree.extents.size(); ++node) {
+      const int set = sets_.find(first + static_cast<int>(node));
+      const auto made = made_.find(set);
+      names.push_back(made == made_.end() ? root_(set, tree.extents[node]) : made->second);
+    }
+    append(numbers, namer_.name(tree, names));
+    if (part >= 0) made_.emplace(sets_.find(first + part), names[part]);
+  }
+
+  std::vector<int> numbers;  // by node of all values
+
+ private:
+  Namer namer_;
+  UnionFind sets_;
+  std::function<Name(int, int64_t)> root_;
+  std::map<int, Name> made_;  // by set: the name that a transform gave it
+};
 
 }  // namespace
 
@@ -168,11 +215,15 @@ IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& sched
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const ir::ValueId operand = op.inputs[i];
       const std::vector<int> axes = schedule::result_axes(fusion, op, i);
+      const std::vector<int> nodes = schedule::axis_nodes(fusion, schedule.domains[operand], operand);
+      // The roots of a reduction are the operand's axes, kinds and all.
+      const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
       for (size_t a = 0; a < axes.size(); ++a) {
         if (axes[a] < 0) continue;
-        const int from = first_[operand] + static_cast<int>(a), to = first_[op.output] + axes[a];
+        const int from = first_[operand] + nodes[a], to = first_[op.output] + axes[a];
         permissive.unite(from, to);
-        if (fusion.values[operand].axes[a].kind == fusion.values[op.output].axes[axes[a]].kind) exact.unite(from, to);
+        const ir::AxisKind kind = fusion.values[operand].axes[a].kind;
+        if (folds || kind == fusion.values[op.output].axes[axes[a]].kind) exact.unite(from, to);
       }
       for (int l = 0; l < schedule.domains[operand].inline_at; ++l) {
         loops.unite(first_[operand] + trees_[operand].loop[l], first_[op.output] + trees_[op.output].loop[l]);
@@ -186,23 +237,20 @@ IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& sched
     }
   }
 
-  TransformNamer transforms(count);
-  PartNamer almost_exact_parts(count), permissive_parts(count);
+  auto parts = [](int set, int64_t extent) { return Parts{{set, 1, extent}}; };
+  Naming<TransformNamer, int> by_transforms(count, exact, [](int set, int64_t) { return set; });
+  Naming<PartNamer, Parts> by_parts(count, exact, parts), by_permissive_parts(count, permissive, parts);
   for (size_t id = 0; id < trees_.size(); ++id) {
-    const AxisTree& tree = trees_[id];
-    const int size = static_cast<int>(tree.extents.size());
-    std::vector<int> roots(size);
-    std::vector<Parts> exact_roots(size), permissive_roots(size);
-    for (int node = 0; node < size; ++node) {
-      roots[node] = exact.find(first_[id] + node);
-      exact_roots[node] = {{roots[node], 1, tree.extents[node]}};
-      permissive_roots[node] = {{permissive.find(first_[id] + node), 1, tree.extents[node]}};
-      loop_.push_back(loops.find(first_[id] + node));
-    }
-    append(exact_, transforms.name(tree, roots));
-    append(almost_exact_, almost_exact_parts.name(tree, exact_roots));
-    append(permissive_, permissive_parts.name(tree, permissive_roots));
+    const schedule::Domain& domain = schedule.domains[id];
+    const int part = domain.in_parts ? static_cast<int>(domain.logical.size()) : -1;
+    by_transforms.add(trees_[id], first_[id], part);
+    by_parts.add(trees_[id], first_[id], part);
+    by_permissive_parts.add(trees_[id], first_[id], part);
   }
+  exact_ = std::move(by_transforms.numbers);
+  almost_exact_ = std::move(by_parts.numbers);
+  permissive_ = std::move(by_permissive_parts.numbers);
+  for (int number = 0; number < count; ++number) loop_.push_back(loops.find(number));
 }
 
 int IndexGraph::group(Mapping mapping, AxisId axis) const {

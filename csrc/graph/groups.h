@@ -5,9 +5,9 @@
 //
 //   exact         corresponding logical axes of an op's operand and result, and what equal transforms make of them
 //   almost exact  also the same part of the same axes reached on another way, by splits that divide: {8} split to
-//   {4,2},
-//                 its 4 split by outer 2, against {8} split by outer 2. A part is named by what it selects, so an outer
-//                 axis never meets an inner one and nothing is mapped across a split with a remainder.
+//                 {4,2}, its 4 split by outer 2, against {8} split by outer 2. A part is named by what it selects, so
+//                 an outer axis never meets an inner one and nothing is mapped across a split with a remainder. A
+//                 swizzled axis meets only the same swizzle of the same axes.
 //   permissive    almost exact, where an axis along which a value repeats counts as the axis that it repeats along
 //   loop          loop axes that are one loop, since a value is inlined there
 //

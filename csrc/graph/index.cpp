@@ -1,5 +1,7 @@
 #include "graph/index.h"
 
+#include <numeric>
+
 #include "base/error.h"
 
 namespace jf::graph {
@@ -7,6 +9,7 @@ namespace jf::graph {
 using loops::IndexPtr;
 using schedule::MergeStep;
 using schedule::SplitStep;
+using schedule::SwizzleStep;
 
 // An axis as mixed-radix digits, the slowest first: each adds digit * coefficient to the position. The slowest digit is
 // not reduced by its extent. No digits: the axis does not count.
@@ -64,6 +67,10 @@ bool cut(std::vector<Digit>& outer, int64_t outer_extent, int64_t factor, std::v
   return true;
 }
 
+bool is_division(const IndexPtr& index) {
+  return index->kind == loops::IndexKind::kDiv && index->b->kind == loops::IndexKind::kConst;
+}
+
 }  // namespace
 
 Indexer::Indexer(const schedule::Domain& domain, std::vector<IndexPtr> loops)
@@ -74,16 +81,20 @@ Indexer::Indexer(const schedule::Domain& domain, std::vector<IndexPtr> loops)
     if (const MergeStep* merge = std::get_if<MergeStep>(&tree_.steps[s])) {
       consumer_[merge->outer] = consumer_[merge->inner] = static_cast<int>(s);
     }
+    if (const SwizzleStep* swizzle = std::get_if<SwizzleStep>(&tree_.steps[s])) {
+      consumer_[swizzle->y] = static_cast<int>(s);
+    }
   }
   for (size_t i = 0; i < loops.size(); ++i) known_[tree_.loop[i]] = loops[i];
   for (int node : tree_.dropped) known_[node] = loops::constant(0);
   if (domain.loop.empty() || domain.loop.back().parallel != schedule::Parallel::kVector) return;
-  lane_node_ = tree_.loop.back();
+  lane_node_ = vector_node_ = tree_.loop.back();
   width_ = tree_.extents[lane_node_];
   known_[lane_node_] = loops::constant(0);
   for (const schedule::Step& step : tree_.steps) {
     const SplitStep* split = std::get_if<SplitStep>(&step);
-    if (split == nullptr || split->inner != lane_node_) continue;
+    // A swizzle can make the outer axis move with the lanes.
+    if (split == nullptr || split->inner != lane_node_ || reaches_lane(split->outer)) continue;
     const IndexPtr base = index(split->input);
     lane_node_ = split->input;
     known_[lane_node_] = base;
@@ -108,16 +119,18 @@ IndexPtr Indexer::index(int node) const {
   if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
     return add(mul(index(s->outer), loops::constant(tree_.extents[s->inner])), index(s->inner));
   }
+  if (const SwizzleStep* s = std::get_if<SwizzleStep>(&step)) return bit_xor(index(s->x), index(s->output));
   const MergeStep& m = std::get<MergeStep>(step);
   const IndexPtr inner_extent = loops::constant(tree_.extents[m.inner]);
   return node == m.outer ? div(index(m.output), inner_extent) : mod(index(m.output), inner_extent);
 }
 
 bool Indexer::reaches_lane(int node) const {
-  if (node == lane_node_) return true;
+  if (node == lane_node_ || node == vector_node_) return true;
   if (known_[node] != nullptr || consumer_[node] < 0) return false;
   const schedule::Step& step = tree_.steps[consumer_[node]];
   if (const SplitStep* s = std::get_if<SplitStep>(&step)) return reaches_lane(s->outer) || reaches_lane(s->inner);
+  if (const SwizzleStep* s = std::get_if<SwizzleStep>(&step)) return reaches_lane(s->x) || reaches_lane(s->output);
   return reaches_lane(std::get<MergeStep>(step).output);
 }
 
@@ -190,11 +203,18 @@ struct Indexer::Walk {
     inner.clear();
   }
 
+  void swizzle(const SwizzleStep& s) {
+    if (digits[s.y].empty() || ends_at(s.y)) return;
+    settle_above_loops(s.y);
+    digits[s.y].clear();
+  }
+
   Position run(size_t first_step) {
     for (size_t i = first_step; i < indexer.tree_.steps.size(); ++i) {
       const schedule::Step& step = indexer.tree_.steps[i];
       if (const SplitStep* s = std::get_if<SplitStep>(&step)) split(*s);
       if (const MergeStep* m = std::get_if<MergeStep>(&step)) merge(*m);
+      if (const SwizzleStep* s = std::get_if<SwizzleStep>(&step)) swizzle(*s);
     }
     for (size_t node = 0; node < digits.size(); ++node) {
       if (!digits[node].empty()) JF_CHECK(ends_at(static_cast<int>(node)), "axis ", node, " reaches no loop");
@@ -211,18 +231,58 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-std::vector<Bound> Indexer::bounds() const {
+std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::span<const int64_t> weights,
+                                          std::span<const int> root_of) const {
+  std::vector<Digits> digits(of.extents.size());
+  for (size_t node = 0; node < weights.size(); ++node) {
+    if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
+  }
+  // Backwards, from parts to what they were cut from.
+  for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
+    if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
+      Digits outer = digits[s->outer], inner = digits[s->inner];
+      if (outer.empty() && inner.empty()) continue;
+      if (outer.empty()) outer = {{of.extents[s->outer], 0}};
+      if (inner.empty()) inner = {{of.extents[s->inner], 0}};
+      if (product(inner) != of.extents[s->inner]) return std::nullopt;
+      digits[s->input] = joined(outer, inner, true);
+    } else if (const MergeStep* m = std::get_if<MergeStep>(&*step)) {
+      Digits outer = digits[m->output], inner;
+      if (outer.empty()) continue;
+      if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) return std::nullopt;
+      digits[m->outer] = std::move(outer);
+      digits[m->inner] = std::move(inner);
+    } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&*step)) {
+      if (!digits[w->output].empty()) return std::nullopt;
+    }
+  }
+  Walk walk(*this, true);
+  for (size_t root = 0; root < root_of.size(); ++root) {
+    if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
+  }
+  return walk.run(0);
+}
+
+std::vector<Bound> Indexer::bounds(bool folded) const {
   std::vector<Bound> bounds;
   std::vector<bool> covered(tree_.extents.size(), false);
   for (size_t i = 0; i < tree_.steps.size(); ++i) {
     if (const MergeStep* m = std::get_if<MergeStep>(&tree_.steps[i])) covered[m->output] = covered[m->outer];
+    // With x in bounds, x ^ y is in bounds exactly where y is.
+    if (const SwizzleStep* w = std::get_if<SwizzleStep>(&tree_.steps[i])) covered[w->output] = covered[w->y];
     const SplitStep* s = std::get_if<SplitStep>(&tree_.steps[i]);
-    if (s == nullptr) continue;
+    if (s == nullptr || (folded && tree_.reduced[s->input])) continue;
     const int64_t extent = tree_.extents[s->input];
     if (tree_.extents[s->outer] * tree_.extents[s->inner] != extent && !covered[s->input]) {
       Walk walk(*this, false);
       walk.digits[s->input] = {{extent, 1}};
-      bounds.push_back({walk.run(i), extent});
+      Bound bound{walk.run(i), extent};
+      // i / n < m says the same as i < n * m.
+      while (bound.index.lane_step == 0 && is_division(bound.index.at)) {
+        bound.bound *= bound.index.at->b->value;
+        bound.index.at = bound.index.at->a;
+      }
+      bounds.push_back(std::move(bound));
       covered[s->input] = true;
     }
     covered[s->outer] = covered[s->input];  // an inner axis can overrun on its own
@@ -234,6 +294,16 @@ std::vector<int64_t> strides(std::span<const int64_t> shape) {
   std::vector<int64_t> result(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) result[i - 1] = result[i] * shape[i];
   return result;
+}
+
+int64_t multiple_of(const IndexPtr& index) {
+  switch (index->kind) {
+    case loops::IndexKind::kConst: return index->value;
+    case loops::IndexKind::kAdd: return std::gcd(multiple_of(index->a), multiple_of(index->b));
+    case loops::IndexKind::kMul: return multiple_of(index->a) * multiple_of(index->b);
+    case loops::IndexKind::kMod: return std::gcd(multiple_of(index->a), multiple_of(index->b));
+    default: return 1;
+  }
 }
 
 bool same(const IndexPtr& a, const IndexPtr& b) {

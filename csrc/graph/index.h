@@ -44,8 +44,13 @@ class Indexer {
 
   // The sum of weights[i] * (index of logical axis i).
   Position position(std::span<const int64_t> weights) const;
+  // The sum of weights[n] * (index of axis n) over the axes of another tree, whose root axis r has the index of this
+  // one's root_of[r] (-1: always 0). Nothing where an axis is cut unevenly.
+  std::optional<Position> position(const schedule::AxisTree& of, std::span<const int64_t> weights,
+                                   std::span<const int> root_of) const;
   // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies.
-  std::vector<Bound> bounds() const;
+  // `folded`: for the value once it is folded, so that what is reduced counts no more.
+  std::vector<Bound> bounds(bool folded = false) const;
 
  private:
   struct Digit;
@@ -58,12 +63,15 @@ class Indexer {
   schedule::AxisTree tree_;
   std::vector<int> consumer_;           // by node: the step that takes it, -1 for none
   std::vector<loops::IndexPtr> known_;  // by node: loops, dropped axes and the lane axis
-  int lane_node_ = -1;                  // the axis whose consecutive elements are lanes
+  int vector_node_ = -1;                // the vector axis
+  int lane_node_ = -1;                  // it or what it was split from: its consecutive elements are lanes
   int64_t width_ = 1;
 };
 
 // Dense row-major weights: the number of elements from one index of an axis to the next.
 std::vector<int64_t> strides(std::span<const int64_t> shape);
+// The largest number known to divide an index; 0 for the index 0.
+int64_t multiple_of(const loops::IndexPtr& index);
 // Whether two indices are the same arithmetic.
 bool same(const loops::IndexPtr& a, const loops::IndexPtr& b);
 

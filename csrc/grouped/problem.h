@@ -5,9 +5,10 @@
 //   kContraction  [m, k]                 [m, n]                           [groups, k, n]   rows of lhs and rhs (summed)
 //   kBatch        [m, rows, k]           [m, k, n] or [m, n, k]           [m, rows, n]     the batch axis m
 //
-// `extents[g]` rows belong to group g, starting at `starts[g]` (ascending), or at the sum of the earlier extents when
-// the problem has no starts. Rows of no group are padding: never read, zero in the result. An empty group gives exact
-// zeros in kContraction. Extents live on the device; kernels clamp every start and extent to [0, m].
+// `extents[g]` rows belong to group g, starting at `starts[g]` (ascending, those of empty groups too), or at the sum of
+// the earlier extents when the problem has no starts. Rows of no group are padding: never read, zero in the result. An
+// empty group gives exact zeros in kContraction. Extents live on the device; kernels clamp every start and extent to
+// [0, m].
 #pragma once
 
 #include <cstdint>

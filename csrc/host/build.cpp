@@ -2,10 +2,13 @@
 
 #include "base/error.h"
 #include "host/program.h"
+#include "ir/text.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "plan/plan.h"
 #include "plan/pointwise.h"
+#include "plan/reduction.h"
+#include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
 
 namespace jf::host {
@@ -46,10 +49,57 @@ class Placement {
   int64_t bytes_ = 0;
 };
 
+// A schedule of the planner's own; one that is refused is the planner's mistake, not the caller's.
+class Kernels {
+ public:
+  Kernels(const Target& target, Program& program) : target_(target), program_(program) {}
+
+  loops::Kernel pointwise(const ir::Fusion& segment) {
+    return guarded(segment, [&] {
+      if (const auto kernel = plan::transpose_cuda(segment, target_)) {
+        return lowered(kernel->fusion, cat(kernel->parameters, "\n", ir::print(kernel->fusion)), kernel->schedule);
+      }
+      const plan::PointwiseParameters parameters = plan::propose(segment, target_);
+      return lowered(segment, plan::print(parameters), plan::pointwise_schedule(segment, parameters));
+    });
+  }
+  loops::Kernel reduction(const ir::Fusion& segment) {
+    return guarded(segment, [&] {
+      const plan::ReductionParameters parameters = plan::propose_reduction(segment, target_);
+      const plan::ReductionKernel kernel = plan::reduction_kernel(segment, parameters);
+      return lowered(kernel.fusion, cat(plan::print(parameters), "\n", ir::print(kernel.fusion)), kernel.schedule);
+    });
+  }
+
+ private:
+  loops::Kernel lowered(const ir::Fusion& fusion, const std::string& parameters, const schedule::Schedule& schedule) {
+    scheduled_ = cat(fusion.name, ": ", parameters, parameters.back() == '\n' ? "" : "\n",
+                     schedule::print(fusion, schedule));
+    program_.schedule += scheduled_;
+    program_.scheduled.push_back({fusion, schedule});
+    return lower::lower(fusion, schedule, target_);
+  }
+  template <class Function>
+  loops::Kernel guarded(const ir::Fusion& segment, Function function) {
+    scheduled_.clear();
+    try {
+      return function();
+    } catch (const UserError& error) {
+      throw InternalError(__FILE__, __LINE__, "the plan's own schedule can be lowered",
+                          cat(error.what(), "\n", ir::print(segment), scheduled_));
+    }
+  }
+
+  const Target& target_;
+  Program& program_;       // which gets all schedules, for people
+  std::string scheduled_;  // of the latest
+};
+
 }  // namespace
 
-Program build(const ir::Fusion& fusion, const Target& target) {
-  const plan::Plan plan = plan::plan(fusion);
+Program build(const ir::Fusion& whole, const Target& target) {
+  const plan::Plan plan = plan::plan(whole);
+  const ir::Fusion& fusion = plan.fusion;
   Program program;
   program.name = fusion.name;
   auto bytes = [&](ir::ValueId id) { return ir::elements(fusion.values[id]) * size_of(fusion.values[id].dtype); };
@@ -57,6 +107,7 @@ Program build(const ir::Fusion& fusion, const Target& target) {
   for (ir::ValueId id : fusion.outputs) program.output_bytes.push_back(bytes(id));
   program.segments = plan::print(plan);
   Placement placement(fusion);
+  Kernels kernels(target, program);
   for (const plan::Segment& segment : plan.segments) {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
@@ -67,14 +118,12 @@ Program build(const ir::Fusion& fusion, const Target& target) {
         program.steps.push_back(
             GroupedStep{segment.fusion.name, plan::grouped_problem(segment.fusion), std::move(buffers)});
         break;
-      case plan::Strategy::kPointwise: {
-        const plan::PointwiseParameters parameters = plan::propose(segment.fusion, target);
-        const schedule::Schedule schedule = plan::pointwise_schedule(segment.fusion, parameters);
-        program.schedule +=
-            cat(segment.fusion.name, ": ", plan::print(parameters), "\n", schedule::print(segment.fusion, schedule));
-        program.steps.push_back(KernelStep{lower::lower(segment.fusion, schedule, target), std::move(buffers)});
+      case plan::Strategy::kPointwise:
+        program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), std::move(buffers)});
         break;
-      }
+      case plan::Strategy::kReduction:
+        program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), std::move(buffers)});
+        break;
     }
   }
   program.workspace_bytes = placement.bytes();

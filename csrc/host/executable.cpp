@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/counters.h"
+#include "host/request.h"
 #include "host/scratch.h"
-#include "ir/text.h"
 #include "runtime/compile.h"
 #include "runtime/driver.h"
 #include "runtime/log.h"
@@ -61,10 +61,10 @@ Target runnable_target(std::string_view text) {
   return target.isa > host_isa() ? host_target() : target;
 }
 
-void dump(const ir::Fusion& fusion, const Program& program, const Target& target) {
+void dump(std::string_view text, const Program& program, const Target& target) {
   const runtime::Dump folder(program.name);
   if (!folder.enabled()) return;
-  for (const auto& [stage, text] : stages(ir::print(fusion), jf::print(target))) {
+  for (const auto& [stage, text] : stages(std::string(text), jf::print(target))) {
     const bool source = stage == "source";
     folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
   }
@@ -127,7 +127,7 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
     const std::vector<BufferRef>& refs = buffers_of(program_.steps[i]);
     Addresses addresses(refs, buffers);
     const StepLaunch& launch = steps_[i].launch;
-    if (launch.grid.x == 0) continue;  // an empty result
+    if (launch.grid.x == 0 || launch.grid.y == 0) continue;  // an empty result
     std::array<void*, kMaxArguments> arguments;
     size_t n = 0;
     for (; n < refs.size(); ++n) arguments[n] = &addresses.data[n];
@@ -149,9 +149,8 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
     }
   }
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
-  const ir::Fusion fusion = ir::parse(program);
-  Program built = build(fusion, runnable);
-  dump(fusion, built, runnable);
+  Program built = build(parse_request(program), runnable);
+  dump(program, built, runnable);
   auto executable = std::make_shared<Executable>(std::move(built), runnable);
   count(Event::kBuilt);
   std::lock_guard lock(mutex);

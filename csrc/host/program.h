@@ -11,6 +11,7 @@
 #include "grouped/problem.h"
 #include "ir/fusion.h"
 #include "loops/kernel.h"
+#include "schedule/schedule.h"
 
 namespace jf::host {
 
@@ -34,6 +35,11 @@ struct GroupedStep {
   std::vector<BufferRef> buffers;
 };
 using Step = std::variant<KernelStep, GroupedStep>;
+// What a generated kernel was lowered from.
+struct Scheduled {
+  ir::Fusion fusion;
+  schedule::Schedule schedule;
+};
 
 struct Program {
   std::string name;
@@ -43,6 +49,7 @@ struct Program {
   std::vector<Step> steps;
   std::string segments;  // the plan and the schedules as text, for people
   std::string schedule;
+  std::vector<Scheduled> scheduled;  // of every KernelStep, in order, to go on from
 };
 
 // Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process.

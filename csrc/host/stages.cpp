@@ -3,7 +3,9 @@
 #include "base/embedded.h"
 #include "base/error.h"
 #include "codegen/generate.h"
+#include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "host/request.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 #include "runtime/compile.h"
@@ -15,8 +17,10 @@ namespace {
 StepSource kernel_source(const KernelStep& step, const Target& target) {
   StepSource result{codegen::generate({step.kernel}, target), {}};
   result.launch.entry = step.kernel.name;
-  result.launch.grid.x = static_cast<unsigned>(step.kernel.grid);
-  result.launch.block.x = static_cast<unsigned>(step.kernel.block);
+  auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
+  result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
+  result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
+  result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
   return result;
 }
 
@@ -28,10 +32,9 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.source.text = kernel.instantiation;
   result.source.entries = {kernel.entry};
   result.source.headers = embedded_includes(kernel.instantiation);
-  auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
   result.launch.entry = kernel.entry;
-  result.launch.grid = {extent(kernel.grid_x), extent(kernel.grid_y), extent(kernel.grid_z)};
-  result.launch.block.x = extent(kernel.block);
+  result.launch.grid.x = static_cast<unsigned>(kernel.grid);
+  result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
   result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
   return result;
@@ -52,9 +55,9 @@ std::optional<StepSource> step_source(const Step& step, const Target& target) {
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
-  const ir::Fusion fusion = ir::parse(program);
-  const Program built = build(fusion, target);
-  std::map<std::string, std::string> result = {{"fusion", ir::print(fusion)},
+  const Request request = parse_request(program);
+  const Program built = build(request, target);
+  std::map<std::string, std::string> result = {{"fusion", ir::print(request.fusion)},
                                                {"segments", built.segments},
                                                {"schedule", built.schedule},
                                                {"host", print(built)}};
@@ -68,14 +71,14 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
 }
 
 int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return build(ir::parse(program), parse_target(target)).workspace_bytes;
+  return build(parse_request(program), parse_target(target)).workspace_bytes;
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");
   std::vector<CompiledSource> result;
-  for (const Step& step : build(ir::parse(program), target).steps) {
+  for (const Step& step : build(parse_request(program), target).steps) {
     const std::optional<StepSource> s = step_source(step, target);
     result.push_back({s->launch.entry, s->source.text, runtime::compile(s->source, target)->bytes});
   }

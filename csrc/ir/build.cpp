@@ -24,16 +24,31 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Dims* d = std::get_if<Dims>(&attribute)) {
     for (int64_t dim : d->dims) text += cat(" d", dim);
   }
+  if (const Reduce* r = std::get_if<Reduce>(&attribute)) {
+    for (int64_t dim : r->dims) text += cat(" d", dim);
+    text += cat(" p", r->parts);
+  }
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
   return text;
 }
 
-std::vector<ValueId> to_vector(std::span<const ValueId> ids) { return {ids.begin(), ids.end()}; }
+// Results are called t<id>, so nothing else may be.
+bool is_result_name(const std::string& text) {
+  return text[0] == 't' && text.size() > 1 && std::isdigit(static_cast<unsigned char>(text[1]));
+}
+
+template <class T>
+std::vector<T> to_vector(std::span<const T> items) {
+  return {items.begin(), items.end()};
+}
 
 }  // namespace
 
-Builder::Builder(std::string name) { fusion_.name = identifier(name); }
+Builder::Builder(std::string name) {
+  fusion_.name = identifier(name);
+  if (is_result_name(fusion_.name)) fusion_.name = "fusion_" + fusion_.name;
+}
 
 const Value& Builder::value(ValueId id, const char* function) const {
   JF_REQUIRE(id >= 0 && id < static_cast<ValueId>(fusion_.values.size()), "[", function, "] unknown value ", id);
@@ -61,11 +76,10 @@ ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attr
 ValueId Builder::input(const std::string& name, DType dtype, std::span<const int64_t> shape) {
   for (int64_t extent : shape) JF_REQUIRE(extent >= 0, "[input] axis extents must not be negative, got ", extent);
   const ValueId id = add_value(dtype, axes_of(shape));
-  // A number keeps equal names apart; results are called t<id>, so inputs may not be.
+  // A number keeps equal names apart.
   std::string unique = identifier(name);
   auto taken = [&](const std::string& text) {
-    return text == fusion_.name ||
-           (text[0] == 't' && text.size() > 1 && std::isdigit(static_cast<unsigned char>(text[1]))) ||
+    return text == fusion_.name || is_result_name(text) ||
            std::any_of(fusion_.inputs.begin(), fusion_.inputs.end(),
                        [&](ValueId other) { return fusion_.values[other].name == text; });
   };
@@ -106,10 +120,9 @@ ValueId Builder::broadcast(ValueId x, std::span<const int64_t> new_shape, std::s
 }
 
 ValueId Builder::transpose(ValueId x, std::span<const int64_t> permutation) {
-  if (std::is_sorted(permutation.begin(), permutation.end()) &&
-      permutation.size() == value(x, "transpose").axes.size()) {
-    return x;
-  }
+  bool identity = permutation.size() == value(x, "transpose").axes.size();
+  for (size_t i = 0; identity && i < permutation.size(); ++i) identity = permutation[i] == static_cast<int64_t>(i);
+  if (identity) return x;
   return add_op(OpKind::kTranspose, {x}, Dims{{permutation.begin(), permutation.end()}}, DType::kPred, {}, "");
 }
 
@@ -117,6 +130,19 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   value(x, "squeeze");
   if (dims.empty()) return x;
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
+}
+
+ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, int64_t parts,
+                        const std::string& label) {
+  const OpInfo& op = info(kind);
+  JF_REQUIRE(op.op_class == OpClass::kReduce, "[reduce] '", op.name, "' is not a reduction");
+  const std::vector<Axis>& axes = value(x, op.name.data()).axes;
+  if (dims.empty() && parts == 0) return x;
+  const Reduce attribute{to_vector(dims), parts};
+  infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
+  const bool folds = std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return axes[dim].extent != 1; });
+  if (!folds) return squeeze(x, parts > 0 ? dims.subspan(1) : dims);
+  return add_op(kind, {x}, attribute, DType::kPred, {}, label);
 }
 
 ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts,

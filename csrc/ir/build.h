@@ -26,6 +26,9 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
+  // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
+  ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
+                 const std::string& label = "");
   // `starts` is optional: pass an empty span or one value.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
                          DType dtype, const std::string& label = "");

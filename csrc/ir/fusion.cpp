@@ -25,6 +25,19 @@ const OpInfo* find_op(std::string_view name) {
   return nullptr;
 }
 
+OpKind fold_of(OpKind reduce) {
+  switch (reduce) {
+    case OpKind::kReduceSum: return OpKind::kAdd;
+    case OpKind::kReduceProd: return OpKind::kMul;
+    case OpKind::kReduceMax: return OpKind::kMax;
+    case OpKind::kReduceMin: return OpKind::kMin;
+    case OpKind::kReduceAnd: return OpKind::kAnd;
+    case OpKind::kReduceOr: return OpKind::kOr;
+    case OpKind::kReduceXor: return OpKind::kXor;
+    default: throw InternalError(__FILE__, __LINE__, "a reduction", std::string(info(reduce).name));
+  }
+}
+
 bool Constant::operator==(const Constant& other) const {
   if (value.index() != other.value.index()) return false;
   if (const double* a = std::get_if<double>(&value)) {
@@ -43,13 +56,6 @@ std::vector<int64_t> shape(const Value& value) {
   std::vector<int64_t> extents;
   for (const Axis& axis : value.axes) extents.push_back(axis.extent);
   return extents;
-}
-
-const Op* definition(const Fusion& fusion, ValueId value) {
-  for (const Op& op : fusion.ops) {
-    if (op.output == value) return &op;
-  }
-  return nullptr;
 }
 
 }  // namespace jf::ir

@@ -6,6 +6,11 @@
 // to its dtype where it is stored or converted. Integer arithmetic wraps; division by zero gives -1 (all ones),
 // remainder by zero the dividend, shifts by the width or more give 0 or the sign, as in XLA.
 //
+// A reduction folds whole axes away, in no stated order; low-precision floats are folded in compute_dtype and rounded
+// once at the end. Nothing sums to 0, multiplies to 1, has the maximum -inf (or the lowest value), the minimum inf (or
+// the highest), and is all ones under and, 0 under or and xor. One NaN makes a maximum or minimum NaN. An axis of kind
+// kBroadcast counts as often as its extent says.
+//
 // Every node stands on this screen; they are made by ir/build.h, checked by ir/verify.h, printed and parsed by
 // ir/text.h.
 #pragma once
@@ -42,7 +47,7 @@ enum class OpKind : uint8_t {
 #include "ir/ops.def"
 };
 
-enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kGrouped };
+enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kGrouped };
 enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
 enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
 
@@ -58,6 +63,8 @@ struct OpInfo {
 const OpInfo& info(OpKind kind);
 // nullptr for a name that no row has.
 const OpInfo* find_op(std::string_view name);
+// The pointwise op that joins two parts of a reduction: kAdd for kReduceSum.
+OpKind fold_of(OpKind reduce);
 
 // A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
 struct Constant {
@@ -71,6 +78,14 @@ struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;
 };
+// The operand axes dims (increasing) go, folded. With parts > 0 the axis dims[0] is folded in `parts` runs of
+// ceil(extent / parts) consecutive indices, the last ones shorter or empty, and an axis of extent `parts` takes its
+// place; 1 <= parts <= extent. The other axes keep their kinds.
+struct Reduce {
+  std::vector<int64_t> dims;
+  int64_t parts = 0;
+  bool operator==(const Reduce&) const = default;
+};
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
 // Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
 struct Grouped {
@@ -78,7 +93,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Reduce, Grouped>;
 
 struct Op {
   OpKind kind;
@@ -101,7 +116,5 @@ struct Fusion {
 
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
-// The op that defines a value, or nullptr for an input.
-const Op* definition(const Fusion& fusion, ValueId value);
 
 }  // namespace jf::ir

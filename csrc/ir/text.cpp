@@ -1,12 +1,11 @@
 #include "ir/text.h"
 
+#include <algorithm>
 #include <bit>
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <map>
-#include <optional>
 
 #include "base/error.h"
 #include "ir/verify.h"
@@ -26,6 +25,9 @@ struct AttributePrinter {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const Constant& c) const { return cat(" {value=", print_constant(c), "}"); }
   std::string operator()(const Dims& d) const { return cat(" {dims=[", print_dims(d.dims), "]}"); }
+  std::string operator()(const Reduce& r) const {
+    return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
+  }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
   }
@@ -165,24 +167,36 @@ class Parser {
     require(code == std::errc() && end == last, "a number before this");
     return {value};
   }
-  Attribute attribute(DType dtype) {
+  std::vector<int64_t> dims() {
+    std::vector<int64_t> result;
+    expect('[');
+    while (!accept(']')) {
+      result.push_back(integer());
+      if (!accept(',')) {
+        expect(']');
+        break;
+      }
+    }
+    return result;
+  }
+  Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
     const std::string key = word("value, dims or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
+    } else if (key == "dims" && op_class != OpClass::kReduce) {
+      result = Dims{dims()};
     } else if (key == "dims") {
-      Dims dims;
-      expect('[');
-      while (!accept(']')) {
-        dims.dims.push_back(integer());
-        if (!accept(',')) {
-          expect(']');
-          break;
-        }
+      Reduce reduce{dims()};
+      if (accept(',')) {
+        expect_word("parts");
+        expect('=');
+        reduce.parts = integer();
+        require(reduce.parts > 0, "at least one part before this");
       }
-      result = dims;
+      result = reduce;
     } else {
       require(key == "mode", "value, dims or mode before this");
       const std::string mode = word("rows, contraction or batch");
@@ -222,11 +236,11 @@ class Parser {
         break;
       }
     }
-    op.attribute = attribute(value.dtype);
+    op.attribute = attribute(op_info->op_class, value.dtype);
     if (accept('#')) {
       const size_t end = std::min(text_.find('\n', at_), text_.size());
       if (at_ < end && text_[at_] == ' ') ++at_;
-      op.label = std::string(text_.substr(at_, end - at_));
+      op.label = clean_label(text_.substr(at_, end - at_));
       at_ = end;
     }
     op.output = define(name, std::move(value));

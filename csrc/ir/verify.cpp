@@ -10,6 +10,8 @@ namespace jf::ir {
 namespace {
 
 constexpr size_t kMaxRank = 32;
+// Leaves room for what splits round up and for sums of sizes in 64 bits.
+constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
 // One op under inspection; errors begin with its name, as the caller wrote it.
 struct Inference {
@@ -40,6 +42,7 @@ struct Inference {
     const Dims& d = get<Dims>("dims=[axis]");
     JF_REQUIRE(d.dims.size() == 1 && d.dims[0] >= 0 && d.dims[0] < static_cast<int64_t>(stated.axes.size()),
                "[iota] expected one axis below rank ", stated.axes.size());
+    JF_REQUIRE(stated.dtype != DType::kPred, "[iota] counts in numbers, got ", print_type(stated));
     Value result = stated;
     for (size_t i = 0; i < result.axes.size(); ++i) {
       result.axes[i].kind = static_cast<int64_t>(i) == d.dims[0] ? AxisKind::kIteration : AxisKind::kBroadcast;
@@ -98,6 +101,35 @@ struct Inference {
     return result;
   }
 
+  Value copy() const {
+    JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[copy] takes its operand alone, no {...}");
+    return {"", in(0).dtype, in(0).axes};
+  }
+
+  Value reduce() const {
+    const Reduce& r = get<Reduce>("dims=[...]");
+    const Value& x = in(0);
+    JF_REQUIRE(!r.dims.empty(), "[", op.name, "] expected at least one axis to fold");
+    for (size_t i = 0; i < r.dims.size(); ++i) {
+      JF_REQUIRE(
+          r.dims[i] >= 0 && r.dims[i] < static_cast<int64_t>(x.axes.size()) && (i == 0 || r.dims[i] > r.dims[i - 1]),
+          "[", op.name, "] dims must increase and stay below the rank of ", type(0), ", got dims[", i, "]=", r.dims[i]);
+    }
+    const int64_t extent = x.axes[r.dims[0]].extent;
+    JF_REQUIRE(r.parts >= 0 && r.parts <= extent, "[", op.name, "] expected 1 to ", extent, " parts of axis ",
+               r.dims[0], " of ", type(0), ", got ", r.parts);
+    Value result{"", x.dtype, {}};
+    for (size_t i = 0; i < x.axes.size(); ++i) {
+      const auto dim = static_cast<int64_t>(i);
+      if (!std::binary_search(r.dims.begin(), r.dims.end(), dim)) {
+        result.axes.push_back(x.axes[i]);
+      } else if (r.parts > 0 && dim == r.dims[0]) {
+        result.axes.push_back({r.parts});
+      }
+    }
+    return result;
+  }
+
   void check_operand_types() const {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const DType t = in(i).dtype;
@@ -112,6 +144,7 @@ struct Inference {
   }
 
   Value pointwise(const Value& stated) const {
+    JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[", op.name, "] takes operands alone, no {...}");
     Value result{"", in(0).dtype, in(0).axes};
     const size_t first = op.result == ResultRule::kSelect ? 1 : 0;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -183,6 +216,14 @@ void check_name(const std::string& name, std::set<std::string>& names) {
   JF_REQUIRE(names.insert(name).second, "[verify] the name '", name, "' is defined twice");
 }
 
+void check_size(const Value& value) {
+  int64_t bytes = size_of(value.dtype);
+  for (const Axis& axis : value.axes) {
+    const bool fits = !__builtin_mul_overflow(bytes, std::max<int64_t>(axis.extent, 1), &bytes) && bytes <= kMaxBytes;
+    JF_REQUIRE(fits, "[verify] ", value.name, " is ", print_type(value), "; expected at most ", kMaxBytes, " bytes");
+  }
+}
+
 }  // namespace
 
 Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& inputs, const Attribute& attribute,
@@ -206,7 +247,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     case OpClass::kGrouped: return inference.grouped(stated);
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
+      if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
+    case OpClass::kReduce: return inference.reduce();
   }
   throw InternalError(__FILE__, __LINE__, "op class", std::string(op.name));
 }
@@ -216,6 +259,7 @@ void verify(const Fusion& fusion) {
   auto in_range = [&](ValueId id) { return id >= 0 && id < count; };
   std::set<std::string> names;
   check_name(fusion.name, names);
+  for (const Value& value : fusion.values) check_size(value);
   std::vector<bool> defined(count, false);
   for (ValueId id : fusion.inputs) {
     JF_REQUIRE(in_range(id) && !defined[id], "[verify] input ", id, " is unknown or listed twice");

@@ -58,4 +58,25 @@ IndexPtr mod(IndexPtr a, IndexPtr b) {
   return make(IndexKind::kMod, std::move(a), std::move(b));
 }
 
+IndexPtr bit_xor(IndexPtr a, IndexPtr b) {
+  if (is_constant(a)) std::swap(a, b);
+  if (is_constant(a)) return constant(a->value ^ b->value);
+  if (is_constant(b, 0)) return a;
+  return make(IndexKind::kXor, std::move(a), std::move(b));
+}
+
+int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables) {
+  auto of = [&](const IndexPtr& part) { return evaluate(part, variables); };
+  switch (index->kind) {
+    case IndexKind::kConst: return index->value;
+    case IndexKind::kVar: return variables[index->value];
+    case IndexKind::kAdd: return of(index->a) + of(index->b);
+    case IndexKind::kMul: return of(index->a) * of(index->b);
+    case IndexKind::kDiv: return of(index->a) / of(index->b);
+    case IndexKind::kMod: return of(index->a) % of(index->b);
+    case IndexKind::kXor: return of(index->a) ^ of(index->b);
+  }
+  JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
+}
+
 }  // namespace jf::loops

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -21,7 +23,7 @@ namespace jf::loops {
 // Non-negative integer arithmetic over loop variables.
 struct Index;
 using IndexPtr = std::shared_ptr<const Index>;
-enum class IndexKind : uint8_t { kConst, kVar, kAdd, kMul, kDiv, kMod };
+enum class IndexKind : uint8_t { kConst, kVar, kAdd, kMul, kDiv, kMod, kXor };
 struct Index {
   IndexKind kind;
   int64_t value = 0;  // kConst: the number; kVar: the variable
@@ -29,14 +31,17 @@ struct Index {
 };
 IndexPtr constant(int64_t value);
 IndexPtr variable(int64_t id);
-// These fold constants, x+0, x*1, x*0, x/1, x%1; `range` folds are the caller's.
+// These fold constants, x+0, x*1, x*0, x/1, x%1, x^0.
 IndexPtr add(IndexPtr a, IndexPtr b);
 IndexPtr mul(IndexPtr a, IndexPtr b);
 IndexPtr div(IndexPtr a, IndexPtr b);
 IndexPtr mod(IndexPtr a, IndexPtr b);
+IndexPtr bit_xor(IndexPtr a, IndexPtr b);
+// The value of an index where variable i is variables[i].
+int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables);
 
-// Where a loop's iterations go. kTask: one call of a CPU kernel; kBlock, kThread: CUDA's blockIdx.x and threadIdx.x.
-enum class Parallel : uint8_t { kSerial, kUnroll, kTask, kBlock, kThread };
+// Where a loop's iterations go. kTask: one call of a CPU kernel; the others: CUDA's blockIdx and threadIdx.
+enum class Parallel : uint8_t { kSerial, kUnroll, kTask, kBlock, kBlockY, kThread, kThreadY };
 
 struct Stmt;
 using Body = std::vector<Stmt>;
@@ -56,18 +61,17 @@ struct Vector {
   bool full;
   Body body;
 };
-// The body runs where every index is below its bound.
-struct Guard {
-  std::vector<std::pair<IndexPtr, int64_t>> below;
-  Body body;
-};
+struct Guard;
+// Index, bound: true where every index is below its bound.
+using Condition = std::vector<std::pair<IndexPtr, int64_t>>;
 struct Load {
   RegisterId result;
   int buffer;
   IndexPtr offset;  // elements, of lane 0
   int64_t lane_stride;
+  Condition when = {};  // elsewhere nothing is read and the register holds zeros
 };
-// The lane's own value of an index, as `dtype`: base + lane * lane_stride (iota).
+// The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {
   RegisterId result;
   IndexPtr base;
@@ -87,24 +91,72 @@ struct Store {
   int64_t lane_stride;
   RegisterId value;
 };
+// The body runs where the condition holds.
+struct Guard {
+  Condition below;
+  Body body;
+};
+// A register array comes to life here and lives to the end of the enclosing body. Where `fill` names a fold (kAdd,
+// kMul, kMax, kMin, kAnd, kOr, kXor), every element starts as what that op leaves unchanged.
+struct Declare {
+  int array;
+  std::optional<ir::OpKind> fill;
+};
+// One element (a register of all lanes) of an array.
+struct Get {
+  RegisterId result;
+  int array;
+  IndexPtr at;
+};
+struct Set {
+  int array;
+  IndexPtr at;
+  RegisterId value;
+};
+// element = op(element, value), in the lanes that exist.
+struct Accumulate {
+  int array;
+  IndexPtr at;
+  ir::OpKind op;
+  RegisterId value;
+};
+// Folds every element of the array over its lanes, over the threads along x, over those along y: whichever are set.
+// Afterwards all of them hold the result. Every thread of the block gets here.
+struct Combine {
+  int array;
+  ir::OpKind op;
+  bool lanes, threads, threads_y;
+};
+// Shared memory written before is seen by all threads of the block afterwards.
+struct Sync {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store> node;
+  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync> node;
 };
 
+// A parameter of the kernel; or, where shared_size is not 0, that many elements that the threads of a block share.
 struct Buffer {
   std::string name;  // an identifier
   DType dtype;
   bool written;
+  int64_t shared_size = 0;
+};
+// `size` registers of all lanes, of each thread's own, holding compute_dtype. On CUDA they stay in registers where
+// every index is known after unrolling.
+struct Array {
+  std::string name;  // an identifier
+  DType dtype;
+  int64_t size;
 };
 
 struct Kernel {
   std::string name;  // an identifier, the entry point
-  std::vector<Buffer> buffers;
+  std::vector<Buffer> buffers;   // parameters first, then shared ones
+  std::vector<Array> arrays;
   std::vector<DType> registers;  // dtype of the value that the register holds
   int width = 1;                 // lanes; a power of two
   bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1;              // CPU: tasks; CUDA: blocks
-  int block = 1;                 // CUDA: threads
+  int64_t grid = 1, grid_y = 1;  // CPU: tasks; CUDA: blocks
+  int block = 1, block_y = 1;    // CUDA: threads
   Body body;
 };
 

@@ -1,13 +1,12 @@
 // The text form of a loop program, for dumps and golden files. Compilers never see it.
-#include <charconv>
-
 #include "base/error.h"
+#include "ir/text.h"
 #include "loops/kernel.h"
 
 namespace jf::loops {
 namespace {
 
-constexpr const char* kParallelNames[] = {"serial", "unroll", "task", "block", "thread"};
+constexpr const char* kParallelNames[] = {"serial", "unroll", "task", "block", "block_y", "thread", "thread_y"};
 
 // Every operation but the outermost stands in brackets: exact, and short enough for a dump.
 std::string text(const IndexPtr& index, bool nested = false) {
@@ -22,15 +21,9 @@ std::string text(const IndexPtr& index, bool nested = false) {
     case IndexKind::kMul: return binary(" * ");
     case IndexKind::kDiv: return binary(" / ");
     case IndexKind::kMod: return binary(" % ");
+    case IndexKind::kXor: return binary(" ^ ");
   }
   JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
-}
-
-std::string text(const ir::Constant& constant) {
-  if (const int64_t* integer = std::get_if<int64_t>(&constant.value)) return cat(*integer);
-  char digits[32];
-  const auto end = std::to_chars(digits, digits + sizeof(digits), std::get<double>(constant.value)).ptr;
-  return std::string(digits, end);
 }
 
 struct Printer {
@@ -49,6 +42,15 @@ struct Printer {
                lane_stride == 0 ? "" : cat(" lane * ", lane_stride));
   }
 
+  std::string element(int array, const IndexPtr& at) const {
+    return cat(kernel.arrays.at(array).name, "[", text(at), "]");
+  }
+  static std::string condition(const Condition& below) {
+    std::string result;
+    for (const auto& [index, bound] : below) result += cat(result.empty() ? "" : " and ", text(index), " < ", bound);
+    return result;
+  }
+
   void operator()(const Body& body) {
     ++depth;
     for (const Stmt& stmt : body) std::visit(*this, stmt.node);
@@ -63,15 +65,12 @@ struct Printer {
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {
-    std::string condition;
-    for (const auto& [index, bound] : guard.below) {
-      condition += cat(condition.empty() ? "" : " and ", text(index), " < ", bound);
-    }
-    line("if ", condition);
+    line("if ", condition(guard.below));
     (*this)(guard.body);
   }
   void operator()(const Load& load) {
-    line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride));
+    line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
+         load.when.empty() ? "" : cat(" if ", condition(load.when)));
   }
   void operator()(const FromIndex& from) {
     line(typed(from.result), " = index ", text(from.base),
@@ -80,22 +79,44 @@ struct Printer {
   void operator()(const Compute& compute) {
     std::string operands;
     for (RegisterId id : compute.operands) operands += cat(" ", reg(id));
-    if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) operands += cat(" ", text(*constant));
+    if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute))
+      operands += cat(" ", ir::print_constant(*constant));
     line(typed(compute.result), " = ", ir::info(compute.op).name, operands,
          compute.comment.empty() ? "" : cat("  # ", compute.comment));
   }
   void operator()(const Store& store) {
     line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value));
   }
+  void operator()(const Declare& declare) {
+    line("declare ", kernel.arrays.at(declare.array).name,
+         declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");
+  }
+  void operator()(const Get& get) { line(typed(get.result), " = ", element(get.array, get.at)); }
+  void operator()(const Set& set) { line(element(set.array, set.at), " = ", reg(set.value)); }
+  void operator()(const Accumulate& a) { line(element(a.array, a.at), " ", ir::info(a.op).name, "= ", reg(a.value)); }
+  void operator()(const Combine& combine) {
+    line("combine ", kernel.arrays.at(combine.array).name, " by ", ir::info(combine.op).name, " over",
+         combine.lanes ? " lanes" : "", combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
+  }
+  void operator()(const Sync&) { line("sync"); }
 };
 
 }  // namespace
 
 std::string print(const Kernel& kernel) {
-  Printer printer{kernel, cat("kernel ", kernel.name, " width=", kernel.width, " grid=", kernel.grid,
-                              " block=", kernel.block, kernel.wide_index ? " wide_index" : "", "\n")};
+  auto along_y = [](int64_t n) { return n == 1 ? std::string() : cat("x", n); };
+  Printer printer{kernel,
+                  cat("kernel ", kernel.name, " width=", kernel.width, " grid=", kernel.grid, along_y(kernel.grid_y),
+                      " block=", kernel.block, along_y(kernel.block_y), kernel.wide_index ? " wide_index" : "", "\n")};
   for (const Buffer& buffer : kernel.buffers) {
-    printer.line(buffer.written ? "out " : "in ", buffer.name, ": ", name(buffer.dtype));
+    if (buffer.shared_size > 0) {
+      printer.line("shared ", buffer.name, ": ", name(buffer.dtype), "[", buffer.shared_size, "]");
+    } else {
+      printer.line(buffer.written ? "out " : "in ", buffer.name, ": ", name(buffer.dtype));
+    }
+  }
+  for (const Array& array : kernel.arrays) {
+    printer.line("array ", array.name, ": ", name(array.dtype), "[", array.size, "]");
   }
   printer.depth = 0;
   printer(kernel.body);

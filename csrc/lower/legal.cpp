@@ -1,9 +1,11 @@
 #include "lower/legal.h"
 
+#include <optional>
+#include <set>
+
 #include "base/error.h"
 #include "graph/groups.h"
 #include "graph/index.h"
-#include "lower/nest.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -16,39 +18,55 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
-void check_parallel_types(const std::string& value, const Domain& domain, const Target& target) {
+bool is_parallel(Parallel parallel) {
+  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector;
+}
+
+void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domain, const Target& target) {
+  const std::string& value = segment.values[id].name;
   const bool cpu = target.platform == Platform::kCpu;
-  for (const auto& [extent, parallel] : domain.loop) {
-    const bool elsewhere =
-        cpu ? parallel == Parallel::kBlock || parallel == Parallel::kThread : parallel == Parallel::kTask;
+  const schedule::AxisTree axes = schedule::replay(domain, value);
+  for (size_t l = 0; l < domain.loop.size(); ++l) {
+    const Parallel parallel = domain.loop[l].parallel;
+    const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    JF_REQUIRE(parallel != Parallel::kThread || extent <= target.max_threads_per_block, "[lower] ", value, " has ",
-               extent, " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask ||
+                                                             parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
+    JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
+               " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
+    JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
+               ": what runs apart cannot be folded; fold in parts first");
   }
 }
 
 // Whether the operand, computed in the consumer's loops, has there the index that the consumer reads, as arithmetic.
 // Groups alone cannot tell where two outputs that only share a scalar run in one nest.
 bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op, size_t operand) {
-  const Domain &from = schedule.domains[op.inputs[operand]], &to = schedule.domains[op.output];
-  const std::optional<Nest> nest = make_nest(to, /*lanes=*/false);
-  if (!nest) return false;
-  const graph::Indexer producer = indexer_in(*nest, from), consumer = indexer_in(*nest, to);
+  Domain from = schedule.domains[op.inputs[operand]], to = schedule.domains[op.output];
+  if (from.loop.size() != to.loop.size()) return false;
+  std::vector<loops::IndexPtr> indices;
+  for (size_t l = 0; l < to.loop.size(); ++l) {
+    indices.push_back(to.loop[l].extent == 1 ? loops::constant(0) : loops::variable(static_cast<int64_t>(l)));
+    from.loop[l].parallel = to.loop[l].parallel = Parallel::kSerial;
+  }
+  const graph::Indexer producer(from, indices), consumer(to, indices);
   const std::vector<int> axes = schedule::result_axes(segment, op, operand);
+  const std::vector<int> nodes = schedule::axis_nodes(segment, from, op.inputs[operand]);
   for (size_t a = 0; a < axes.size(); ++a) {
-    if (from.logical[a] == 1) continue;
+    if (segment.values[op.inputs[operand]].axes[a].extent == 1) continue;
     if (axes[a] < 0) return false;
-    std::vector<int64_t> at_producer(from.logical.size(), 0), at_consumer(to.logical.size(), 0);
-    at_producer[a] = 1;
+    std::vector<int64_t> at_producer(nodes[a] + 1, 0), at_consumer(to.logical.size(), 0);
+    at_producer[nodes[a]] = 1;
     at_consumer[axes[a]] = 1;
     if (!graph::same(producer.position(at_producer).at, consumer.position(at_consumer).at)) return false;
   }
   return true;
 }
 
-// A value computed inside its consumer's loops must have the index there that the consumer reads.
-void check_inlined(const Fusion& segment, const Schedule& schedule) {
+// A value must have the index that its consumer reads: in the loops that they share, and, where it is kept in registers
+// between loops of their own, in those too.
+void check_reads(const Fusion& segment, const Schedule& schedule) {
   const graph::IndexGraph graph(segment, schedule);
   std::vector<bool> computed(segment.values.size(), false);
   for (const Op& op : segment.ops) {
@@ -56,16 +74,20 @@ void check_inlined(const Fusion& segment, const Schedule& schedule) {
     for (size_t operand = 0; operand < op.inputs.size(); ++operand) {
       const ValueId id = op.inputs[operand];
       if (!computed[id]) continue;
-      const int loops = static_cast<int>(schedule.domains[id].loop.size());
-      JF_REQUIRE(
-          schedule.domains[id].inline_at == loops && loops == static_cast<int>(schedule.domains[op.output].loop.size()),
-          "[lower] ", segment.values[id].name, " is inlined at ", schedule.domains[id].inline_at, " of ", loops,
-          " loop axes of its consumer ", segment.values[op.output].name,
-          "; a value in registers needs all, use transform_like, parallelize_like and inline_most");
-      for (int i = 0; i < loops; ++i) {
-        JF_REQUIRE(graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, i), graph.loop_axis(op.output, i)) ||
-                       same_indices(segment, schedule, op, operand),
-                   "[lower] loop axis ", i, " of ", segment.values[id].name,
+      const Domain &from = schedule.domains[id], &to = schedule.domains[op.output];
+      const schedule::AxisTree axes = schedule::replay(from, segment.values[id].name);
+      std::optional<bool> same;
+      for (size_t l = 0; l < from.loop.size(); ++l) {
+        const bool shared = static_cast<int>(l) < from.inline_at;
+        if (!shared && (axes.inserted[axes.loop[l]] || axes.reduced[axes.loop[l]])) continue;
+        if (!shared && from.memory == schedule::Memory::kShared) break;
+        JF_REQUIRE(l < to.loop.size() && from.loop[l] == to.loop[l], "[lower] ", segment.values[id].name,
+                   " is kept in registers from its loop axis ", l, " on, but its consumer ",
+                   segment.values[op.output].name,
+                   " has another axis there; use transform_like, parallelize_like and inline_most");
+        if (graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l))) continue;
+        if (!same) same = same_indices(segment, schedule, op, operand);
+        JF_REQUIRE(*same, "[lower] loop axis ", l, " of ", segment.values[id].name,
                    " runs over other elements than that of its consumer ", segment.values[op.output].name,
                    "; use transform_like");
       }
@@ -77,19 +99,43 @@ void check_inlined(const Fusion& segment, const Schedule& schedule) {
 
 void check_legal(const Fusion& segment, const Schedule& schedule, const Target& target) {
   schedule::verify(segment, schedule);
+  std::set<int64_t> widths;
   for (const Op& op : segment.ops) {
-    JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", segment.values[op.output].name,
+    const std::string& value = segment.values[op.output].name;
+    JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", value,
                " is a grouped product; it runs in a segment of its own");
+    const Domain& domain = schedule.domains[op.output];
+    JF_REQUIRE(domain.memory == schedule::Memory::kRegister || target.platform == Platform::kCuda, "[lower] ", value,
+               " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
+    JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
+               "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_parallel_types(segment, op.output, domain, target);
+    if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
+      widths.insert(domain.loop.back().extent);
+    }
+    JF_REQUIRE(widths.size() < 2, "[lower] ", value, " has ", domain.loop.back().extent,
+               " lanes and another value has not; give all vector axes one extent");
   }
-  const ValueId first = segment.outputs.front();
-  check_parallel_types(segment.values[first].name, schedule.domains[first], target);
   for (ValueId id : segment.outputs) {
+    check_parallel_types(segment, id, schedule.domains[id], target);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
-    JF_REQUIRE(schedule.domains[id].loop == schedule.domains[first].loop, "[lower] output ", segment.values[id].name,
-               " has other loops than output ", segment.values[first].name,
-               "; use transform_like and parallelize_like");
   }
-  check_inlined(segment, schedule);
+  check_reads(segment, schedule);
+}
+
+void check_size(const loops::Kernel& kernel, const Target& target) {
+  // A part of the stack of XLA's threads; a kernel that keeps more is slow anyway.
+  constexpr int64_t kMaxArrayBytes = int64_t{1} << 18;
+  int64_t bytes = 0;
+  for (const loops::Array& array : kernel.arrays) bytes += array.size * kernel.width * size_of(compute_dtype(array.dtype));
+  JF_REQUIRE(bytes <= kMaxArrayBytes, "[lower] ", kernel.name, " keeps ", bytes, " bytes in each thread's registers and ",
+             "stack; at most ", kMaxArrayBytes, ": inline more, or compute some values again");
+  if (target.platform == Platform::kCpu) return;
+  const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
+  JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
+             " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+  JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
+             " iterations of block_y; at most 65535: use block for the longer axis");
 }
 
 }  // namespace jf::lower

@@ -1,11 +1,13 @@
 #include "lower/lower.h"
 
+#include <algorithm>
+#include <algorithm>
 #include <set>
 
 #include "base/error.h"
-#include "lower/compute.h"
 #include "lower/legal.h"
-#include "lower/nest.h"
+#include "lower/loop_tree.h"
+#include "lower/write.h"
 
 namespace jf::lower {
 namespace {
@@ -15,18 +17,6 @@ using ir::ValueId;
 using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
-
-// Outputs share the nest, so each must need exactly its bounds.
-void check_same_bounds(const Fusion& segment, const Schedule& schedule, const Nest& nest) {
-  auto equal = [](const auto& a, const auto& b) { return graph::same(a.first, b.first) && a.second == b.second; };
-  for (ValueId id : segment.outputs) {
-    const std::optional<Nest> own = make_nest(schedule.domains[id], nest.lane.has_value());
-    const bool same = own && own->lane_limit == nest.lane_limit && own->below.size() == nest.below.size() &&
-                      std::equal(own->below.begin(), own->below.end(), nest.below.begin(), equal);
-    JF_REQUIRE(same, "[lower] output ", segment.values[id].name, " ends at other iterations than output ",
-               segment.values[segment.outputs.front()].name, "; use transform_like");
-  }
-}
 
 std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
   std::vector<loops::Buffer> buffers;
@@ -41,51 +31,70 @@ std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
   return buffers;
 }
 
-int64_t extent_of(const Domain& domain, Parallel parallel) {
-  for (const auto& axis : domain.loop) {
-    if (axis.parallel == parallel) return axis.extent;
-  }
-  return 1;
+// Whether an index or a flat iteration may not fit 32 bits.
+bool needs_wide_index(const Fusion& segment, const Schedule& schedule) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  auto wide = [&](const Domain& domain) {
+    double iterations = 1;
+    for (const auto& axis : domain.loop) iterations *= static_cast<double>(axis.extent);
+    return iterations >= kLimit;
+  };
+  return std::any_of(schedule.domains.begin(), schedule.domains.end(), wide) ||
+         std::any_of(segment.values.begin(), segment.values.end(),
+                     [](const ir::Value& value) { return ir::elements(value) >= kLimit; });
 }
 
-// Whether an index or a flat iteration may not fit 32 bits.
-bool needs_wide_index(const Fusion& segment, const Domain& domain) {
-  constexpr int64_t kLimit = int64_t{1} << 31;
-  int64_t iterations = 1;
-  for (const auto& axis : domain.loop) iterations *= axis.extent;
-  bool wide = iterations >= kLimit;
-  for (const ir::Value& value : segment.values) wide = wide || ir::elements(value) >= kLimit;
-  return wide;
+// The lanes of all values; 1 where they have none.
+int vector_width(const Schedule& schedule) {
+  int64_t width = 1;
+  for (const Domain& domain : schedule.domains) {
+    if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) continue;
+    width = std::max(width, domain.loop.back().extent);
+  }
+  return static_cast<int>(width);
+}
+
+Schedule without_lanes(Schedule schedule) {
+  for (Domain& domain : schedule.domains) {
+    if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
+      domain.loop.back().parallel = Parallel::kSerial;
+    }
+  }
+  return schedule;
+}
+
+loops::Kernel empty_kernel(const Fusion& segment, const Schedule& schedule) {
+  loops::Kernel kernel;
+  kernel.name = segment.name;
+  kernel.buffers = list_buffers(segment);
+  kernel.width = vector_width(schedule);
+  kernel.wide_index = needs_wide_index(segment, schedule);
+  return kernel;
 }
 
 }  // namespace
 
 loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Target& target) {
-  // 1. One nest can compute the segment in registers. Everything below relies on it.
+  // 1. Every value is there, with the right index, where it is read. Everything below relies on it.
   check_legal(segment, schedule, target);
-  const Domain& domain = schedule.domains[segment.outputs.front()];
 
-  // 2. The loops and bounds of the outputs, and 3. what happens inside them; first with lanes, then without, where some
-  // bound or access does not follow lanes evenly.
-  std::optional<Nest> nest = make_nest(domain, true);
-  std::optional<Computation> computation;
-  if (nest) computation = compute(segment, schedule, *nest);
-  if (!computation) {
-    nest = make_nest(domain, false);
-    computation = compute(segment, schedule, *nest);
+  // 2. The loops, and 3. what happens inside them; first with lanes, then without, where some bound or access does not
+  // follow lanes evenly.
+  LoopTree tree = make_loop_tree(segment, schedule);
+  loops::Kernel kernel = empty_kernel(segment, schedule);
+  if (!write(segment, schedule, tree, kernel)) {
+    const Schedule scalar = without_lanes(schedule);
+    tree = make_loop_tree(segment, scalar);
+    kernel = empty_kernel(segment, scalar);
+    write(segment, scalar, tree, kernel);
   }
-  check_same_bounds(segment, schedule, *nest);
 
-  // 4. The kernel around them.
-  loops::Kernel kernel;
-  kernel.name = segment.name;
-  kernel.buffers = list_buffers(segment);
-  kernel.registers = std::move(computation->registers);
-  kernel.width = nest->lane ? static_cast<int>(domain.loop.back().extent) : 1;
-  kernel.wide_index = needs_wide_index(segment, domain);
-  kernel.grid = extent_of(domain, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
-  kernel.block = static_cast<int>(extent_of(domain, Parallel::kThread));
-  kernel.body = wrap(*nest, std::move(computation->body));
+  // 4. How often all of it runs.
+  kernel.grid = extent_of(tree, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
+  kernel.grid_y = extent_of(tree, Parallel::kBlockY);
+  kernel.block = static_cast<int>(extent_of(tree, Parallel::kThread));
+  kernel.block_y = static_cast<int>(extent_of(tree, Parallel::kThreadY));
+  check_size(kernel, target);
   return kernel;
 }
 

@@ -16,9 +16,6 @@ using ir::Op;
 using ir::Value;
 using ir::ValueId;
 
-// For each axis of a value, the axis of the segment's iteration domain that has its index; -1 where the extent is 1.
-using Place = std::vector<int>;
-
 class Extractor {
  public:
   Extractor(const Fusion& whole, const std::string& name) : whole_(whole) {
@@ -68,40 +65,51 @@ class Extractor {
   std::set<std::string> names_;
 };
 
-Place home_place(const Value& value) {
+// `folds`: the places of a reduction's dims.
+Place operand_place(const Fusion& whole, const Op& op, size_t operand, const Place& result, const Place* folds) {
   Place place;
-  int next = 0;
-  for (const ir::Axis& axis : value.axes) place.push_back(axis.extent == 1 ? -1 : next++);
-  return place;
-}
-
-Place operand_place(const Fusion& whole, const Op& op, size_t operand, const Place& result) {
-  Place place;
-  for (int axis : schedule::result_axes(whole, op, operand)) place.push_back(axis < 0 ? -1 : result[axis]);
+  if (folds == nullptr) {
+    for (int axis : schedule::result_axes(whole, op, operand)) place.push_back(axis < 0 ? -1 : result[axis]);
+    return place;
+  }
+  const ir::Reduce& reduce = std::get<ir::Reduce>(op.attribute);
+  size_t next_kept = 0, next_folded = 0;
+  for (size_t axis = 0; axis < whole.values[op.inputs[operand]].axes.size(); ++axis) {
+    const auto dim = static_cast<int64_t>(axis);
+    const bool goes = std::binary_search(reduce.dims.begin(), reduce.dims.end(), dim);
+    if (!goes || (reduce.parts > 0 && dim == reduce.dims[0])) ++next_kept;
+    place.push_back(goes ? (*folds)[next_folded++] : result[next_kept - 1]);
+  }
   return place;
 }
 
 }  // namespace
 
-Segment extract_pointwise(const Fusion& whole, const Draft& draft, const std::string& name) {
+Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string& name) {
   std::set<ValueId> computed;
   for (size_t number : draft.ops) computed.insert(whole.ops[number].output);
   // Backwards: at which places each value is needed.
   std::map<ValueId, std::set<Place>> places;
   std::set<ValueId> read;
-  for (ValueId id : draft.outputs) {
+  for (size_t i = 0; i < draft.outputs.size(); ++i) {
+    const ValueId id = draft.outputs[i];
     if (computed.count(id) > 0) {
-      places[id].insert(home_place(whole.values[id]));
+      places[id].insert(draft.places[i]);
     } else {
       read.insert(id);
     }
   }
+  auto place_of = [&](size_t number, size_t operand, const Place& result) {
+    const auto folds = draft.folds.find(number);
+    return operand_place(whole, whole.ops[number], operand, result,
+                         folds == draft.folds.end() ? nullptr : &folds->second);
+  };
   for (auto number = draft.ops.rbegin(); number != draft.ops.rend(); ++number) {
     const Op& op = whole.ops[*number];
     for (const Place& place : places[op.output]) {
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         if (computed.count(op.inputs[i]) > 0) {
-          places[op.inputs[i]].insert(operand_place(whole, op, i, place));
+          places[op.inputs[i]].insert(place_of(*number, i, place));
         } else {
           read.insert(op.inputs[i]);
         }
@@ -119,14 +127,15 @@ Segment extract_pointwise(const Fusion& whole, const Draft& draft, const std::st
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         const ValueId id = op.inputs[i];
         const bool here = computed.count(id) > 0;
-        operands.push_back(here ? made.at({id, operand_place(whole, op, i, place)}) : extractor.add_input(id));
+        operands.push_back(here ? made.at({id, place_of(number, i, place)}) : extractor.add_input(id));
       }
       made[{op.output, place}] = extractor.add_op(op, std::move(operands));
     }
   }
-  for (ValueId id : draft.outputs) {
+  for (size_t i = 0; i < draft.outputs.size(); ++i) {
+    const ValueId id = draft.outputs[i];
     const bool here = computed.count(id) > 0;
-    extractor.add_output(id, here ? made.at({id, home_place(whole.values[id])}) : extractor.add_input(id));
+    extractor.add_output(id, here ? made.at({id, draft.places[i]}) : extractor.add_input(id));
   }
   return std::move(extractor).finish();
 }

@@ -7,6 +7,7 @@
 #include "ir/text.h"
 #include "plan/extract.h"
 #include "plan/segment.h"
+#include "plan/two_stages.h"
 
 namespace jf::plan {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 std::string_view name(Strategy strategy) {
   switch (strategy) {
     case Strategy::kPointwise: return "pointwise";
+    case Strategy::kReduction: return "reduction";
     case Strategy::kGrouped: return "grouped";
     case Strategy::kEmpty: return "empty";
   }
@@ -38,20 +40,30 @@ void link(const ir::Fusion& fusion, Plan& plan) {
   }
 }
 
+Strategy strategy(DraftKind kind) {
+  switch (kind) {
+    case DraftKind::kPointwise: return Strategy::kPointwise;
+    case DraftKind::kReduction: return Strategy::kReduction;
+    case DraftKind::kGrouped: return Strategy::kGrouped;
+  }
+  JF_CHECK(false, "draft kind ", static_cast<int>(kind));
+}
+
 }  // namespace
 
 Plan plan(const ir::Fusion& fusion) {
-  Plan result;
-  for (const Draft& draft : draft_segments(fusion)) {
-    std::string segment_name = cat(fusion.name, "_", result.segments.size());
-    Segment segment =
-        draft.grouped ? extract_grouped(fusion, draft, segment_name) : extract_pointwise(fusion, draft, segment_name);
-    segment.strategy = draft.grouped ? Strategy::kGrouped : Strategy::kPointwise;
-    if (ir::elements(fusion.values[draft.outputs.front()]) == 0) segment.strategy = Strategy::kEmpty;
+  Plan result{in_two_stages(fusion), {}};
+  const ir::Fusion& whole = result.fusion;
+  for (const Draft& draft : draft_segments(whole)) {
+    std::string segment_name = cat(whole.name, "_", result.segments.size());
+    Segment segment = draft.kind == DraftKind::kGrouped ? extract_grouped(whole, draft, segment_name)
+                                                        : extract_fused(whole, draft, segment_name);
+    segment.strategy = strategy(draft.kind);
+    if (ir::elements(whole.values[draft.outputs.front()]) == 0) segment.strategy = Strategy::kEmpty;
     segment.reason = draft.reason;
     result.segments.push_back(std::move(segment));
   }
-  link(fusion, result);
+  link(whole, result);
   return result;
 }
 

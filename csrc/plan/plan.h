@@ -1,4 +1,5 @@
 // Cuts a fusion into segments, each one kernel or one grouped matrix product, and says which values go through memory.
+// Long reductions with few results are made in two stages, each in a segment of its own.
 //
 // Pure and deterministic: equal fusions give equal plans, on every target, so that the memory between segments is known
 // wherever the fusion is.
@@ -12,19 +13,20 @@
 namespace jf::plan {
 
 // kEmpty: the results have no elements, so that nothing is launched.
-enum class Strategy : uint8_t { kPointwise, kGrouped, kEmpty };
+enum class Strategy : uint8_t { kPointwise, kReduction, kGrouped, kEmpty };
 
 struct Segment {
   ir::Fusion fusion;  // reads and writes memory only through its inputs and outputs
   Strategy strategy;
   std::string reason;  // why this is a segment of its own
-  // Values of the whole fusion that fusion.inputs and fusion.outputs stand for; for a grouped product all operands, in
+  // Values of Plan::fusion that fusion.inputs and fusion.outputs stand for; for a grouped product all operands, in
   // the order of the op. An input of the whole fusion may be an output here: it is copied.
   std::vector<ir::ValueId> inputs;
   std::vector<ir::ValueId> outputs;
 };
 
 struct Plan {
+  ir::Fusion fusion;              // the same inputs and outputs, in the same order; its ops are in the segments
   std::vector<Segment> segments;  // in an order in which they can run
 };
 

@@ -34,7 +34,7 @@ struct Writer {
 }  // namespace
 
 PointwiseParameters propose(const ir::Fusion& segment, const Target& target) {
-  const Traffic facts = traffic(segment);
+  const Traffic facts = traffic(segment, segment.outputs.front());
   if (target.platform == Platform::kCpu) return propose_cpu(facts, target);
   return propose_cuda(facts, target);
 }
@@ -49,12 +49,6 @@ schedule::Schedule pointwise_schedule(const ir::Fusion& segment, const Pointwise
   scheduler.parallelize_like(reference);
   scheduler.inline_most();
   return scheduler.schedule();
-}
-
-void collapse(schedule::Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes) {
-  for (size_t loop = 0; loop < axes.size(); ++loop) {
-    for (int i = 1; i < axes[loop]; ++i) scheduler.merge(reference, static_cast<int>(loop));
-  }
 }
 
 }  // namespace jf::plan

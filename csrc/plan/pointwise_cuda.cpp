@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "plan/pointwise_platforms.h"
+#include "plan/strategy_loops.h"
 
 namespace jf::plan {
 namespace {
@@ -8,29 +9,12 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxVectorBytes = 16;  // of one load instruction
 constexpr int64_t kThreads = 128;
 // A thread should have the bytes of one widest access on their way; narrower accesses are unrolled up to that. An H200
 // then moves 4.0 to 4.2 TB/s; with twice the bytes 0 to 7 % less, with half 20 % less.
 constexpr int64_t kMaxUnroll = 8;
 // Blocks for each multiprocessor that must be left after unrolling, so that the last wave is a small part.
 constexpr int64_t kWaves = 8;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The largest power of two at which every access along the last loop is a whole aligned vector.
-int64_t vector_lanes(const Traffic& traffic) {
-  int64_t lanes = kMaxVectorBytes;
-  for (const Access& access : traffic.accesses) {
-    if (access.bytes == 0 || access.steps.back() != 1) continue;
-    lanes = std::min(lanes, kMaxVectorBytes / access.bytes);
-    for (size_t loop = 0; loop + 1 < access.steps.size(); ++loop) {
-      while (lanes > 1 && access.steps[loop] % lanes != 0) lanes /= 2;
-    }
-  }
-  while (lanes > 1 && traffic.extents.back() % lanes != 0) lanes /= 2;
-  return lanes;
-}
 
 void swap_axes(Scheduler& scheduler, ir::ValueId value, int axis) {
   std::vector<int> order;
@@ -50,7 +34,7 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   for (int64_t extent : traffic.extents) elements *= extent;
   for (const Access& access : traffic.accesses) widest = std::max(widest, access.bytes);
   // Small problems need threads more than wide accesses.
-  p.lanes = vector_lanes(traffic);
+  p.lanes = vector_lanes(traffic, traffic.extents.size() - 1);
   while (p.lanes > 1 && elements / (p.lanes * kThreads) < target.multiprocessors) p.lanes /= 2;
 
   const int64_t vectors = traffic.extents.back() / p.lanes;

@@ -15,7 +15,4 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target);
 void schedule_cpu(schedule::Scheduler& scheduler, ir::ValueId reference, const CpuPointwise& parameters);
 void schedule_cuda(schedule::Scheduler& scheduler, ir::ValueId reference, const CudaPointwise& parameters);
 
-// Merges the given numbers of neighbouring axes.
-void collapse(schedule::Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes);
-
 }  // namespace jf::plan

@@ -38,26 +38,49 @@ std::string text(const std::vector<int64_t>& shape) {
 
 // Where a segment stands in time. Sorting by it is a valid order: a value of a level reads lower levels or, in its own
 // level, shorter iteration shapes, because between two values of one level only broadcasts change the shape. Grouped
-// products come after the pointwise segments of their level. `part` counts down where one shape needs several kernels.
+// products and reductions come after the pointwise segments of their level. `part` counts down where one shape needs
+// several kernels; for reductions it is the cluster.
 struct Key {
   int level;
-  bool grouped;
+  DraftKind kind;
   size_t rank;
   std::vector<int64_t> shape;
   int part;
   auto operator<=>(const Key&) const = default;
 };
 
+// What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
+struct Again {
+  int cost = 0;
+  std::vector<ValueId> reads;  // a few at most; `kMany` for more
+};
+constexpr int kMany = 1000;
+// A kernel that computes a value again rather than read it: no more full-size values than a load and a store together,
+// and little arithmetic.
+constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
+constexpr int kDearOp = 8;
+
+Place identity_place(const ir::Value& value) {
+  Place place;
+  int next = 0;
+  for (const ir::Axis& axis : value.axes) place.push_back(axis.extent == 1 ? -1 : next++);
+  return place;
+}
+
 class Drafter {
  public:
   explicit Drafter(const Fusion& fusion)
       : fusion_(fusion),
+        clusters_(find_clusters(fusion)),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
+        cluster_level_(clusters_.all.size(), 0),
+        again_(fusion.values.size()),
         wanted_(fusion.values.size()),
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
-    find_levels();
+    while (raise_levels()) continue;
+    for (const Op& op : fusion.ops) again_[op.output] = again(op);
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
     copy_inputs();
@@ -67,8 +90,18 @@ class Drafter {
     std::vector<Draft> result;
     for (auto& [key, building] : drafts_) {
       Draft& draft = building.draft;
+      draft.kind = key.kind;
       std::sort(draft.ops.begin(), draft.ops.end());
       std::sort(draft.outputs.begin(), draft.outputs.end());
+      for (ValueId id : draft.outputs) {
+        const bool bound = key.kind == DraftKind::kReduction && clusters_.of[id] == key.part;
+        draft.places.push_back(bound ? clusters_.places[id] : identity_place(fusion_.values[id]));
+      }
+      if (key.kind == DraftKind::kReduction) {
+        for (size_t number : draft.ops) {
+          if (auto fold = clusters_.folds.find(number); fold != clusters_.folds.end()) draft.folds.insert(*fold);
+        }
+      }
       result.push_back(std::move(draft));
     }
     return result;
@@ -93,14 +126,69 @@ class Drafter {
     }
   };
 
-  // A value is one level above the grouped products and the transposes of computed values that it comes from.
-  void find_levels() {
+  // A value is one level above the grouped products, the reductions and the transposes of computed values that it comes
+  // from. A cluster has the level of what it reads. Whether anything rose.
+  bool raise_levels() {
+    bool rose = false;
     for (const Op& op : fusion_.ops) {
+      const int cluster = clusters_.of[op.output];
       int level = 0;
-      for (ValueId id : op.inputs) level = std::max(level, level_[id]);
-      const bool transposes = op.kind == OpKind::kTranspose && !is_input_[op.inputs[0]];
-      level_[op.output] = level + (transposes || op.kind == OpKind::kGroupedMatmul);
+      for (ValueId id : op.inputs) {
+        if (cluster < 0 || clusters_.of[id] != cluster) level = std::max(level, level_[id]);
+      }
+      if (cluster >= 0) {
+        rose = rose || level > cluster_level_[cluster];
+        cluster_level_[cluster] = std::max(level, cluster_level_[cluster]);
+        level = cluster_level_[cluster] + 1;
+      } else {
+        const bool transposes = op.kind == OpKind::kTranspose && !is_input_[op.inputs[0]];
+        level += transposes || op.kind == OpKind::kGroupedMatmul;
+      }
+      rose = rose || level > level_[op.output];
+      level_[op.output] = level;
     }
+    return rose && !clusters_.all.empty();
+  }
+
+  // Whether a cluster's value is small against the cluster's space, so that storing it costs nothing.
+  bool is_small(ValueId value) const {
+    const int cluster = clusters_.of[value];
+    return cluster >= 0 && iteration_shape(fusion_.values[value]).size() < clusters_.all[cluster].space.extents.size();
+  }
+
+  // In the order of the ops.
+  Again again(const Op& op) const {
+    const OpClass op_class = ir::info(op.kind).op_class;
+    if (op_class == OpClass::kReduce || op_class == OpClass::kGrouped) return {kMany, {}};
+    Again result;
+    if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
+      result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
+    }
+    for (ValueId id : op.inputs) {
+      std::vector<ValueId> reads = {id};
+      const bool in_memory = is_input_[id] || is_small(id) || again_[id].cost >= kMany;
+      if (!in_memory) {
+        result.cost = std::min(kMany, result.cost + again_[id].cost);
+        reads = again_[id].reads;
+      }
+      for (ValueId read : reads) {
+        if (std::find(result.reads.begin(), result.reads.end(), read) == result.reads.end()) {
+          result.reads.push_back(read);
+        }
+      }
+    }
+    if (result.reads.size() > 16) return {kMany, {}};
+    return result;
+  }
+
+  // Whether kernels that use the value had better compute it than read it.
+  bool better_again(ValueId value) const {
+    const Again& again = again_[value];
+    if (again.cost > kMaxAgainCost || is_small(value)) return false;
+    const int64_t size = ir::elements(fusion_.values[value]);
+    return std::count_if(again.reads.begin(), again.reads.end(), [&](ValueId id) {
+             return 2 * ir::elements(fusion_.values[id]) > size;
+           }) <= kMaxAgainReads;
   }
 
   // Computing it again costs no more than loading it.
@@ -114,12 +202,26 @@ class Drafter {
 
   Key key(int level, ValueId value) {
     std::vector<int64_t> shape = iteration_shape(fusion_.values[value]);
-    Key key{level, false, shape.size(), shape, 0};
+    Key key{level, DraftKind::kPointwise, shape.size(), shape, 0};
     int& part = parts_[key];
     key.part = -part;
     const auto found = drafts_.find(key);
     if (found != drafts_.end() && found->second.full()) key.part = -++part;
     return key;
+  }
+
+  Key cluster_key(int cluster) const {
+    const std::vector<int64_t>& shape = clusters_.all[cluster].space.extents;
+    return {cluster_level_[cluster], DraftKind::kReduction, shape.size(), shape, cluster};
+  }
+  std::string cluster_reason(int cluster) const {
+    const Cluster& c = clusters_.all[cluster];
+    std::string folded;
+    for (size_t a = 0; a < c.space.extents.size(); ++a) {
+      if (c.space.folded[a]) folded += cat(folded.empty() ? "" : ",", a);
+    }
+    return cat("its reductions fold axes {", folded, "} of the iteration domain ", text(c.space.extents),
+               c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis) : "");
   }
 
   void place(size_t number) {
@@ -132,7 +234,9 @@ class Drafter {
     if (users.empty() && !want.in_memory) return;  // reaches no output
 
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
-    if (!want.in_memory && !is_cheap(op)) {
+    if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
+    const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
+    if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
         want = {true, kNever, "the next kernel has as many inputs as it can take; iteration domain "};
@@ -144,6 +248,33 @@ class Drafter {
       drafts_[home].store(value, want.why + text(home.shape));
       if (std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
     }
+    compute(number, homes);
+  }
+
+  // A value of a cluster. Other kernels read it, or compute it again from what they read instead.
+  void place_bound(size_t number, Want want) {
+    const Op& op = fusion_.ops[number];
+    const ValueId value = op.output;
+    const std::vector<Key>& users = users_[value];
+    const Key home = cluster_key(clusters_.of[value]);
+    const bool used_outside = std::any_of(users.begin(), users.end(), [&](const Key& user) { return user != home; });
+    const bool only_folded = std::all_of(users.begin(), users.end(),
+                                         [](const Key& user) { return user.kind == DraftKind::kReduction; });
+    const bool widens = op.kind == OpKind::kConvert && size_of(fusion_.values[value].dtype) >
+                                                           size_of(fusion_.values[op.inputs[0]].dtype);
+    const bool outside_too = is_generated(op) || widens || (only_folded && !want.in_memory && better_again(value));
+    if (used_outside && !outside_too) want.in_memory = true;
+    std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
+    if (want.in_memory && std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
+    if (want.in_memory) drafts_[home].store(value, "");
+    if (std::find(homes.begin(), homes.end(), home) != homes.end()) {
+      drafts_[home].draft.reason = cluster_reason(clusters_.of[value]);
+    }
+    compute(number, homes);
+  }
+
+  void compute(size_t number, const std::vector<Key>& homes) {
+    const Op& op = fusion_.ops[number];
     for (const Key& home : homes) {
       Building& building = drafts_[home];
       building.draft.ops.push_back(number);
@@ -156,7 +287,8 @@ class Drafter {
 
   // The first segment that needs the value anyway, where it has the value's iteration domain and runs in time.
   Key home_of(ValueId value, const std::vector<Key>& users, int deadline) {
-    if (!users.empty() && users.front().level <= deadline &&
+    const bool after_pointwise = !users.empty() && users.front().kind != DraftKind::kPointwise;
+    if (!users.empty() && users.front().level + after_pointwise <= deadline &&
         users.front().shape == iteration_shape(fusion_.values[value]) && !drafts_[users.front()].full()) {
       return users.front();
     }
@@ -166,8 +298,11 @@ class Drafter {
   void place_grouped(size_t number) {
     const Op& op = fusion_.ops[number];
     const int level = level_[op.output] - 1;
-    const Key home{level, true, 0, {}, static_cast<int>(number)};
-    drafts_[home].draft = {true, "a grouped product reads its operands from memory", {number}, {op.output}};
+    const Key home{level, DraftKind::kGrouped, 0, {}, static_cast<int>(number)};
+    Draft& draft = drafts_[home].draft;
+    draft.reason = "a grouped product reads its operands from memory";
+    draft.ops = {number};
+    draft.outputs = {op.output};
     for (ValueId id : op.inputs) {
       Want& want = wanted_[id];
       if (!want.in_memory || want.deadline > level) {
@@ -187,8 +322,11 @@ class Drafter {
   }
 
   const Fusion& fusion_;
+  const Clusters clusters_;
   std::vector<bool> is_input_;
-  std::vector<int> level_;
+  std::vector<int> level_;          // by value: of the kernels that can use it
+  std::vector<int> cluster_level_;  // by cluster
+  std::vector<Again> again_;
   std::vector<Want> wanted_;
   std::vector<std::vector<Key>> users_;  // by value: the segments that use it in registers or load it
   std::map<Key, int> parts_;

@@ -2,21 +2,27 @@
 //
 // Values that must be in memory (outputs, operands of grouped products, values that several segments need and that are
 // dear to compute again) each belong to one segment; everything else is computed in registers by every segment that
-// uses it.
+// uses it. What a cluster of reductions computes belongs to the cluster's segment.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "ir/fusion.h"
+#include "plan/clusters.h"
 
 namespace jf::plan {
 
+enum class DraftKind : uint8_t { kPointwise, kReduction, kGrouped };
+
 struct Draft {
-  bool grouped = false;
+  DraftKind kind = DraftKind::kPointwise;
   std::string reason;
   std::vector<size_t> ops;           // numbers in fusion.ops, ascending
   std::vector<ir::ValueId> outputs;  // values this segment stores, ascending
+  std::vector<Place> places;         // of the outputs in the iteration domain; none for a grouped product
+  std::map<size_t, Place> folds;     // by number of a reduction: the axes of the iteration domain that its dims are
 };
 
 // In an order in which they can run.

@@ -1,7 +1,7 @@
 #include "plan/traffic.h"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "graph/index.h"
 #include "schedule/axes.h"
@@ -17,26 +17,44 @@ using ir::ValueId;
 // Relative to Traffic::cost_per_element. An op on floats only is a polynomial or worse.
 constexpr double kSimpleOp = 0.03, kFloatingOp = 0.4, kBytesOfUnit = 12;
 
-// Weights of a value's axes as steps of the loops. Before any transform of the reference, a loop axis of an aligned
-// value is one of its own axes or an inserted one.
-std::vector<int64_t> along_loops(const schedule::Domain& domain, const std::vector<int64_t>& weights) {
-  std::vector<int64_t> steps;
-  for (int node : schedule::replay(domain, "a value").loop) {
-    steps.push_back(node < static_cast<int>(weights.size()) ? weights[node] : 0);
+// The weights of a value's nodes, of its axes at first, as steps of its loops.
+std::vector<int64_t> along_loops(const schedule::Domain& domain, std::vector<int64_t> weights) {
+  const schedule::AxisTree tree = schedule::replay(domain, "a value");
+  weights.resize(tree.extents.size(), 0);
+  for (const schedule::Step& step : tree.steps) {
+    const auto* split = std::get_if<schedule::SplitStep>(&step);
+    if (split == nullptr || weights[split->input] == 0) continue;
+    weights[split->inner] = weights[split->input];
+    weights[split->outer] = weights[split->input] * tree.extents[split->inner];
   }
+  std::vector<int64_t> steps;
+  for (int node : tree.loop) steps.push_back(weights[node]);
   return steps;
+}
+
+// One weight for each axis of the value, as weights of its nodes.
+std::vector<int64_t> of_nodes(const Fusion& segment, const schedule::Domain& domain, ValueId value,
+                              const std::vector<int64_t>& of_axes) {
+  const std::vector<int> nodes = schedule::axis_nodes(segment, domain, value);
+  std::vector<int64_t> weights(schedule::replay(domain, "a value").extents.size(), 0);
+  for (size_t a = 0; a < nodes.size(); ++a) weights[nodes[a]] = of_axes[a];
+  return weights;
 }
 
 std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedule& aligned) {
   std::vector<bool> is_input(segment.values.size(), false);
   for (ValueId id : segment.inputs) is_input[id] = true;
   std::vector<Access> accesses;
-  std::set<std::pair<ValueId, std::vector<int64_t>>> seen;  // one load serves every use
-  auto add = [&](ValueId id, const schedule::Domain& domain, const std::vector<int64_t>& weights) {
+  std::map<std::pair<ValueId, std::vector<int64_t>>, size_t> seen;  // one load serves every use
+  auto add = [&](size_t number, size_t operand, const schedule::Domain& domain, const std::vector<int64_t>& weights) {
+    const ValueId id = segment.ops[number].inputs[operand];
     std::vector<int64_t> steps = along_loops(domain, weights);
-    if (seen.emplace(id, steps).second) accesses.push_back({std::move(steps), size_of(segment.values[id].dtype)});
+    const auto [entry, fresh] = seen.emplace(std::make_pair(id, steps), accesses.size());
+    if (fresh) accesses.push_back({std::move(steps), size_of(segment.values[id].dtype)});
+    accesses[entry->second].uses.emplace_back(number, operand);
   };
-  for (const Op& op : segment.ops) {
+  for (size_t number = 0; number < segment.ops.size(); ++number) {
+    const Op& op = segment.ops[number];
     const schedule::Domain& domain = aligned.domains[op.output];
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (!is_input[op.inputs[i]]) continue;
@@ -46,7 +64,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
       for (size_t a = 0; a < axes.size(); ++a) {
         if (axes[a] >= 0) weights[axes[a]] = strides[a];
       }
-      add(op.inputs[i], domain, weights);
+      add(number, i, domain, weights);
     }
     if (op.kind == ir::OpKind::kIota) {
       std::vector<int64_t> weights(domain.logical.size(), 0);
@@ -56,7 +74,8 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
   }
   for (ValueId id : segment.outputs) {
     const std::vector<int64_t> strides = graph::strides(ir::shape(segment.values[id]));
-    accesses.push_back({along_loops(aligned.domains[id], strides), size_of(segment.values[id].dtype)});
+    const schedule::Domain& domain = aligned.domains[id];
+    accesses.push_back({along_loops(domain, of_nodes(segment, domain, id, strides)), size_of(segment.values[id].dtype)});
     if (is_input[id]) accesses.push_back(accesses.back());
   }
   return accesses;
@@ -69,23 +88,53 @@ bool continues(const std::vector<Access>& accesses, const std::vector<int64_t>& 
                      [&](const Access& access) { return access.steps[k] == access.steps[k + 1] * extents[k + 1]; });
 }
 
+// Fills in which loops reductions fold, and which values are computed along those.
+void find_folds(const Fusion& segment, const schedule::Schedule& aligned, Traffic& result) {
+  bool whole = false;  // whether some reduction is not in parts
+  for (const schedule::Domain& domain : aligned.domains) whole = whole || (!domain.reduced.empty() && !domain.in_parts);
+  result.folded.assign(result.extents.size(), false);
+  result.across = result.folded;
+  for (const Op& op : segment.ops) {
+    const schedule::Domain& domain = aligned.domains[op.output];
+    if (domain.reduced.empty()) continue;
+    const schedule::AxisTree tree = schedule::replay(domain, "a value");
+    std::vector<bool>& loops = whole && domain.in_parts ? result.across : result.folded;
+    for (size_t i = 0; i < tree.loop.size(); ++i) loops[i] = loops[i] || tree.reduced[tree.loop[i]];
+  }
+  result.in_rows.assign(segment.values.size(), false);
+  for (const Op& op : segment.ops) {
+    const schedule::AxisTree tree = schedule::replay(aligned.domains[op.output], "a value");
+    for (size_t i = 0; i < tree.loop.size(); ++i) {
+      const int node = tree.loop[i];
+      if (result.folded[i] && !tree.inserted[node] && !tree.reduced[node]) result.in_rows[op.output] = true;
+    }
+  }
+}
+
 }  // namespace
 
-Traffic traffic(const Fusion& segment) {
+Traffic traffic(const Fusion& segment, ValueId reference) {
   schedule::Scheduler scheduler(segment);
-  scheduler.transform_like(segment.outputs.front());
+  scheduler.transform_like(reference);
   Traffic result;
   result.accesses = find_accesses(segment, scheduler.schedule());
-  result.extents = ir::shape(segment.values[segment.outputs.front()]);
+  for (const schedule::LoopAxis& axis : scheduler.schedule().domains[reference].loop) {
+    result.extents.push_back(axis.extent);
+  }
+  find_folds(segment, scheduler.schedule(), result);
   result.collapse.assign(result.extents.size(), 1);
   for (size_t k = result.extents.size(); k-- > 1;) {
-    if (!continues(result.accesses, result.extents, k - 1)) continue;
-    const bool inner_counts = result.extents[k] != 1;
-    for (Access& access : result.accesses) access.steps.erase(access.steps.begin() + (inner_counts ? k - 1 : k));
+    const bool same_folds = result.folded[k - 1] == result.folded[k] && result.across[k - 1] == result.across[k];
+    if (!same_folds || !continues(result.accesses, result.extents, k - 1)) continue;
+    const size_t gone = result.extents[k] != 1 ? k - 1 : k;
+    for (Access& access : result.accesses) access.steps.erase(access.steps.begin() + static_cast<std::ptrdiff_t>(gone));
+    auto erase = [&](auto& list) { list.erase(list.begin() + static_cast<std::ptrdiff_t>(k)); };
     result.extents[k - 1] *= result.extents[k];
     result.collapse[k - 1] += result.collapse[k];
-    result.extents.erase(result.extents.begin() + k);
-    result.collapse.erase(result.collapse.begin() + k);
+    erase(result.extents);
+    erase(result.collapse);
+    erase(result.folded);
+    erase(result.across);
   }
 
   double bytes = 0;

@@ -1,4 +1,4 @@
-// What a pointwise segment reads and writes, and what it costs: the facts that its parameters follow from.
+// What a segment reads and writes, and what it costs: the facts that its parameters follow from.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,23 @@ namespace jf::plan {
 struct Access {
   std::vector<int64_t> steps;  // by loop: elements from one iteration to the next; 0 where it repeats
   int64_t bytes;               // of an element; 0 for a counter
+  // Of an input: the numbers of the ops and operands that read it so.
+  std::vector<std::pair<size_t, size_t>> uses = {};
 };
 
-// Neighbouring axes of the first output that are one loop for every access.
+// Neighbouring loop axes of the reference that are one loop for every access and every reduction.
 struct Traffic {
   std::vector<int> collapse;     // axes of each loop
   std::vector<int64_t> extents;  // iterations of each loop
+  std::vector<bool> folded;      // by loop: whether the reductions fold it
+  std::vector<bool> across;      // by loop: whether reductions in parts fold it beside others that fold the rows
   std::vector<Access> accesses;
   double cost_per_element = 0;  // 1 is a pass over 12 bytes: two f32 read, one written
   int64_t widest_lane = 1;      // bytes of the widest type in registers
+  std::vector<bool> in_rows;    // by value: whether it is computed along a folded loop
 };
 
-Traffic traffic(const ir::Fusion& segment);
+// `reference` must have all axes of the iteration domain, and the parts where reductions are in parts.
+Traffic traffic(const ir::Fusion& segment, ir::ValueId reference);
 
 }  // namespace jf::plan

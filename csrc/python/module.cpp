@@ -14,6 +14,7 @@
 #include "host/stages.h"
 #include "ir/build.h"
 #include "ir/text.h"
+#include "python/schedule_bindings.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -24,9 +25,9 @@ using namespace nb::literals;
 namespace jf::python {
 namespace {
 
-ir::OpKind pointwise_op(const std::string& name) {
+ir::OpKind op_named(const std::string& name, const char* function) {
   const ir::OpInfo* found = ir::find_op(name);
-  JF_REQUIRE(found, "[pointwise] unknown op '", name, "'; csrc/ir/ops.def lists them");
+  JF_REQUIRE(found, "[", function, "] unknown op '", name, "'; csrc/ir/ops.def lists them");
   return found->kind;
 }
 
@@ -70,7 +71,7 @@ void bind_builder(nb::module_& m) {
       .def(
           "pointwise",
           [](Builder& b, const std::string& op, const std::vector<ir::ValueId>& inputs, const std::string& label) {
-            return b.pointwise(pointwise_op(op), inputs, label);
+            return b.pointwise(op_named(op, "pointwise"), inputs, label);
           },
           "op"_a, "inputs"_a, "label"_a = "")
       .def(
@@ -101,6 +102,11 @@ void bind_builder(nb::module_& m) {
           "squeeze",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
           "value"_a, "dims"_a)
+      .def(
+          "reduce",
+          [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
+             const std::string& label) { return b.reduce(op_named(op, "reduce"), value, dims, 0, label); },
+          "op"_a, "value"_a, "dims"_a, "label"_a = "")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
@@ -200,5 +206,6 @@ NB_MODULE(_core, m) {
   jf::python::bind_builder(m);
   jf::python::bind_targets(m);
   jf::python::bind_programs(m);
+  jf::python::bind_schedules(m);
   m.def("handlers", &jf::python::handlers, "platform"_a);
 }

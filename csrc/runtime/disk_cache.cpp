@@ -82,7 +82,9 @@ DiskCache DiskCache::open() {
     return cache;
   }
   std::error_code error;
-  cache.folder_ = fs::absolute(folder, error).string();
+  fs::path path = fs::absolute(folder, error);
+  if (!path.has_filename()) path = path.parent_path();  // "cache/", whose parent would be itself
+  cache.folder_ = path.string();
   cache.refusal_ = error ? cat("cannot find ", folder) : judge(cache.folder_);
   if (!cache.enabled()) {
     static std::mutex mutex;

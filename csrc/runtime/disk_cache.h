@@ -18,9 +18,6 @@ class DiskCache {
   static DiskCache open();
 
   bool enabled() const { return refusal_.empty(); }
-  const std::string& folder() const { return folder_; }
-  // Why nothing is kept, and what to do; empty when enabled.
-  const std::string& refusal() const { return refusal_; }
 
   struct Entry {
     std::string bytes;  // the binary
@@ -36,7 +33,7 @@ class DiskCache {
 
  private:
   std::string folder_;
-  std::string refusal_;
+  std::string refusal_;  // why nothing is kept, and what to do; empty when enabled
 };
 
 }  // namespace jf::runtime

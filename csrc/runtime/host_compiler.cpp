@@ -84,14 +84,17 @@ std::string join(const std::vector<std::string>& words) {
 // The compiler with its version; nothing when it does not even print that, as a wrapper without its compiler.
 std::optional<HostCompiler> ask(std::vector<std::string> command) {
   std::lock_guard lock(memory().mutex);
-  auto [at, is_new] = memory().versions.try_emplace(command);
-  if (is_new) {
+  auto at = memory().versions.find(command);
+  if (at == memory().versions.end()) {
     ScratchFolder folder;
     std::vector<std::string> question = command;
     question.push_back("--version");
     const Finished answer = run(question, folder.path());
-    if (answer.exit_code == 0 && !answer.output.empty()) at->second = first_line(answer.output);
-    log(LogLevel::kDebug, join(question), ": ", at->second.value_or("does not run"));
+    std::optional<std::string> version;
+    if (answer.exit_code == 0 && !answer.output.empty()) version = first_line(answer.output);
+    log(LogLevel::kDebug, join(question), ": ", version.value_or("does not run"));
+    // Remembered only now: where the question could not be asked, the next call asks again.
+    at = memory().versions.emplace(command, std::move(version)).first;
   }
   if (!at->second) return std::nullopt;
   return HostCompiler{std::move(command), *at->second};
@@ -153,8 +156,7 @@ std::vector<std::string> host_flags(const Target& target) {
   };
   add(Isa::kAvx2, {"-mavx2", "-mfma", "-mf16c"});
   add(Isa::kAvx512, {"-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"});
-  add(Isa::kAvx512Bf16, {"-mavx512bf16"});
-  add(Isa::kAmx, {"-mamx-tile", "-mamx-bf16", "-mamx-int8"});
+  add(Isa::kAvx512Bf16, {"-mavx512bf16"});  // no flags for AMX: texts use no tiles, and g++ 10 does not know them
   return flags;
 }
 

@@ -27,7 +27,6 @@ class Dump {
  public:
   explicit Dump(std::string_view program);
   bool enabled() const { return !folder_.empty(); }
-  const std::string& folder() const { return folder_; }
   // `file` is a plain name such as "fusion.txt", "schedule.txt", "loops.txt", "kernel.cpp", "host.txt".
   void write(std::string_view file, std::string_view text) const;
 

@@ -72,8 +72,7 @@ const Nvrtc* load(std::string* reason) {
     if (reason) {
       *reason =
           "no NVRTC: looked for libnvrtc.so.13 and libnvrtc.so.12 in this process, the nvidia-cuda-nvrtc package and "
-          "the "
-          "system's library folders; install it with pip install nvidia-cuda-nvrtc";
+          "the system's library folders; install it with pip install nvidia-cuda-nvrtc";
     }
     return nullptr;
   }
@@ -156,7 +155,9 @@ std::string compile_cuda(const Source& source, const std::vector<std::string>& f
     check(nvrtc->log(holder.program, text.data()), "nvrtcGetProgramLog");
     text.resize(text.find('\0') == std::string::npos ? text.size() : text.find('\0'));
     throw UserError(cat("[compile] NVRTC ", nvrtc->info.major, ".", nvrtc->info.minor,
-                        " failed: ", nvrtc->error_string(code), "\n", text));
+                        " failed: ", nvrtc->error_string(code), "\n", text,
+                        "\nReport it with this text, or install a newer nvidia-cuda-nvrtc where it does not know the "
+                        "GPU"));
   }
   size_t size = 0;
   check(nvrtc->cubin_size(holder.program, &size), "nvrtcGetCUBINSize");

@@ -54,8 +54,12 @@ void parallel_for(const Pool& pool, int64_t tasks, const std::function<void(int6
   }
   auto loop = std::make_shared<Loop>(tasks, fn);
   const int helpers = static_cast<int>(std::min<int64_t>(pool.threads - 1, tasks - 1));
-  for (int worker = 1; worker <= helpers; ++worker) {
-    pool.schedule([loop, worker] { loop->work(worker); });
+  try {
+    for (int worker = 1; worker <= helpers; ++worker) {
+      pool.schedule([loop, worker] { loop->work(worker); });
+    }
+  } catch (...) {
+    // Out of memory: the helpers so far still call `fn`, so the loop ends as usual, with fewer of them.
   }
   loop->work(0);
   std::unique_lock lock(loop->mutex);

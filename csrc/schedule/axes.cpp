@@ -7,6 +7,9 @@
 namespace jf::schedule {
 namespace {
 
+// A split by more only makes iterations without an element.
+constexpr int64_t kMaxFactor = int64_t{1} << 40;
+
 std::string list(const AxisTree& tree) {
   std::string text;
   for (int node : tree.loop) text += cat(text.empty() ? "" : ",", tree.extents[node]);
@@ -17,8 +20,10 @@ struct Applier {
   AxisTree& tree;
   const std::string& value;
 
-  int add(int64_t extent) {
+  int add(int64_t extent, bool reduced, bool inserted) {
     tree.extents.push_back(extent);
+    tree.reduced.push_back(reduced);
+    tree.inserted.push_back(inserted);
     return static_cast<int>(tree.extents.size()) - 1;
   }
   int rank() const { return static_cast<int>(tree.loop.size()); }
@@ -30,9 +35,13 @@ struct Applier {
   void operator()(const Split& s) {
     require_axis("split", s.axis, 1);
     JF_REQUIRE(s.factor > 0, "[split] axis ", s.axis, " of ", value, ": expected a positive factor, got ", s.factor);
+    JF_REQUIRE(s.factor <= kMaxFactor, "[split] axis ", s.axis, " of ", value, ": expected a factor up to ", kMaxFactor,
+               ", got ", s.factor);
     const int input = tree.loop[s.axis];
     const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
-    const int outer = add(s.inner ? quotient : s.factor), inner = add(s.inner ? s.factor : quotient);
+    const bool reduced = tree.reduced[input], inserted = tree.inserted[input];
+    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted);
+    const int inner = add(s.inner ? s.factor : quotient, reduced, inserted);
     tree.steps.push_back(SplitStep{input, outer, inner});
     tree.loop[s.axis] = outer;
     tree.loop.insert(tree.loop.begin() + s.axis + 1, inner);
@@ -40,7 +49,13 @@ struct Applier {
   void operator()(const Merge& m) {
     require_axis("merge", m.axis, 2);
     const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
-    const int output = add(tree.extents[outer] * tree.extents[inner]);
+    JF_REQUIRE(tree.reduced[outer] == tree.reduced[inner], "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
+               ": one is reduced and the other is not; reorder first");
+    int64_t extent = 0;
+    JF_REQUIRE(!__builtin_mul_overflow(tree.extents[outer], tree.extents[inner], &extent), "[merge] axes ", m.axis,
+               " and ", m.axis + 1, " of ", value, " have extents ", tree.extents[outer], " and ", tree.extents[inner],
+               "; their product is too large");
+    const int output = add(extent, tree.reduced[outer], tree.inserted[outer] && tree.inserted[inner]);
     tree.steps.push_back(MergeStep{outer, inner, output});
     tree.loop[m.axis] = output;
     tree.loop.erase(tree.loop.begin() + m.axis + 1);
@@ -58,7 +73,7 @@ struct Applier {
   void operator()(const Insert& i) {
     JF_REQUIRE(i.axis >= 0 && i.axis <= rank(), "[insert] ", value, " has loop axes ", list(tree),
                "; a new axis cannot stand at ", i.axis);
-    const int output = add(i.extent);
+    const int output = add(i.extent, false, true);
     tree.steps.push_back(InsertStep{output, i.like, i.like_axis});
     tree.loop.insert(tree.loop.begin() + i.axis, output);
   }
@@ -69,6 +84,22 @@ struct Applier {
                "; only an axis of extent 1 can go");
     tree.dropped.push_back(node);
     tree.loop.erase(tree.loop.begin() + d.axis);
+  }
+  void operator()(const Swizzle& s) {
+    require_axis("swizzle", s.x, 1);
+    require_axis("swizzle", s.y, 1);
+    JF_REQUIRE(s.x != s.y, "[swizzle] ", value, ": expected two axes, got ", s.x, " twice");
+    const int x = tree.loop[s.x], y = tree.loop[s.y];
+    const int64_t extent = tree.extents[x];
+    JF_REQUIRE(extent == tree.extents[y] && (extent & (extent - 1)) == 0 && extent > 0, "[swizzle] axes ", s.x, " and ",
+               s.y, " of ", value, " have extents ", extent, " and ", tree.extents[y],
+               "; expected one power of two, split first");
+    JF_REQUIRE(tree.reduced[x] == tree.reduced[y], "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
+               ": one is reduced and the other is not");
+    const int output = add(extent, tree.reduced[y], tree.inserted[y]);
+    tree.inserted[x] = tree.inserted[x] && tree.inserted[y];  // where x moves at a fixed output, y moves
+    tree.steps.push_back(SwizzleStep{x, y, output});
+    tree.loop[s.y] = output;
   }
 };
 
@@ -81,9 +112,32 @@ void apply(AxisTree& tree, const Transform& transform, const std::string& value)
 AxisTree replay(const Domain& domain, const std::string& value) {
   AxisTree tree;
   tree.extents = domain.logical;
+  tree.reduced = domain.reduced;
+  tree.reduced.resize(domain.logical.size(), false);
+  tree.inserted.resize(domain.logical.size(), false);
   for (size_t i = 0; i < domain.logical.size(); ++i) tree.loop.push_back(static_cast<int>(i));
-  for (const Transform& transform : domain.transforms) apply(tree, transform, value);
+  for (const Transform& transform : domain.transforms) {
+    apply(tree, transform, value);
+    if (!domain.in_parts || &transform != &domain.transforms.front()) continue;
+    tree.reduced[domain.logical.size()] = false;  // the part
+  }
   return tree;
+}
+
+std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
+  std::vector<int> nodes;
+  for (size_t root = 0; root < domain.logical.size(); ++root) {
+    const bool reduced = !domain.reduced.empty() && domain.reduced[root];
+    const Split* parts = domain.in_parts ? &std::get<Split>(domain.transforms.front()) : nullptr;
+    if (parts != nullptr && parts->axis == static_cast<int>(root)) {
+      nodes.push_back(static_cast<int>(domain.logical.size()));
+    } else if (!reduced) {
+      nodes.push_back(static_cast<int>(root));
+    }
+  }
+  JF_CHECK(nodes.size() == fusion.values[value].axes.size(), fusion.values[value].name, " has ", nodes.size(),
+           " axes in its domain");
+  return nodes;
 }
 
 std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
@@ -103,7 +157,8 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       const bool gone = std::find(dims->dims.begin(), dims->dims.end(), static_cast<int64_t>(i)) != dims->dims.end();
       if (!gone) axes[i] = next++;
     }
-  } else if (ir::info(op.kind).op_class == ir::OpClass::kPointwise) {
+  } else if (op.kind == ir::OpKind::kCopy || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
+             ir::info(op.kind).op_class == ir::OpClass::kReduce) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }
   return axes;

@@ -8,7 +8,7 @@
 
 namespace jf::schedule {
 
-// Nodes are numbered: logical axes first, then in the order in which transforms make them.
+// Nodes are numbered: root axes first, then in the order in which transforms make them.
 struct SplitStep {
   int input, outer, inner;
 };
@@ -20,10 +20,16 @@ struct InsertStep {
   ValueId like;
   int like_axis;
 };
-using Step = std::variant<SplitStep, MergeStep, InsertStep>;
+// Index of y = index of x ^ index of output, and the same with y and output exchanged. x stays as it is.
+struct SwizzleStep {
+  int x, y, output;
+};
+using Step = std::variant<SplitStep, MergeStep, InsertStep, SwizzleStep>;
 
 struct AxisTree {
   std::vector<int64_t> extents;  // by node
+  std::vector<bool> reduced;     // by node: whether the value is folded along it
+  std::vector<bool> inserted;    // by node: whether the value is the same along it
   std::vector<Step> steps;       // in the order of the transforms
   std::vector<int> dropped;      // nodes of extent 1 without a loop
   std::vector<int> loop;         // nodes of the loop axes, outermost first
@@ -39,7 +45,9 @@ void check_parallel(const Domain& domain, const std::string& value);
 // How many outer loop axes of two domains agree in extent and parallel type.
 int common_loops(const Domain& a, const Domain& b);
 
-// For each axis of the operand, the axis of the op's result that has the same index, or -1.
+// The node of each axis of a value in its domain's tree.
+std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value);
+// For each axis of the operand, the root axis of the op's result that has the same index, or -1.
 std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 
 }  // namespace jf::schedule

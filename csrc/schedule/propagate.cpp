@@ -1,5 +1,6 @@
 // Calls that carry one value's loops to others: transform_like, parallelize_like, inline_at, inline_most.
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <queue>
 
@@ -11,7 +12,7 @@
 namespace jf::schedule {
 namespace {
 
-// For each logical axis of a value, the reference's axis that has the same index, or -1.
+// For each root axis of a value, the reference's root axis that has the same index, or -1.
 using Alignment = std::vector<int>;
 
 std::vector<bool> flags(const ir::Fusion& fusion, const std::vector<ValueId>& ids) {
@@ -45,7 +46,8 @@ struct Found {
 // one consumer of an input to another, since they may read it at different places.
 class Aligner {
  public:
-  Aligner(const ir::Fusion& fusion, ValueId reference) : fusion_(fusion), found_(fusion.values.size()) {
+  Aligner(const ir::Fusion& fusion, const std::vector<Domain>& domains, ValueId reference)
+      : fusion_(fusion), domains_(domains), found_(fusion.values.size()) {
     const std::vector<bool> is_input = flags(fusion, fusion.inputs);
     std::vector<std::vector<int>> uses(fusion.values.size());
     std::vector<int> definition(fusion.values.size(), -1);
@@ -65,14 +67,24 @@ class Aligner {
       }
     };
     Alignment identity;
-    for (size_t i = 0; i < fusion.values[reference].axes.size(); ++i) identity.push_back(static_cast<int>(i));
+    for (size_t i = 0; i < domains[reference].logical.size(); ++i) identity.push_back(static_cast<int>(i));
     push(reference, {std::move(identity), reference});
     walk();
-    for (ValueId id : fusion.outputs) {
-      if (found_[id]) continue;
-      auto by_position = align_by_position(ir::shape(fusion.values[id]), ir::shape(fusion.values[reference]));
-      if (by_position) push(id, {std::move(*by_position), id});
+    // A fold of an input is aligned through it, since its results say nothing of what it folds.
+    for (const ir::Op& op : fusion.ops) {
+      if (found_[op.output] || ir::info(op.kind).op_class != ir::OpClass::kReduce || !found_[op.inputs[0]]) continue;
+      push(op.output, *found_[op.inputs[0]]);
       walk();
+    }
+    auto by_position = [&](ValueId id) {
+      if (found_[id]) return;
+      auto alignment = align_by_position(domains[id].logical, domains[reference].logical);
+      if (alignment) push(id, {std::move(*alignment), id});
+      walk();
+    };
+    for (ValueId id : fusion.outputs) by_position(id);
+    for (const ir::Op& op : fusion.ops) {
+      if (ir::info(op.kind).op_class == ir::OpClass::kReduce) by_position(op.output);
     }
   }
 
@@ -95,31 +107,39 @@ class Aligner {
     int mapped = 0;
     for (size_t i = 0; i < found.alignment.size(); ++i) {
       const int axis = found.alignment[i];
-      if (axis < 0 && fusion_.values[value].axes[i].extent != 1) return;  // its place in the loops would be a guess
+      if (axis < 0 && domains_[value].logical[i] != 1) return;  // its place in the loops would be a guess
       mapped += axis >= 0;
     }
     queue_.push({mapped, pushed_++, value, std::move(found)});
   }
   void to_operands(const ir::Op& op, const Found& result) {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      Alignment operand;
-      for (int axis : result_axes(fusion_, op, i)) operand.push_back(axis < 0 ? -1 : result.alignment[axis]);
+      const Domain& domain = domains_[op.inputs[i]];
+      Alignment operand(domain.logical.size(), -1);
+      const std::vector<int> axes = result_axes(fusion_, op, i), nodes = axis_nodes(fusion_, domain, op.inputs[i]);
+      for (size_t a = 0; a < axes.size(); ++a) {
+        if (axes[a] >= 0 && is_root(domain, nodes[a])) operand[nodes[a]] = result.alignment[axes[a]];
+      }
       push(op.inputs[i], {std::move(operand), result.anchor});
     }
   }
   void to_result(const ir::Op& op, const Candidate& from) {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (op.inputs[i] != from.value) continue;
-      Alignment result(fusion_.values[op.output].axes.size(), -1);
-      const std::vector<int> axes = result_axes(fusion_, op, i);
+      Alignment result(domains_[op.output].logical.size(), -1);
+      const Domain& domain = domains_[from.value];
+      const std::vector<int> axes = result_axes(fusion_, op, i), nodes = axis_nodes(fusion_, domain, from.value);
       for (size_t a = 0; a < axes.size(); ++a) {
-        if (axes[a] >= 0) result[axes[a]] = from.found.alignment[a];
+        if (axes[a] >= 0 && is_root(domain, nodes[a])) result[axes[a]] = from.found.alignment[nodes[a]];
       }
       push(op.output, {std::move(result), from.found.anchor});
     }
   }
 
+  static bool is_root(const Domain& domain, int node) { return node < static_cast<int>(domain.logical.size()); }
+
   const ir::Fusion& fusion_;
+  const std::vector<Domain>& domains_;
   std::vector<std::optional<Found>> found_;
   std::priority_queue<Candidate> queue_;
   int64_t pushed_ = 0;
@@ -167,7 +187,7 @@ std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId 
 
 void Scheduler::transform_like(ValueId reference) {
   const Domain like = domain(reference, "transform_like");
-  const Aligner aligner(fusion_, reference);
+  const Aligner aligner(fusion_, schedule_.domains, reference);
   const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
   Schedule changed = schedule_;
   for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
@@ -179,6 +199,9 @@ void Scheduler::transform_like(ValueId reference) {
                ir::print_type(fusion_.values[reference]), "); schedule it by itself");
     domain.transforms = align(found->alignment, axes_to_insert(like.logical, reference, *aligner[found->anchor]));
     domain.transforms.insert(domain.transforms.end(), like.transforms.begin(), like.transforms.end());
+    JF_REQUIRE(!domain.in_parts || domain.transforms.front() == schedule_.domains[id].transforms.front(),
+               "[transform_like] ", fusion_.values[id].name, " is folded in parts; ", fusion_.values[reference].name,
+               " must begin with the same split: take a value folded in as many parts as reference");
     domain.loop.assign(like.loop.size(), LoopAxis{});
     for (size_t i = 0; i < like.loop.size(); ++i) domain.loop[i].extent = like.loop[i].extent;
     domain.inline_at = 0;
@@ -202,7 +225,9 @@ void Scheduler::parallelize_like(ValueId reference) {
 
 int Scheduler::common_loops(ValueId value) const {
   const Domain& domain = schedule_.domains[value];
-  int common = consumers_[value].empty() ? 0 : static_cast<int>(domain.loop.size());
+  // A fold that nothing reads is an output, stored where it is complete.
+  const bool stored_here = consumers_[value].empty() && domain.reduced.empty();
+  int common = stored_here ? 0 : static_cast<int>(domain.loop.size());
   for (ValueId consumer : consumers_[value]) {
     common = std::min(common, schedule::common_loops(domain, schedule_.domains[consumer]));
   }
@@ -217,8 +242,63 @@ void Scheduler::inline_at(ValueId value, int position) {
   target.inline_at = position;
 }
 
+// The loops inside of which a value may be computed without doing it more often than needed, and a fold only outside of
+// the loops that it folds.
+int Scheduler::useful_loops(const ir::Op& op) const {
+  const Domain& domain = schedule_.domains[op.output];
+  const int rank = static_cast<int>(domain.loop.size());
+  if (ir::info(op.kind).op_class == ir::OpClass::kConstant) return rank;
+  const AxisTree tree = replay(domain, fusion_.values[op.output].name);
+  if (domain.memory == Memory::kShared) {
+    // The threads of a block compute it together, before any of them reads it.
+    int blocks = 0;
+    while (blocks < rank && (domain.loop[blocks].parallel == Parallel::kBlock ||
+                             domain.loop[blocks].parallel == Parallel::kBlockY)) {
+      ++blocks;
+    }
+    return blocks;
+  }
+  int useful = rank;
+  while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
+  for (int i = 0; i < useful; ++i) {
+    if (tree.reduced[tree.loop[i]]) return i;
+  }
+  return useful;
+}
+
+// How many outer loops the consumers of a value can share: on the way from one to another, no value may be complete
+// only after a loop that they share.
+int Scheduler::loops_shared_by_consumers(ValueId value) const {
+  const std::vector<ValueId>& consumers = consumers_[value];
+  if (std::all_of(consumers.begin(), consumers.end(), [&](ValueId id) { return id == consumers.front(); })) {
+    return std::numeric_limits<int>::max();
+  }
+  constexpr int kUnreached = std::numeric_limits<int>::max();
+  // By value: the least inline position on any way to it from a consumer.
+  std::vector<int> least(fusion_.values.size(), kUnreached);
+  std::vector<bool> on_way(fusion_.values.size(), false);
+  int shared = kUnreached;
+  for (const ir::Op& op : fusion_.ops) {
+    const bool is_consumer = std::find(op.inputs.begin(), op.inputs.end(), value) != op.inputs.end();
+    int reached = kUnreached;
+    bool any = false;
+    for (ValueId id : op.inputs) {
+      if (!on_way[id]) continue;
+      any = true;
+      reached = std::min(reached, std::min(least[id], schedule_.domains[id].inline_at));
+    }
+    if (is_consumer && any) shared = std::min(shared, reached);
+    on_way[op.output] = is_consumer || any;
+    least[op.output] = reached;
+  }
+  return shared;
+}
+
 void Scheduler::inline_most() {
-  for (const ir::Op& op : fusion_.ops) schedule_.domains[op.output].inline_at = common_loops(op.output);
+  for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
+    const int position = std::min(common_loops(op->output), useful_loops(*op));
+    schedule_.domains[op->output].inline_at = std::min(position, loops_shared_by_consumers(op->output));
+  }
 }
 
 }  // namespace jf::schedule

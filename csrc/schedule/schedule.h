@@ -17,9 +17,13 @@ namespace jf::schedule {
 
 using ir::ValueId;
 
-// Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; kBlock and
-// kThread: CUDA's.
-enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kThread };
+// Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; the others:
+// CUDA's blocks and threads.
+enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY };
+constexpr int kParallelTypes = 8;
+
+// Where a value is kept from where it is computed to where it is used. kShared: one copy for the threads of a block.
+enum class Memory : uint8_t { kRegister, kShared };
 
 // Transforms name loop axes by their position at the time, outermost first.
 //
@@ -53,7 +57,13 @@ struct Drop {
   int axis;
   bool operator==(const Drop&) const = default;
 };
-using Transform = std::variant<Split, Merge, Reorder, Insert, Drop>;
+// Two axes x and y of one extent, a power of two, become x and x ^ y: y runs in another order for every x.
+struct Swizzle {
+  int x;
+  int y;
+  bool operator==(const Swizzle&) const = default;
+};
+using Transform = std::variant<Split, Merge, Reorder, Insert, Drop, Swizzle>;
 
 struct LoopAxis {
   int64_t extent = 1;
@@ -61,11 +71,21 @@ struct LoopAxis {
   bool operator==(const LoopAxis&) const = default;
 };
 
+// A value is computed over its root axes: its own axes, or for a reduction those of its operand, some of which are
+// reduced. A reduction in parts begins with the split of its first reduced axis into (part, element of the part); the
+// part is the value's axis.
 struct Domain {
-  std::vector<int64_t> logical;       // extents of the value's axes
+  std::vector<int64_t> logical;       // extents of the root axes
+  std::vector<bool> reduced;          // which of them are reduced; empty for none
+  bool in_parts = false;
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results
   int inline_at = 0;                  // outer loop axes that the value shares with its consumers
+  Memory memory = Memory::kRegister;
+  // Of a shared value: the axes it is stored over, as nodes of its tree, slowest first; empty for its own loop axes.
+  // Rows along the last one are `pad` elements further apart than they are long.
+  std::vector<int> storage;
+  int64_t pad = 0;
   bool operator==(const Domain&) const = default;
 };
 
@@ -74,7 +94,7 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 };
 
-// Every value on its own logical axes, serial, shared with nobody.
+// Every value on its root axes (a reduction in parts with its split), serial, shared with nobody.
 Schedule unscheduled(const ir::Fusion& fusion);
 
 // Edits the schedule of one fusion. Each call checks its arguments, throws UserError and then changes nothing. Axes may
@@ -88,18 +108,28 @@ class Scheduler {
   void merge(ValueId value, int axis);
   // `order` lists all loop axes: new axis i is old axis order[i].
   void reorder(ValueId value, const std::vector<int>& order);
+  // Axis y becomes x ^ y.
+  void swizzle(ValueId value, int x, int y);
   void parallelize(ValueId value, int axis, Parallel parallel);
 
   // Replays the transforms of `reference` on every other value that is computed or an output. Axes correspond through
-  // the ops between the two values; an output that no op connects with the reference must have its shape.
+  // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
+  // a loop also for an axis that it lacks; it runs once there unless it is inlined in it.
   void transform_like(ValueId reference);
   // Copies the parallel types of `reference` to every such value with the same loop extents.
   void parallelize_like(ValueId reference);
 
   // Computes the value inside the outer `position` loops of its consumers.
   void inline_at(ValueId value, int position);
-  // Inlines every computed value as deep as its loops agree with those of all its consumers.
+  // Inlines every computed value as deep as its loops agree with those of all its consumers and it is computed no more
+  // often than needed: not into loops over axes that it lacks, nor a reduction into the loops that it reduces, nor so
+  // deep that a consumer would run before a value that it needs is complete.
   void inline_most();
+  // kShared needs a CUDA target.
+  void set_memory(ValueId value, Memory memory);
+  // Stores a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards. `pad`
+  // elements between rows keep columns off one memory bank.
+  void set_allocation(ValueId value, int first_axis, int64_t pad);
 
   const Schedule& schedule() const { return schedule_; }
 
@@ -108,6 +138,8 @@ class Scheduler {
   int checked_axis(ValueId value, int axis, const char* call) const;
   void apply(ValueId value, const Transform& transform);
   int common_loops(ValueId value) const;
+  int useful_loops(const ir::Op& op) const;
+  int loops_shared_by_consumers(ValueId value) const;
 
   const ir::Fusion& fusion_;
   std::vector<std::vector<ValueId>> consumers_;  // by ValueId: the results computed from it
@@ -119,11 +151,14 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule);
 
 //   schedule {
 //     t1[4096,512]: merge(0) split(0,16) split(0,outer 64) -> [64 task, 2048, 16 vector] inline 3
+//     t2[32]: split(0,4) -> [8, 4 thread] shared (1,2 pad 1)
 //   }
 // Values that are as in unscheduled() are not listed. parse(f, print(f, s)) == s.
 std::string print(const ir::Fusion& fusion, const Schedule& schedule);
 Schedule parse(const ir::Fusion& fusion, std::string_view text);
-// "serial", "unroll", "vector", "task", "block", "thread".
+// "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y".
 std::string_view name(Parallel parallel);
+// "register", "shared".
+std::string_view name(Memory memory);
 
 }  // namespace jf::schedule

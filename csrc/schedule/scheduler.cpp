@@ -1,4 +1,6 @@
 // The calls that change one value's domain.
+#include <algorithm>
+
 #include "base/error.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -28,6 +30,10 @@ struct ParallelMover {
     const std::vector<LoopAxis> old = loop;
     for (size_t i = 0; i < old.size(); ++i) loop[i] = old[r.order[i]];
   }
+  void operator()(const Swizzle& s) const {
+    require_serial("swizzle", s.x);
+    require_serial("swizzle", s.y);
+  }
   void operator()(const Insert& i) const { loop.insert(loop.begin() + i.axis, LoopAxis{}); }
   void operator()(const Drop& d) const {
     require_serial("drop", d.axis);
@@ -42,8 +48,23 @@ Schedule unscheduled(const ir::Fusion& fusion) {
   for (const ir::Value& value : fusion.values) {
     Domain domain;
     domain.logical = ir::shape(value);
-    for (int64_t extent : domain.logical) domain.loop.push_back({extent});
     schedule.domains.push_back(std::move(domain));
+  }
+  for (const ir::Op& op : fusion.ops) {
+    const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    if (reduce == nullptr) continue;
+    Domain& domain = schedule.domains[op.output];
+    domain.logical = ir::shape(fusion.values[op.inputs[0]]);
+    domain.reduced.resize(domain.logical.size(), false);
+    for (int64_t dim : reduce->dims) domain.reduced[dim] = true;
+    domain.in_parts = reduce->parts > 0;
+    if (!domain.in_parts) continue;
+    const int axis = static_cast<int>(reduce->dims[0]);
+    domain.transforms = {Split{axis, reduce->parts, /*inner=*/false}};
+  }
+  for (Domain& domain : schedule.domains) {
+    const AxisTree tree = replay(domain, "a value");
+    for (int node : tree.loop) domain.loop.push_back({tree.extents[node]});
   }
   return schedule;
 }
@@ -106,12 +127,37 @@ void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
   if (!identity || order.size() != schedule_.domains[value].loop.size()) apply(value, Reorder{std::move(positive)});
 }
 
+void Scheduler::swizzle(ValueId value, int x, int y) {
+  domain(value, "swizzle");
+  apply(value, Swizzle{checked_axis(value, x, "swizzle"), checked_axis(value, y, "swizzle")});
+}
+
 void Scheduler::parallelize(ValueId value, int axis, Parallel parallel) {
   Domain changed = domain(value, "parallelize");
   changed.loop[checked_axis(value, axis, "parallelize")].parallel = parallel;
   changed.inline_at = 0;
   check_parallel(changed, fusion_.values[value].name);
   schedule_.domains[value] = std::move(changed);
+}
+
+void Scheduler::set_allocation(ValueId value, int first_axis, int64_t pad) {
+  Domain& target = domain(value, "set_allocation");
+  const std::string& name = fusion_.values[value].name;
+  const int first = checked_axis(value, first_axis, "set_allocation");
+  JF_REQUIRE(target.memory == Memory::kShared, "[set_allocation] ", name,
+             " is kept in registers, which have no layout; call set_memory(shared) first");
+  JF_REQUIRE(pad >= 0, "[set_allocation] ", name, ": expected a pad of 0 or more elements, got ", pad);
+  const AxisTree tree = replay(target, name);
+  target.storage.assign(tree.loop.begin() + first, tree.loop.end());
+  target.pad = pad;
+}
+
+void Scheduler::set_memory(ValueId value, Memory memory) {
+  Domain& target = domain(value, "set_memory");
+  const bool is_input = std::find(fusion_.inputs.begin(), fusion_.inputs.end(), value) != fusion_.inputs.end();
+  JF_REQUIRE(!is_input, "[set_memory] ", fusion_.values[value].name,
+             " is an input, which is in global memory; only what the fusion computes can be kept elsewhere");
+  target.memory = memory;
 }
 
 }  // namespace jf::schedule

@@ -16,7 +16,7 @@ bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 }  // namespace
 
 void check_parallel(const Domain& domain, const std::string& value) {
-  std::array<int, 6> count{};
+  std::array<int, kParallelTypes> count{};
   const int rank = static_cast<int>(domain.loop.size());
   for (int i = 0; i < rank; ++i) {
     const auto [extent, parallel] = domain.loop[i];
@@ -40,25 +40,34 @@ int common_loops(const Domain& a, const Domain& b) {
 void verify(const ir::Fusion& fusion, const Schedule& schedule) {
   JF_REQUIRE(schedule.domains.size() == fusion.values.size(), "[schedule] expected a domain for each of the ",
              fusion.values.size(), " values of ", fusion.name, ", got ", schedule.domains.size());
+  const Schedule unchanged = unscheduled(fusion);
   for (size_t id = 0; id < fusion.values.size(); ++id) {
     const Domain& domain = schedule.domains[id];
     const std::string& value = fusion.values[id].name;
-    JF_REQUIRE(domain.logical == ir::shape(fusion.values[id]), "[schedule] ", value,
-               " has other axes in the schedule than in the fusion, where it is ", ir::print_type(fusion.values[id]));
+    const Domain& start = unchanged.domains[id];
+    const bool same_roots = domain.logical == start.logical && domain.reduced == start.reduced &&
+                            domain.in_parts == start.in_parts && domain.transforms.size() >= start.transforms.size() &&
+                            std::equal(start.transforms.begin(), start.transforms.end(), domain.transforms.begin());
+    JF_REQUIRE(same_roots, "[schedule] ", value, " has other axes in the schedule than in the fusion, where it is ",
+               ir::print_type(fusion.values[id]));
     for (const Transform& transform : domain.transforms) {
       const Insert* insert = std::get_if<Insert>(&transform);
       if (insert == nullptr) continue;
-      const bool known = insert->like >= 0 && insert->like < static_cast<ValueId>(fusion.values.size()) &&
-                         insert->like_axis >= 0 &&
-                         insert->like_axis < static_cast<int>(fusion.values[insert->like].axes.size());
-      JF_REQUIRE(known && fusion.values[insert->like].axes[insert->like_axis].extent == insert->extent, "[insert] ",
-                 value, ": value ", insert->like, " has no axis ", insert->like_axis, " of extent ", insert->extent);
+      const bool value_known = insert->like >= 0 && insert->like < static_cast<ValueId>(fusion.values.size());
+      const std::vector<int64_t> roots = value_known ? unchanged.domains[insert->like].logical : std::vector<int64_t>{};
+      const bool known = insert->like_axis >= 0 && insert->like_axis < static_cast<int>(roots.size());
+      JF_REQUIRE(known && roots[insert->like_axis] == insert->extent, "[insert] ", value, ": value ", insert->like,
+                 " has no axis ", insert->like_axis, " of extent ", insert->extent);
     }
     const AxisTree tree = replay(domain, value);
     bool same = tree.loop.size() == domain.loop.size();
     for (size_t i = 0; same && i < tree.loop.size(); ++i) same = tree.extents[tree.loop[i]] == domain.loop[i].extent;
     JF_REQUIRE(same, "[schedule] the loop axes of ", value, " are not what its transforms give");
     check_parallel(domain, value);
+    for (int node : domain.storage) {
+      JF_REQUIRE(node >= 0 && node < static_cast<int>(tree.extents.size()), "[set_allocation] ", value, " has no axis ",
+                 node, " among its ", tree.extents.size(), " axes and their parts");
+    }
     JF_REQUIRE(domain.inline_at >= 0 && domain.inline_at <= static_cast<int>(domain.loop.size()), "[inline_at] ", value,
                " has ", domain.loop.size(), " loop axes; cannot inline at ", domain.inline_at);
   }

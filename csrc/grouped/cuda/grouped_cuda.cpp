@@ -264,9 +264,9 @@ CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& targ
   kernel.entry = cat("jf_grouped_", header(p.mode));
   kernel.block = kWarp * c.warps_m * c.warps_n;
   kernel.shared_bytes = static_cast<int>(shared);
-  kernel.grid_x = grid(p, c);
-  JF_REQUIRE(kernel.grid_x <= kMaxIndex, "[grouped_matmul] expected at most ", kMaxIndex, " output tiles, got ",
-             kernel.grid_x, "; split the arrays");
+  kernel.grid = grid(p, c);
+  JF_REQUIRE(kernel.grid <= kMaxIndex, "[grouped_matmul] expected at most ", kMaxIndex, " output tiles, got ",
+             kernel.grid, "; split the arrays");
   kernel.instantiation = text(p, c, kernel.entry, kernel.block, shared);
   return kernel;
 }

@@ -28,16 +28,16 @@ bool has_tensor_cores(const Problem& problem);
 // The configuration of the multiply-add kernel, which takes every arithmetic element type.
 CudaConfig fma_config();
 
-// The configuration by an analytic model. m decides only the tile height, one of three: the kernels of all m are few.
+// The configuration by an analytic model. m decides only the tile, one of four: the kernels of all m are few.
 CudaConfig choose(const Problem& problem, const Target& target);
 
 // One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, then m, k, n, groups and
-// rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid_x == 0 the result is empty: launch
+// rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch
 // nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
-  int64_t grid_x = 0, grid_y = 1, grid_z = 1;
+  int64_t grid = 0;           // blocks, along x
   int block = 0;
   int shared_bytes = 0;  // dynamic; above 48 KiB the launcher must opt in
 };

@@ -205,8 +205,8 @@ struct TensorCore {
 
   // word = big + small, up to 2^-24 of it.
   static __device__ __forceinline__ void split(unsigned word, unsigned& big, unsigned& small) {
-    big = ptx::cvt_tf32(__uint_as_float(word));
-    small = ptx::cvt_tf32(__uint_as_float(word) - __uint_as_float(big));
+    big = ptx::tf32_from_f32(__uint_as_float(word));
+    small = ptx::tf32_from_f32(__uint_as_float(word) - __uint_as_float(big));
   }
 
   __device__ __forceinline__ void accumulate_split(const Fragments& f) {
@@ -244,8 +244,10 @@ struct TensorCore {
       *reinterpret_cast<unsigned*>(to) = pack(first, second, Out());
     }
   }
-  static __device__ __forceinline__ unsigned pack(float low, float high, bf16) { return ptx::cvt_bf16x2(low, high); }
-  static __device__ __forceinline__ unsigned pack(float low, float high, f16) { return ptx::cvt_f16x2(low, high); }
+  static __device__ __forceinline__ unsigned pack(float low, float high, bf16) {
+    return ptx::bf16x2_from_f32(low, high);
+  }
+  static __device__ __forceinline__ unsigned pack(float low, float high, f16) { return ptx::f16x2_from_f32(low, high); }
 };
 
 }  // namespace jf::grouped

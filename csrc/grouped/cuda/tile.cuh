@@ -48,7 +48,7 @@ __device__ __forceinline__ T widen(T value) {
   return value;
 }
 __device__ __forceinline__ float widen(bf16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
-__device__ __forceinline__ float widen(f16 value) { return ptx::cvt_f32_f16(value.bits); }
+__device__ __forceinline__ float widen(f16 value) { return ptx::f32_from_f16(value.bits); }
 
 template <class T>
 struct Narrow {
@@ -59,11 +59,11 @@ struct Narrow {
 };
 template <>
 struct Narrow<bf16> {
-  static __device__ __forceinline__ bf16 from(float value) { return {ptx::cvt_bf16(value)}; }
+  static __device__ __forceinline__ bf16 from(float value) { return {ptx::bf16_from_f32(value)}; }
 };
 template <>
 struct Narrow<f16> {
-  static __device__ __forceinline__ f16 from(float value) { return {ptx::cvt_f16(value)}; }
+  static __device__ __forceinline__ f16 from(float value) { return {ptx::f16_from_f32(value)}; }
 };
 
 // An unsigned word of so many bytes.

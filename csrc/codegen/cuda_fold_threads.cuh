@@ -1,0 +1,197 @@
+// Folds over the threads of a block: shuffles within a warp, then shared memory between warps. All threads of the block
+// call them together. The order is fixed, so equal blocks give equal bits.
+//
+// Threads along x are numbered first; there are a power of two up to 32 of them, or a multiple of 32, so that a row of
+// them fills whole warps or divides one.
+#pragma once
+
+#include "codegen/cuda_fold.cuh"
+
+namespace jf {
+
+constexpr int kWarp = 32;
+
+// What to fold over: any sum of these.
+constexpr int kLanes = 1, kX = 2, kY = 4;
+
+template <int kBlockX, int kBlockY>
+struct Block {
+  static_assert(kBlockX % kWarp == 0 || kWarp % kBlockX == 0, "a row of threads fills whole warps or divides one");
+  static constexpr int kColumns = kBlockX, kRows = kBlockY, kThreads = kBlockX * kBlockY;
+  static constexpr int kWarps = (kThreads + kWarp - 1) / kWarp;
+  // Every warp is full, or there is only one and it halves down to a thread.
+  static constexpr bool kEven = kThreads % kWarp == 0 || kWarp % kThreads == 0;
+  static constexpr int kWarpThreads = kThreads < kWarp ? kThreads : kWarp;
+
+  JF_FUNCTION int column() { return threadIdx.x; }
+  JF_FUNCTION int row() { return threadIdx.y; }
+  JF_FUNCTION int thread() { return threadIdx.y * kBlockX + threadIdx.x; }
+  // The threads of this warp that exist.
+  JF_FUNCTION u32 warp_mask() {
+    constexpr int kLast = kThreads % kWarp;
+    return kLast == 0 || thread() / kWarp < kThreads / kWarp ? ~0u : (1u << kLast) - 1;
+  }
+};
+
+template <class T>
+JF_FUNCTION T shuffle_xor(u32 mask, T x, int distance) {
+  if constexpr (sizeof(T) == sizeof(u64)) {
+    const u64 bits = bits_as<u64>(x);
+    const u32 low = __shfl_xor_sync(mask, u32(bits), distance), high = __shfl_xor_sync(mask, u32(bits >> 32), distance);
+    return bits_as<T>(u64(high) << 32 | low);
+  } else if constexpr (is_float<T>) {
+    return bits_as<T>(__shfl_xor_sync(mask, bits_as<u32>(x), distance));
+  } else {
+    return T(__shfl_xor_sync(mask, u32(x), distance));
+  }
+}
+// Folds the threads whose numbers differ in the bits from kLeast to below kMost; all of them get the result.
+template <class Op, class B, int kLeast, int kMost, class T, int V>
+JF_FUNCTION void fold_warp(Lanes<T, V>& values) {
+  const u32 mask = B::warp_mask();
+#pragma unroll
+  for (int distance = kMost / 2; distance >= kLeast; distance /= 2) {
+    values = Op::of(values, map<T>([&](T x) { return shuffle_xor(mask, x, distance); }, values));
+  }
+}
+
+constexpr int power_of_two_from(int n) {
+  int power = 1;
+  while (power < n) power *= 2;
+  return power;
+}
+
+// How many of V values the scratch holds at once, when there are kCopies of each.
+template <class T, int V, int kCopies, int kBytes>
+JF_FUNCTION constexpr int values_at_once() {
+  constexpr int kFit = kBytes / (kCopies * int(sizeof(T)));
+  static_assert(kFit > 0, "the scratch is too small for this fold");
+  return smaller_of(V, kFit);
+}
+
+// Every warp's first thread holds values of part `part` of result `slot`; all threads of a slot get its fold.
+template <class Op, class B, int kSlots, int kParts, class T, int V, int kBytes>
+JF_FUNCTION void fold_few(Lanes<T, V>& values, int slot, int part, char (&scratch)[kBytes]) {
+  constexpr int kRound = values_at_once<T, V, kSlots * kParts, kBytes>(), kPower = power_of_two_from(kParts);
+  T* const partial = reinterpret_cast<T*>(scratch);
+  const int lane = B::thread() % kWarp, read = lane % kPower;
+#pragma unroll
+  for (int first = 0; first < V; first += kRound) {
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kRound && first + i < V; ++i) {
+        partial[(i * kSlots + slot) * kParts + part] = values.v[first + i];
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRound && first + i < V; ++i) {
+      values.v[first + i] = read < kParts ? partial[(i * kSlots + slot) * kParts + read] : Op::template identity<T>();
+    }
+    __syncthreads();  // the scratch is free again
+  }
+  fold_warp<Op, B, 1, kPower>(values);
+}
+
+// Threads where `holds` is set hold values of part `part` of result `slot`; all threads of a slot get its fold. For
+// many slots: the block's threads share out the results.
+template <class Op, class B, int kSlots, int kParts, class T, int V, int kBytes>
+JF_FUNCTION void fold_many(Lanes<T, V>& values, bool holds, int slot, int part, char (&scratch)[kBytes]) {
+  constexpr int kRound = values_at_once<T, V, kSlots * kParts, kBytes>(), kItems = kRound * kSlots;
+  T* const partial = reinterpret_cast<T*>(scratch);
+#pragma unroll
+  for (int first = 0; first < V; first += kRound) {
+    if (holds) {
+#pragma unroll
+      for (int i = 0; i < kRound && first + i < V; ++i) {
+        partial[part * kItems + i * kSlots + slot] = values.v[first + i];
+      }
+    }
+    __syncthreads();
+    const int items = smaller_of(kRound, V - first) * kSlots;
+    for (int item = B::thread(); item < items; item += B::kThreads) {
+      Lanes<T, 1> sum{{partial[item]}};
+#pragma unroll
+      for (int p = 1; p < kParts; ++p) sum = Op::of(sum, Lanes<T, 1>{{partial[p * kItems + item]}});
+      partial[item] = sum.v[0];  // nobody else reads or writes this item
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRound && first + i < V; ++i) values.v[first + i] = partial[i * kSlots + slot];
+    __syncthreads();  // the scratch is free again
+  }
+}
+
+template <class Op, class B, class T, int V, int kBytes>
+JF_FUNCTION void fold_columns(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+  fold_warp<Op, B, 1, smaller_of(B::kColumns, kWarp)>(values);
+  if constexpr (B::kColumns > kWarp) {
+    fold_few<Op, B, B::kRows, B::kColumns / kWarp>(values, B::row(), B::column() / kWarp, scratch);
+  }
+}
+template <class Op, class B, class T, int V, int kBytes>
+JF_FUNCTION void fold_rows(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+  if constexpr (B::kEven && B::kColumns < kWarp) {
+    fold_warp<Op, B, B::kColumns, B::kWarpThreads>(values);
+    if constexpr (B::kWarps > 1) {
+      const int lane = B::thread() % kWarp;
+      fold_many<Op, B, B::kColumns, B::kWarps>(values, lane < B::kColumns, B::column(), B::thread() / kWarp, scratch);
+    }
+  } else if constexpr (B::kRows > 1) {
+    fold_many<Op, B, B::kColumns, B::kRows>(values, true, B::column(), B::row(), scratch);
+  }
+}
+template <class Op, class B, class T, int V, int kBytes>
+JF_FUNCTION void fold_block(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+  if constexpr (B::kEven) {
+    fold_warp<Op, B, 1, B::kWarpThreads>(values);
+    if constexpr (B::kWarps > 1) fold_few<Op, B, 1, B::kWarps>(values, 0, B::thread() / kWarp, scratch);
+  } else {
+    fold_columns<Op, B>(values, scratch);
+    fold_rows<Op, B>(values, scratch);
+  }
+}
+
+// Folds every element over the lanes, the threads along x, those along y, as kOver says; B is a Block. The scratch is
+// shared memory, free before and after.
+template <class Op, class B, int kOver, class T, int W, int N, int kBytes>
+JF_FUNCTION void fold_threads(Lanes<T, W> (&array)[N], char (&scratch)[kBytes]) {
+  // The threads fold all elements' lanes, or their folds, together.
+  constexpr int kEach = kOver & kLanes ? 1 : W;
+  Lanes<T, N * kEach> values;
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if constexpr (kEach == 1) {
+      values.v[n] = folded<Op>(array[n]).v[0];
+    } else {
+#pragma unroll
+      for (int i = 0; i < W; ++i) values.v[n * W + i] = array[n].v[i];
+    }
+  }
+  if constexpr ((kOver & (kX | kY)) == (kX | kY)) {
+    fold_block<Op, B>(values, scratch);
+  } else if constexpr (kOver & kX) {
+    fold_columns<Op, B>(values, scratch);
+  } else {
+    fold_rows<Op, B>(values, scratch);
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int i = 0; i < W; ++i) array[n].v[i] = values.v[n * kEach + i % kEach];
+  }
+}
+template <class Op, class B, int kOver, class T, int W, int kBytes>
+JF_FUNCTION void fold_threads(Lanes<T, W>& x, char (&scratch)[kBytes]) {
+  Lanes<T, W> array[1] = {x};
+  fold_threads<Op, B, kOver>(array, scratch);
+  x = array[0];
+}
+// Where shuffles are enough.
+template <class Op, class B, int kOver, class X>
+JF_FUNCTION void fold_threads(X& x) {
+  char none[1];
+  fold_threads<Op, B, kOver>(x, none);
+}
+
+}  // namespace jf

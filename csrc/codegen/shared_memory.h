@@ -1,0 +1,38 @@
+// What the threads of a block share: a kernel's shared buffers, and the scratch of its folds over threads.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "loops/kernel.h"
+
+namespace jf::codegen {
+
+struct SharedMemory {
+  std::vector<int64_t> offsets;  // of every buffer, in bytes; -1 for parameters
+  int64_t scratch = 0;           // bytes of the folds' scratch, which comes first; 0 where no fold needs any
+  int64_t bytes = 0;             // altogether
+  // Arrays of a fixed size may not take more than 48 KiB; beyond that a launch gives the bytes.
+  bool dynamic = false;
+};
+SharedMemory shared_memory(const loops::Kernel& kernel);
+// The bytes that a launch of the kernel must give.
+int dynamic_shared_bytes(const loops::Kernel& kernel);
+
+// The scratch that one Combine wants: the same case distinction as codegen/cuda_fold_threads.cuh.
+int64_t scratch_bytes(const loops::Kernel& kernel, const loops::Combine& combine);
+
+// Every statement of a body and of the bodies in it.
+template <class F>
+void for_each(const loops::Body& body, const F& f) {
+  for (const loops::Stmt& stmt : body) {
+    std::visit(
+        [&](const auto& node) {
+          f(node);
+          if constexpr (requires { node.body; }) for_each(node.body, f);
+        },
+        stmt.node);
+  }
+}
+
+}  // namespace jf::codegen

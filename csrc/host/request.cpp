@@ -1,0 +1,38 @@
+#include "host/request.h"
+
+#include "base/error.h"
+#include "ir/text.h"
+#include "lower/lower.h"
+
+namespace jf::host {
+
+Request parse_request(std::string_view program) {
+  constexpr std::string_view kSchedule = "\nschedule {";
+  const size_t end = program.find(kSchedule);
+  Request request{ir::parse(program.substr(0, end)), std::nullopt};
+  if (end != program.npos) request.schedule = schedule::parse(request.fusion, program.substr(end));
+  return request;
+}
+
+Program build(const Request& request, const Target& target) {
+  const auto& [fusion, schedule] = request;
+  if (!schedule) return build(fusion, target);
+  Program program;
+  program.name = fusion.name;
+  std::vector<BufferRef> buffers;
+  auto add = [&](const std::vector<ir::ValueId>& ids, BufferKind kind, std::vector<int64_t>& bytes) {
+    for (ir::ValueId id : ids) {
+      buffers.push_back({kind, static_cast<int64_t>(bytes.size())});
+      bytes.push_back(ir::elements(fusion.values[id]) * size_of(fusion.values[id].dtype));
+    }
+  };
+  add(fusion.inputs, BufferKind::kInput, program.input_bytes);
+  add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
+  program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
+  program.schedule = schedule::print(fusion, *schedule);
+  program.scheduled = {{fusion, *schedule}};
+  program.steps.push_back(KernelStep{lower::lower(fusion, *schedule, target), std::move(buffers)});
+  return program;
+}
+
+}  // namespace jf::host

@@ -1,0 +1,27 @@
+// Where conditions stand: as far out as what they depend on allows, and never around what all threads must reach.
+#pragma once
+
+#include <set>
+#include <vector>
+
+#include "loops/kernel.h"
+
+namespace jf::lower {
+
+// A statement that has an effect only where the condition holds.
+struct Guarded {
+  loops::Condition when;
+  loops::Stmt stmt;
+  bool barrier = false;  // the threads of a block meet in it
+};
+
+// Loop variables that differ between the threads of a block.
+using ThreadVariables = std::set<int64_t>;
+
+// The statements as the body of the loop over `variable`, and the condition under which any of it has an effect: what
+// does not depend on the loop.
+Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);
+// The statements as the body of a kernel.
+loops::Body close(std::vector<Guarded> statements, const ThreadVariables& threads);
+
+}  // namespace jf::lower

@@ -1,0 +1,399 @@
+#include "plan/clusters.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "base/error.h"
+#include "schedule/axes.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Fusion;
+using ir::Op;
+using ir::OpKind;
+using ir::Reduce;
+using ir::ValueId;
+
+// Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
+constexpr int kMaxReductions = 16, kMaxOps = 400;
+// Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns.
+constexpr int64_t kMaxColumns = 8 << 10;
+constexpr int kMaxColumnFolds = 4;
+constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
+// Reductions of as few elements share a launch even where they read nothing in common.
+constexpr int64_t kSmallSpace = 4 << 20;
+constexpr ValueId kAnySource = -1;
+
+class Bits {
+ public:
+  bool test(int i) const { return word(i) < words_.size() && ((words_[word(i)] >> (i & 63)) & 1); }
+  void set(int i) {
+    if (word(i) >= words_.size()) words_.resize(word(i) + 1, 0);
+    words_[word(i)] |= uint64_t{1} << (i & 63);
+  }
+  // Whether anything was added.
+  bool add(const Bits& other) {
+    if (other.words_.size() > words_.size()) words_.resize(other.words_.size(), 0);
+    bool changed = false;
+    for (size_t w = 0; w < other.words_.size(); ++w) {
+      changed = changed || (other.words_[w] & ~words_[w]) != 0;
+      words_[w] |= other.words_[w];
+    }
+    return changed;
+  }
+  template <class Function>
+  void each(Function function) const {
+    for (size_t w = 0; w < words_.size(); ++w) {
+      for (uint64_t rest = words_[w]; rest != 0; rest &= rest - 1) {
+        function(static_cast<int>(64 * w) + __builtin_ctzll(rest));
+      }
+    }
+  }
+
+ private:
+  static size_t word(int i) { return static_cast<size_t>(i) >> 6; }
+  std::vector<uint64_t> words_;
+};
+
+class Finder {
+ public:
+  explicit Finder(const Fusion& fusion)
+      : fusion_(fusion), source_(fusion.values.size(), -1), sealed_(fusion.values.size(), false),
+        waits_for_(fusion.values.size()) {
+    result_.of.assign(fusion.values.size(), -1);
+    result_.places.resize(fusion.values.size());
+    for (ValueId id : fusion.inputs) source_[id] = id;
+    for (size_t i = 0; i < fusion.ops.size(); ++i) place(i);
+    join_column_folds();
+  }
+
+  Clusters finish() && {
+    std::vector<int> number(building_.size(), -1);
+    for (int& cluster : result_.of) {
+      if (cluster < 0) continue;
+      cluster = find(cluster);
+      if (number[cluster] < 0) {
+        number[cluster] = static_cast<int>(result_.all.size());
+        result_.all.push_back(building_[cluster].cluster);
+      }
+      cluster = number[cluster];
+    }
+    return std::move(result_);
+  }
+
+ private:
+  struct Building {
+    Cluster cluster;
+    int reductions = 0, ops = 0, column_folds = 0;
+    Bits waits_for;  // clusters whose values it reads, directly or through others
+    int merged_into = -1;
+    std::vector<ValueId> sources;
+  };
+  // Space and what the rows are read from.
+  using Sibling = std::tuple<std::vector<int64_t>, std::vector<bool>, ValueId>;
+
+  int find(int cluster) const {
+    while (building_[cluster].merged_into >= 0) cluster = building_[cluster].merged_into;
+    return cluster;
+  }
+
+  int bound_to(ValueId value) const { return result_.of[value] < 0 ? -1 : find(result_.of[value]); }
+
+  // Clusters that a value read from memory waits for.
+  Bits all_before(ValueId value) const {
+    Bits all;
+    auto add = [&](int cluster) {
+      cluster = find(cluster);
+      all.set(cluster);
+      all.add(building_[cluster].waits_for);
+    };
+    if (const int cluster = bound_to(value); cluster >= 0) add(cluster);
+    waits_for_[value].each(add);
+    return all;
+  }
+
+  // Adds to a cluster, and to all that wait for it, what it waits for.
+  void wait(int cluster, const Bits& before) {
+    if (!building_[cluster].waits_for.add(before)) return;
+    for (Building& other : building_) {
+      if (other.waits_for.test(cluster)) other.waits_for.add(building_[cluster].waits_for);
+    }
+  }
+
+  bool can_merge(int a, int b) const {
+    const Building &first = building_[a], &second = building_[b];
+    return first.cluster.space == second.cluster.space && !first.waits_for.test(b) && !second.waits_for.test(a) &&
+           first.cluster.parts == 0 && second.cluster.parts == 0 &&
+           first.reductions + second.reductions <= kMaxReductions && first.ops + second.ops <= kMaxOps;
+  }
+  void merge(int into, int from) {
+    Building &kept = building_[into], &gone = building_[from];
+    kept.reductions += gone.reductions;
+    kept.ops += gone.ops;
+    kept.column_folds += gone.column_folds;
+    for (ValueId source : gone.sources) note_source(into, source);
+    gone.merged_into = into;
+    wait(into, gone.waits_for);
+    for (Building& other : building_) {
+      if (!other.waits_for.test(from) && !other.waits_for.test(into)) continue;
+      other.waits_for.set(into);
+      other.waits_for.add(kept.waits_for);
+    }
+  }
+
+  int64_t elements(ValueId value) const { return ir::elements(fusion_.values[value]); }
+  static int64_t elements(const Space& space) {
+    int64_t count = 1;
+    for (int64_t extent : space.extents) count *= extent;
+    return count;
+  }
+
+  void note_source(int cluster, ValueId source) {
+    const Space& space = building_[cluster].cluster.space;
+    if (source < 0 || elements(source) != elements(space)) return;
+    siblings_[{space.extents, space.folded, source}] = cluster;
+    building_[cluster].sources.push_back(source);
+  }
+
+  void place(size_t number) {
+    const Op& op = fusion_.ops[number];
+    for (ValueId id : op.inputs) {
+      ValueId& source = source_[op.output];
+      if (source < 0 || elements(source_[id]) > elements(source)) source = source_[id];
+    }
+    const bool reduces = std::holds_alternative<Reduce>(op.attribute);
+    if (reduces || op.kind == OpKind::kGroupedMatmul || op.inputs.empty()) source_[op.output] = op.output;
+    if (reduces) return place_reduction(number);
+    if (op.kind != OpKind::kGroupedMatmul && join_operands(op)) return;
+    for (ValueId id : op.inputs) {
+      waits_for_[op.output].add(waits_for_[id]);
+      if (const int cluster = bound_to(id); cluster >= 0) waits_for_[op.output].set(cluster);
+    }
+  }
+
+  // Joins the latest cluster that can take the op, after merging those of its operands where that is possible.
+  bool join_operands(const Op& op) {
+    std::vector<int> candidates;
+    for (ValueId id : op.inputs) {
+      const int cluster = sealed_[id] ? -1 : bound_to(id);
+      if (cluster >= 0 && std::find(candidates.begin(), candidates.end(), cluster) == candidates.end()) {
+        candidates.push_back(cluster);
+      }
+    }
+    std::sort(candidates.begin(), candidates.end());
+    while (!candidates.empty()) {
+      const int cluster = candidates.back();
+      candidates.pop_back();
+      const std::optional<Place> place = place_in(op, cluster);
+      if (!place) continue;
+      for (int other : candidates) {
+        if (place_in(op, other) == place && can_merge(cluster, other)) merge(cluster, other);
+      }
+      if (join(op, cluster)) return true;
+    }
+    return false;
+  }
+
+  bool join(const Op& op, int cluster) {
+    const std::optional<Place> place = place_in(op, cluster);
+    if (!place || building_[cluster].ops >= kMaxOps) return false;
+    Bits before;
+    for (ValueId id : op.inputs) {
+      if (bound_to(id) == cluster && !sealed_[id]) continue;
+      before.add(all_before(id));
+    }
+    if (before.test(cluster)) return false;
+    wait(cluster, before);
+    take(op, cluster, *place);
+    return true;
+  }
+
+  void take(const Op& op, int cluster, Place place) {
+    result_.of[op.output] = cluster;
+    result_.places[op.output] = std::move(place);
+    ++building_[cluster].ops;
+    for (ValueId id : op.inputs) note_source(cluster, source_[id]);
+  }
+
+  // Where the result is in the cluster's space, from the operands that the cluster computes. New axes of a broadcast
+  // are axes of the space that the operand lacks, in their order. Nothing where they are none.
+  std::optional<Place> place_in(const Op& op, int cluster) const {
+    if (op.kind == OpKind::kTranspose) return std::nullopt;
+    const Space& space = building_[cluster].cluster.space;
+    const std::vector<ir::Axis>& axes = fusion_.values[op.output].axes;
+    std::optional<Place> found;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const ValueId id = op.inputs[i];
+      if (bound_to(id) != cluster || sealed_[id]) continue;
+      Place place(axes.size(), -1);
+      const std::vector<int> to = schedule::result_axes(fusion_, op, i);
+      for (size_t a = 0; a < to.size(); ++a) {
+        if (to[a] >= 0) place[to[a]] = result_.places[id][a];
+      }
+      if (found && *found != place) return std::nullopt;
+      found = place;
+    }
+    if (!found) return std::nullopt;
+    int next = 0;
+    for (size_t a = 0; a < axes.size(); ++a) {
+      int& axis = (*found)[a];
+      if (axes[a].extent == 1) continue;
+      if (axis < 0) {
+        const auto later = std::find_if(found->begin() + static_cast<std::ptrdiff_t>(a), found->end(),
+                                        [](int known) { return known >= 0; });
+        const int end = later == found->end() ? static_cast<int>(space.extents.size()) : *later;
+        while (next < end && space.extents[next] != axes[a].extent) ++next;
+        if (next >= end) return std::nullopt;
+        axis = next;
+      }
+      if (axis < next) return std::nullopt;
+      next = axis + 1;
+    }
+    return found;
+  }
+
+  void place_reduction(size_t number) {
+    const Op& op = fusion_.ops[number];
+    const Reduce& reduce = std::get<Reduce>(op.attribute);
+    const ValueId operand = op.inputs[0];
+    const int own = sealed_[operand] ? -1 : bound_to(operand);
+    if (own >= 0 && fold(number, own, result_.places[operand])) return;
+
+    Space space;
+    Place place;
+    const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
+    for (size_t a = 0; a < axes.size(); ++a) {
+      place.push_back(axes[a].extent == 1 ? -1 : static_cast<int>(space.extents.size()));
+      if (axes[a].extent == 1) continue;
+      space.extents.push_back(axes[a].extent);
+      space.folded.push_back(std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(a)));
+    }
+    auto fold_in_sibling = [&](const std::vector<bool>& folded, ValueId source) {
+      const auto sibling = siblings_.find({space.extents, folded, source});
+      return sibling != siblings_.end() && fold(number, find(sibling->second), place);
+    };
+    std::vector<bool> others = space.folded;
+    others.flip();
+    const bool small = elements(space) <= kSmallSpace;
+    if (fold_in_sibling(space.folded, source_[operand]) || fold_in_sibling(others, source_[operand]) ||
+        (small && fold_in_sibling(space.folded, kAnySource))) {
+      return;
+    }
+    const int cluster = static_cast<int>(building_.size());
+    building_.emplace_back().cluster.space = space;
+    if (small) siblings_[{space.extents, space.folded, kAnySource}] = cluster;
+    const bool folded = fold(number, cluster, place);
+    JF_CHECK(folded, "a cluster refuses its own reduction ", fusion_.values[op.output].name);
+  }
+
+  // Takes a reduction whose operand has the given place, if its axes are those that the cluster folds; in parts also if
+  // they are all the others.
+  bool fold(size_t number, int cluster, const Place& operand) {
+    const Op& op = fusion_.ops[number];
+    const Reduce& reduce = std::get<Reduce>(op.attribute);
+    Building& building = building_[cluster];
+    const Space& space = building.cluster.space;
+    if (building.reductions >= kMaxReductions || building.ops >= kMaxOps) return false;
+    Place dims;
+    std::vector<bool> folded(space.extents.size(), false);
+    for (int64_t dim : reduce.dims) {
+      dims.push_back(operand[dim]);
+      if (operand[dim] >= 0) folded[operand[dim]] = true;
+    }
+    std::vector<bool> others = space.folded;
+    others.flip();
+    const bool along = folded == space.folded, across = reduce.parts > 0 && folded == others && building.reductions > 0;
+    if (!along && !across) return false;
+    if (reduce.parts > 0) {
+      JF_CHECK(dims[0] >= 0, "parts of an axis of extent 1");
+      const Cluster& c = building.cluster;
+      const bool first = along && building.reductions == 0;
+      if (!first && c.parts == 0 && along) return false;
+      if (c.parts > 0 && (c.parts != reduce.parts || c.split_axis != dims[0])) return false;
+      if (across && (reduce.parts < kEnoughParts || !takes_column_fold(cluster))) return false;
+    } else if (building.cluster.split_axis >= 0 && space.folded[building.cluster.split_axis]) {
+      return false;  // the kernel sees no whole row
+    }
+    if (bound_to(op.inputs[0]) != cluster || sealed_[op.inputs[0]]) {
+      const Bits before = all_before(op.inputs[0]);
+      if (before.test(cluster)) return false;
+      wait(cluster, before);
+    }
+    if (reduce.parts > 0) {
+      building_[cluster].cluster.parts = reduce.parts;
+      building_[cluster].cluster.split_axis = dims[0];
+      building_[cluster].column_folds += across;
+    }
+    record(number, cluster, operand, std::move(dims));
+    return true;
+  }
+  void record(size_t number, int cluster, const Place& operand, Place dims) {
+    const Op& op = fusion_.ops[number];
+    const Reduce& reduce = std::get<Reduce>(op.attribute);
+    Place place;
+    for (size_t a = 0; a < operand.size(); ++a) {
+      const auto dim = static_cast<int64_t>(a);
+      const bool goes = std::binary_search(reduce.dims.begin(), reduce.dims.end(), dim);
+      if (!goes || (reduce.parts > 0 && dim == reduce.dims[0])) place.push_back(operand[a]);
+    }
+    sealed_[op.output] = reduce.parts > 0;
+    result_.folds[number] = std::move(dims);
+    ++building_[cluster].reductions;
+    take(op, cluster, std::move(place));
+  }
+
+  bool takes_column_fold(int cluster) const {
+    const Building& building = building_[cluster];
+    int64_t row = 1;
+    for (size_t a = 0; a < building.cluster.space.extents.size(); ++a) {
+      if (building.cluster.space.folded[a]) row *= building.cluster.space.extents[a];
+    }
+    const bool innermost = building.cluster.space.folded.back();
+    return innermost && row <= kMaxColumns && building.column_folds < kMaxColumnFolds;
+  }
+
+  // Column folds that came before the rows of the same values were folded.
+  void join_column_folds() {
+    for (int c = 0; c < static_cast<int>(building_.size()); ++c) {
+      Building& columns = building_[c];
+      if (columns.merged_into >= 0 || columns.cluster.parts == 0 || columns.column_folds > 0 ||
+          !columns.cluster.space.folded[columns.cluster.split_axis] || columns.ops != columns.reductions) {
+        continue;
+      }
+      Space rows = columns.cluster.space;
+      rows.folded.flip();
+      const std::vector<ValueId> sources = columns.sources;
+      for (ValueId source : sources) {
+        const auto sibling = siblings_.find({rows.extents, rows.folded, source});
+        if (sibling == siblings_.end()) continue;
+        const int into = find(sibling->second);
+        Building& kept = building_[into];
+        const bool same_parts = kept.cluster.parts == 0 || (kept.cluster.parts == columns.cluster.parts &&
+                                                            kept.cluster.split_axis == columns.cluster.split_axis);
+        const bool fits = columns.cluster.parts >= kEnoughParts && kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
+        if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
+        kept.cluster.parts = columns.cluster.parts;
+        kept.cluster.split_axis = columns.cluster.split_axis;
+        columns.column_folds = columns.reductions;
+        merge(into, c);
+        break;
+      }
+    }
+  }
+
+  const Fusion& fusion_;
+  Clusters result_;
+  std::vector<ValueId> source_;  // by value: the memory or counter that most of it comes from
+  std::vector<bool> sealed_;     // by value: parts, which only memory can hand on
+  std::vector<Bits> waits_for_;  // by free value: clusters whose values it is computed from
+  std::vector<Building> building_;
+  std::map<Sibling, int> siblings_;
+};
+
+}  // namespace
+
+Clusters find_clusters(const Fusion& fusion) { return Finder(fusion).finish(); }
+
+}  // namespace jf::plan

@@ -1,0 +1,42 @@
+// Which ops belong to the kernel of a reduction: the reductions of one space along the same axes, and what is computed
+// from them along its axes, back to the whole space included. What leads to them stays free: the kernels that need it
+// compute it.
+//
+// One pass in the order of the ops. An op joins a cluster unless one of its operands comes from that cluster through
+// memory, so that clusters never wait for each other.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "ir/fusion.h"
+
+namespace jf::plan {
+
+// For each axis of a value, the axis of the space that has its index; -1 where the extent is 1.
+using Place = std::vector<int>;
+
+// The axes over which a kernel's loops run, those of extent 1 left out, and which of them its reductions fold.
+struct Space {
+  std::vector<int64_t> extents;
+  std::vector<bool> folded;
+  bool operator==(const Space&) const = default;
+};
+
+struct Cluster {
+  Space space;
+  int split_axis = -1;  // the axis of the space that reductions in parts split; -1 without such
+  int64_t parts = 0;
+};
+
+struct Clusters {
+  std::vector<Cluster> all;
+  std::vector<int> of;           // by value: the cluster that computes it; -1 for free values
+  std::vector<Place> places;     // by value of a cluster
+  std::map<size_t, Place> folds;  // by number of a reduction: the axes of the space that its dims are
+};
+
+Clusters find_clusters(const ir::Fusion& fusion);
+
+}  // namespace jf::plan

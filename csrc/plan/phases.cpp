@@ -1,0 +1,251 @@
+#include "plan/phases.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "ir/verify.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Fusion;
+using ir::Op;
+using ir::OpClass;
+using ir::OpKind;
+using ir::Reduce;
+using ir::Value;
+using ir::ValueId;
+
+// Arithmetic that costs more than keeping its result.
+constexpr int kDear = 8;
+
+int cost_of(const Op& op) {
+  const ir::OpInfo& info = ir::info(op.kind);
+  if (info.op_class != OpClass::kPointwise) return 0;
+  if (op.kind == OpKind::kDiv || op.kind == OpKind::kSqrt || op.kind == OpKind::kRsqrt) return kDear / 2;
+  const bool simple = op.kind == OpKind::kIsFinite || op.kind == OpKind::kFloor || op.kind == OpKind::kCeil;
+  return info.operands == ir::OperandTypes::kFloating && !simple ? kDear : 1;
+}
+
+// Stands for a phase where a value is used outside of the rows.
+constexpr int kOutside = -1;
+
+class Splitter {
+ public:
+  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep)
+      : segment_(segment), in_rows_(traffic.in_rows), keep_(keep), phase_(segment.values.size(), 0),
+        cost_(segment.values.size(), 0), needed_(segment.values.size()), by_end_(segment.values.size(), false),
+        kept_(segment.values.size(), false), is_input_(segment.values.size(), false) {
+    for (ValueId id : segment.inputs) is_input_[id] = true;
+    across_rows_ = std::find(traffic.across.begin(), traffic.across.end(), true) != traffic.across.end();
+    find_phases();
+    decide();
+    write();
+    count();
+  }
+
+  Phases finish() && {
+    ir::verify(result_.fusion);
+    return std::move(result_);
+  }
+
+ private:
+  // A reduction across the rows waits for nothing and nothing waits for it.
+  bool folds_across(const Op& op) const {
+    const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
+    return across_rows_ && reduce != nullptr && reduce->parts > 0;
+  }
+
+  void find_phases() {
+    for (const Op& op : segment_.ops) {
+      int phase = 0;
+      for (ValueId id : op.inputs) phase = std::max(phase, phase_[id]);
+      if (std::holds_alternative<Reduce>(op.attribute)) result_.count = std::max(result_.count, ++phase);
+      phase_[op.output] = phase;
+      if (in_rows_[op.output] && !folds_across(op)) result_.count = std::max(result_.count, phase + 1);
+    }
+  }
+
+  // The phases in which a value is needed are known once all that use it are decided.
+  void settle(ValueId value) {
+    if (by_end_[value] && needed_[value].empty()) needed_[value].insert(phase_[value]);
+  }
+
+  void decide() {
+    for (ValueId id : segment_.outputs) by_end_[id] = true;
+    // Forwards: the cost of computing a value from memory.
+    for (const Op& op : segment_.ops) {
+      int cost = cost_of(op);
+      for (ValueId id : op.inputs) cost += in_rows_[id] ? cost_[id] : 0;
+      cost_[op.output] = std::min(cost, 1 << 20);
+    }
+    for (auto op = segment_.ops.rbegin(); op != segment_.ops.rend(); ++op) {
+      const bool reduces = std::holds_alternative<Reduce>(op->attribute);
+      settle(op->output);
+      const std::set<int>& needed = needed_[op->output];
+      if (folds_across(*op)) {
+        by_end_[op->inputs[0]] = true;
+        continue;
+      }
+      if (reduces || !in_rows_[op->output]) {
+        // Outside of the rows only a reduction needs a value of the rows.
+        for (ValueId id : op->inputs) needed_[id].insert(reduces ? phase_[op->output] - 1 : kOutside);
+        continue;
+      }
+      kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && cost_[op->output] >= kDear;
+      for (ValueId id : op->inputs) {
+        if (kept_[op->output]) {
+          needed_[id].insert(*needed.begin());
+        } else {
+          needed_[id].insert(needed.begin(), needed.end());
+        }
+      }
+    }
+    for (ValueId id : segment_.inputs) {
+      settle(id);
+      kept_[id] = keep_ == Keep::kRows && needed_[id].size() > 1 && is_row_of(id);
+    }
+  }
+
+  // Whether the input has every element of the iteration domain and every use in the rows has the same element.
+  bool is_row_of(ValueId input) const {
+    int64_t size = 0;
+    std::optional<std::vector<int64_t>> seen;
+    for (const Op& op : segment_.ops) {
+      if (op.kind == OpKind::kTranspose) return false;
+      for (ValueId id : op.inputs) {
+        if (id != input) continue;
+        const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
+        const bool same_axes = reduce != nullptr || ir::info(op.kind).op_class == OpClass::kPointwise;
+        if (!same_axes) return false;
+        if (reduce == nullptr && !in_rows_[op.output]) return false;
+      }
+    }
+    for (const Op& op : segment_.ops) {
+      if (std::holds_alternative<Reduce>(op.attribute)) {
+        size = std::max(size, ir::elements(segment_.values[op.inputs[0]]));
+      }
+    }
+    return ir::elements(segment_.values[input]) == size;
+  }
+
+  ValueId add_value(Value value) {
+    const std::string name = value.name;
+    for (int copy = 2; !names_.insert(value.name).second; ++copy) value.name = cat(name, "_", copy);
+    result_.fusion.values.push_back(std::move(value));
+    return static_cast<ValueId>(result_.fusion.values.size()) - 1;
+  }
+
+  // The value as a phase uses it; values outside of the rows and kept ones are the same in all.
+  ValueId in_phase(ValueId value, int phase) {
+    const auto& made = made_[value];
+    const auto own = made.find(phase);
+    JF_CHECK(own != made.end() || made.size() == 1, segment_.values[value].name, " is not computed in phase ", phase);
+    return own != made.end() ? own->second : made.begin()->second;
+  }
+
+  void write() {
+    Fusion& fusion = result_.fusion;
+    fusion.name = segment_.name;
+    names_.insert(fusion.name);
+    for (const Value& value : segment_.values) used_names_.insert(value.name);
+    made_.resize(segment_.values.size());
+    for (ValueId id : segment_.inputs) {
+      const ValueId input = add_value(segment_.values[id]);
+      fusion.inputs.push_back(input);
+      made_[id][0] = input;
+    }
+    for (ValueId id : segment_.inputs) {
+      if (!kept_[id]) continue;
+      Value kept = segment_.values[id];
+      kept.name += "_kept";
+      while (used_names_.count(kept.name) > 0) kept.name += "_";
+      const ValueId input = made_[id][0];
+      made_[id] = {{0, add_op({OpKind::kCopy, {input}, 0, {}, ""}, {input}, std::move(kept))}};
+    }
+    for (const Op& op : segment_.ops) {
+      const bool in_rows = in_rows_[op.output] || op.kind == OpKind::kConstant;
+      const bool copies = in_rows && !kept_[op.output] && !needed_[op.output].empty();
+      std::set<int> phases = copies ? needed_[op.output] : std::set<int>{phase_[op.output]};
+      for (int phase : phases) {
+        const bool reduces = std::holds_alternative<Reduce>(op.attribute);
+        int used_in = reduces ? phase - 1 : in_rows_[op.output] ? phase : kOutside;
+        if (!copies && in_rows_[op.output] && !needed_[op.output].empty()) used_in = *needed_[op.output].begin();
+        if (folds_across(op)) used_in = *needed_[op.inputs[0]].begin();
+        std::vector<ValueId> operands;
+        for (ValueId id : op.inputs) operands.push_back(in_phase(id, used_in));
+        made_[op.output][phase] = add_op(op, std::move(operands), segment_.values[op.output]);
+      }
+    }
+    for (const Op& op : segment_.ops) {
+      const bool outside = !in_rows_[op.output] && op.kind != OpKind::kConstant;
+      if (outside || kept_[op.output]) result_.outside.push_back(made_[op.output].begin()->second);
+    }
+    for (ValueId id : segment_.inputs) {
+      if (kept_[id]) result_.outside.push_back(made_[id][0]);
+    }
+    for (ValueId id : segment_.outputs) {
+      const int phase = needed_[id].empty() ? phase_[id] : *needed_[id].begin();
+      fusion.outputs.push_back(is_input_[id] ? fusion.inputs[input_number(id)] : in_phase(id, phase));
+    }
+  }
+  size_t input_number(ValueId id) const {
+    return static_cast<size_t>(std::find(segment_.inputs.begin(), segment_.inputs.end(), id) -
+                               segment_.inputs.begin());
+  }
+  ValueId add_op(const Op& op, std::vector<ValueId> operands, const Value& like) {
+    const ValueId result = add_value(like);
+    result_.fusion.ops.push_back({op.kind, std::move(operands), result, op.attribute, op.label});
+    return result;
+  }
+
+  // What is alive between two phases, at the most.
+  void count() {
+    std::vector<int64_t> alive(static_cast<size_t>(result_.count) + 1, 0);
+    for (size_t id = 0; id < segment_.values.size(); ++id) {
+      if (!kept_[id]) continue;
+      const int64_t bytes = std::max<int64_t>(4, size_of(compute_dtype(segment_.values[id].dtype)));
+      for (int phase = *needed_[id].begin(); phase < *needed_[id].rbegin(); ++phase) alive[phase] += bytes;
+    }
+    result_.kept_bytes = *std::max_element(alive.begin(), alive.end());
+    for (const Op& op : segment_.ops) {
+      if (folds_across(op)) {
+        result_.column_bytes += std::max<int64_t>(4, size_of(compute_dtype(segment_.values[op.output].dtype)));
+      }
+    }
+  }
+
+  const Fusion& segment_;
+  const std::vector<bool>& in_rows_;
+  const Keep keep_;
+  std::vector<int> phase_;             // by value: the first phase after all that it needs
+  std::vector<int> cost_;              // by value of the rows: of computing it from memory
+  std::vector<std::set<int>> needed_;  // by value: the phases that use it
+  std::vector<bool> by_end_;           // by value: any phase can store it or fold it across the rows
+  std::vector<bool> kept_;
+  std::vector<bool> is_input_;
+  bool across_rows_ = false;
+  Phases result_;
+  std::set<std::string> names_, used_names_;
+  std::vector<std::map<int, ValueId>> made_;  // by value and phase
+};
+
+}  // namespace
+
+std::string_view name(Keep keep) {
+  switch (keep) {
+    case Keep::kNothing: return "nothing";
+    case Keep::kDear: return "dear";
+    case Keep::kRows: return "rows";
+  }
+  JF_CHECK(false, "keep ", static_cast<int>(keep));
+}
+
+Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep) {
+  return Splitter(segment, traffic, keep).finish();
+}
+
+}  // namespace jf::plan

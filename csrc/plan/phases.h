@@ -1,0 +1,29 @@
+// The phases of a reduction kernel: it goes along each row once for the reductions that read only memory, again for
+// those that need their results, and so on. A value of the row that several phases need is kept in registers or
+// computed again in each.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "ir/fusion.h"
+#include "plan/traffic.h"
+
+namespace jf::plan {
+
+// What is kept from phase to phase: nothing; what is dear to compute; also what is read from memory.
+enum class Keep : uint8_t { kNothing, kDear, kRows };
+std::string_view name(Keep keep);
+
+struct Phases {
+  ir::Fusion fusion;  // the segment's inputs and outputs in their order; every value is used in one phase or kept
+  std::vector<ir::ValueId> outside;  // values of `fusion` that are computed outside of the rows or kept between phases
+  int count = 1;             // phases
+  int64_t kept_bytes = 0;    // of one element of the row: what is kept at the same time, in compute_dtype
+  int64_t column_bytes = 0;  // of one element of the row: accumulators of reductions across the rows
+};
+
+Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep);
+
+}  // namespace jf::plan

@@ -1,0 +1,93 @@
+#include "plan/reduction.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/reduction_platforms.h"
+
+namespace jf::plan {
+namespace {
+
+// A reduction has all axes of the iteration domain, one in parts the parts as well.
+ir::ValueId reference_of(const ir::Fusion& fusion) {
+  ir::ValueId reference = -1;
+  for (const ir::Op& op : fusion.ops) {
+    const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    if (reduce == nullptr) continue;
+    if (reduce->parts > 0) return op.output;
+    if (reference < 0) reference = op.output;
+  }
+  JF_CHECK(reference >= 0, fusion.name, " has no reduction");
+  return reference;
+}
+
+// Where the loops along the rows begin: the innermost position at which a reduction is complete.
+int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedule) {
+  int position = 0;
+  for (const ir::Op& op : fusion.ops) {
+    if (std::holds_alternative<ir::Reduce>(op.attribute)) {
+      position = std::max(position, schedule.domains[op.output].inline_at);
+    }
+  }
+  return position;
+}
+
+std::string_view name(ThreadsAlong along) {
+  switch (along) {
+    case ThreadsAlong::kRow: return "row";
+    case ThreadsAlong::kRows: return "rows";
+    case ThreadsAlong::kColumns: return "columns";
+  }
+  JF_CHECK(false, "threads along ", static_cast<int>(along));
+}
+
+struct Printer {
+  std::string operator()(const CpuReduction& p) const {
+    return cat("cpu lane_loop=", p.lane_loop, " lanes=", p.lanes, " chunk=", p.chunk, " keep=", name(p.keep),
+               " tasks=", p.tasks);
+  }
+  std::string operator()(const CudaReduction& p) const {
+    return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads, " threads_y=", p.threads_y,
+               " unroll=", p.unroll, " keep=", name(p.keep));
+  }
+};
+
+struct Writer {
+  schedule::Scheduler& scheduler;
+  ir::ValueId reference;
+  const Traffic& traffic;
+
+  void operator()(const CpuReduction& p) const { schedule_cpu(scheduler, reference, traffic, p); }
+  void operator()(const CudaReduction& p) const { schedule_cuda(scheduler, reference, traffic, p); }
+};
+
+}  // namespace
+
+ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& target) {
+  const Traffic facts = traffic(segment, reference_of(segment));
+  if (target.platform == Platform::kCpu) return propose_cpu(RowFacts{segment, facts}, target);
+  return propose_cuda(RowFacts{segment, facts}, target);
+}
+
+std::string print(const ReductionParameters& parameters) { return std::visit(Printer{}, parameters); }
+
+ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
+  const Traffic facts = traffic(segment, reference_of(segment));
+  const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
+  Phases phases = split_phases(segment, facts, keep);
+  ReductionKernel kernel{std::move(phases.fusion), {}};
+  const ir::ValueId reference = reference_of(kernel.fusion);
+  schedule::Scheduler scheduler(kernel.fusion);
+  std::visit(Writer{scheduler, reference, facts}, parameters);
+  scheduler.transform_like(reference);
+  scheduler.parallelize_like(reference);
+  scheduler.inline_most();
+  const int before_rows = loops_before_rows(kernel.fusion, scheduler.schedule());
+  for (ir::ValueId id : phases.outside) {
+    scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));
+  }
+  kernel.schedule = scheduler.schedule();
+  return kernel;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,51 @@
+// The reduction strategy: loops over the kept axes, inside them loops over the axes that the reductions fold, gone
+// along once for every phase (plan/phases.h).
+//
+// propose_reduction() decides with numbers, reduction_kernel() writes the fusion and the schedule that they describe.
+// Any parameters give the same result; a test or a person may force others.
+#pragma once
+
+#include <string>
+#include <variant>
+
+#include "base/target.h"
+#include "ir/fusion.h"
+#include "plan/phases.h"
+#include "schedule/schedule.h"
+
+namespace jf::plan {
+
+// Loops are those of Traffic.
+struct CpuReduction {
+  int lane_loop = 0;  // the loop that runs in lanes
+  int64_t lanes = 1;  // values of a register, a power of two
+  int64_t chunk = 1;  // registers side by side, where lane_loop is kept
+  Keep keep = Keep::kNothing;
+  int64_t tasks = 1;  // calls that other threads may take
+  bool operator==(const CpuReduction&) const = default;
+};
+// What the threads x of a block run along: one row that is folded, many rows, or columns of which each is folded.
+enum class ThreadsAlong : uint8_t { kRow, kRows, kColumns };
+struct CudaReduction {
+  ThreadsAlong along = ThreadsAlong::kRow;
+  int lane_loop = 0;      // the loop of the vector accesses, and of the threads x unless they are along rows
+  int64_t lanes = 1;      // elements of a vector access
+  int64_t threads = 1;    // x: of a row, rows, or columns
+  int64_t threads_y = 1;  // rows of a block; for columns, parts of each column
+  int64_t unroll = 1;     // vectors of a thread along what is folded
+  Keep keep = Keep::kNothing;
+  bool operator==(const CudaReduction&) const = default;
+};
+using ReductionParameters = std::variant<CpuReduction, CudaReduction>;
+
+ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& target);
+// "cuda along=row lane_loop=1 lanes=4 threads=256 threads_y=1 unroll=4 keep=rows"
+std::string print(const ReductionParameters& parameters);
+
+struct ReductionKernel {
+  ir::Fusion fusion;  // the segment's inputs and outputs in their order
+  schedule::Schedule schedule;
+};
+ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters);
+
+}  // namespace jf::plan

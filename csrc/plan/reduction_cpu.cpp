@@ -1,0 +1,99 @@
+#include <algorithm>
+
+#include "plan/reduction_platforms.h"
+#include "plan/strategy_loops.h"
+
+namespace jf::plan {
+namespace {
+
+using schedule::Parallel;
+using schedule::Scheduler;
+
+constexpr int64_t kMaxLanes = 16;
+// Folding the lanes of a register costs about this many accesses.
+constexpr double kCombineCost = 10;
+// Accumulators of a row of columns stay in the first-level cache, few of them in registers.
+constexpr int64_t kMaxChunk = 64, kRegisters = 8;
+// Columns so short that a few registers are as fast.
+constexpr int64_t kShortColumn = 64;
+// What stays in the first-level and the second-level cache.
+constexpr int64_t kKeptBytes = 64 << 10, kCachedBytes = 512 << 10;
+
+// Iterations of all loops that are folded, or of all that are not.
+int64_t iterations(const Traffic& traffic, bool folded) {
+  int64_t count = 1;
+  for (size_t loop = 0; loop < traffic.extents.size(); ++loop) {
+    if (traffic.folded[loop] == folded) count *= traffic.extents[loop];
+  }
+  return count;
+}
+
+size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
+  size_t best = traffic.extents.size();
+  double best_cost = 0;
+  for (size_t loop = traffic.extents.size(); loop-- > 0;) {
+    const int64_t extent = traffic.extents[loop];
+    if (extent == 1 || traffic.across[loop]) continue;
+    double cost = lane_cost(traffic, loop, lanes);
+    if (traffic.folded[loop]) cost += kCombineCost / static_cast<double>(divide_up(extent, lanes));
+    if (best < traffic.extents.size() && cost >= best_cost) continue;
+    best = loop;
+    best_cost = cost;
+  }
+  return std::min(best, traffic.extents.size() - 1);
+}
+
+}  // namespace
+
+CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
+  const Traffic& traffic = facts.traffic;
+  CpuReduction p;
+  p.lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxLanes);
+  const size_t lane_loop = choose_lane_loop(traffic, p.lanes);
+  p.lane_loop = static_cast<int>(lane_loop);
+  while (p.lanes > 1 && p.lanes / 2 >= traffic.extents[lane_loop]) p.lanes /= 2;
+  p.tasks = task_count(traffic);
+
+  const Phases dear = facts.phases(Keep::kDear);
+  const int64_t column = iterations(traffic, true), vectors = divide_up(traffic.extents[lane_loop], p.lanes);
+  if (!traffic.folded[lane_loop]) {
+    p.chunk = std::min(vectors, column <= kShortColumn ? kRegisters / 2 : kMaxChunk);
+    // The next phase finds its columns in the cache.
+    const int64_t bytes = column * p.lanes * traffic.widest_lane;
+    while (dear.count > 1 && p.chunk > kRegisters / 2 && p.chunk * bytes > kCachedBytes) p.chunk /= 2;
+    const int64_t others = iterations(traffic, false) / traffic.extents[lane_loop];
+    while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < p.tasks) p.chunk /= 2;
+    p.chunk = divide_up(vectors, divide_up(vectors, p.chunk));
+  }
+  const int64_t side_by_side = traffic.folded[lane_loop] ? 1 : p.chunk * p.lanes;
+  if (dear.kept_bytes > 0 && column * side_by_side * dear.kept_bytes <= kKeptBytes) p.keep = Keep::kDear;
+  return p;
+}
+
+void schedule_cpu(Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic, const CpuReduction& p) {
+  collapse(scheduler, reference, traffic.collapse);
+  const int rank = loop_rank(scheduler, reference);
+  if (rank == 0) return;
+  const bool in_chunks = p.chunk > 1 && !traffic.folded[p.lane_loop], in_lanes = p.lanes > 1;
+  if (in_lanes) scheduler.split(reference, p.lane_loop, p.lanes);
+  if (in_chunks) scheduler.split(reference, p.lane_loop, p.chunk);
+  const int added = in_lanes + in_chunks;
+  // Kept loops, folded ones, then the columns side by side.
+  std::vector<int> order;
+  int task_loops = 0;
+  auto place = [&](int loop) { order.push_back(loop > p.lane_loop ? loop + added : loop); };
+  for (const bool folded : {false, true}) {
+    for (int loop = 0; loop < rank; ++loop) {
+      if (traffic.folded[loop] == folded && (!folded || loop != p.lane_loop)) place(loop);
+    }
+  }
+  if (traffic.folded[p.lane_loop]) place(p.lane_loop);
+  for (int loop = 0; loop < rank && !traffic.across[loop]; ++loop) task_loops += !traffic.folded[loop];
+  for (int i = 1; i <= added; ++i) order.push_back(p.lane_loop + i);
+  scheduler.reorder(reference, order);
+  if (in_lanes) scheduler.parallelize(reference, -1, Parallel::kVector);
+  if (in_chunks && p.chunk <= kRegisters) scheduler.parallelize(reference, rank, Parallel::kUnroll);
+  if (p.tasks > 1 && task_loops > 0) make_tasks(scheduler, reference, p.tasks, task_loops);
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,239 @@
+#include <algorithm>
+
+#include "plan/reduction_platforms.h"
+#include "plan/strategy_loops.h"
+
+namespace jf::plan {
+namespace {
+
+using schedule::Parallel;
+using schedule::Scheduler;
+
+constexpr int64_t kWarp = 32;
+// Threads of a block where rows or columns leave the choice.
+constexpr int64_t kSmallBlock = 128, kBlock = 256;
+// Vectors of a thread that are on their way together.
+constexpr int64_t kVectors = 4, kMaxUnroll = 16;
+// A thread has 255 registers of 4 bytes; arithmetic and addresses need most of the others.
+constexpr int64_t kKeptBytes = 64 * 4;
+// Neighbouring columns of a block, so that it reads whole sectors.
+constexpr int64_t kFewColumns = 8;
+// A row of as few vectors is one thread's, when there are rows for every thread.
+constexpr int64_t kRowOfThread = 8, kManyRows = 32 << 10;
+
+struct Shape {
+  size_t lane_loop = 0;
+  int64_t kept = 1, across = 1, folded = 1;
+};
+
+// Bytes that neighbouring threads along a loop read and write side by side, for each iteration of all loops.
+double contiguous_bytes(const Traffic& traffic, size_t loop) {
+  double bytes = 0;
+  for (const Access& access : traffic.accesses) {
+    if (access.steps[loop] != 1) continue;
+    double share = static_cast<double>(access.bytes);
+    for (size_t other = 0; other < access.steps.size(); ++other) {
+      if (access.steps[other] == 0) share /= static_cast<double>(std::max<int64_t>(traffic.extents[other], 1));
+    }
+    bytes += share;
+  }
+  return bytes;
+}
+
+Shape shape_of(const Traffic& traffic) {
+  Shape shape;
+  double most = -1;
+  for (size_t loop = traffic.extents.size(); loop-- > 0;) {
+    const int64_t extent = traffic.extents[loop];
+    (traffic.folded[loop] ? shape.folded : traffic.across[loop] ? shape.across : shape.kept) *= extent;
+    if (extent <= 1 || traffic.across[loop]) continue;
+    const double bytes = contiguous_bytes(traffic, loop);
+    if (bytes <= most) continue;
+    most = bytes;
+    shape.lane_loop = loop;
+  }
+  return shape;
+}
+
+int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
+
+// Keeps rows in registers where they fit.
+void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
+  const Phases phases = facts.phases(Keep::kRows);
+  const int64_t bytes = phases.kept_bytes + phases.column_bytes;
+  if (bytes == 0 || vectors > kMaxUnroll || vectors * p.lanes * bytes > kKeptBytes) return;
+  p.unroll = vectors;
+  if (phases.kept_bytes > 0) p.keep = Keep::kRows;
+}
+
+CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target) {
+  CudaReduction p;
+  p.lane_loop = static_cast<int>(shape.lane_loop);
+  p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
+  if (shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && shape.kept >= kManyRows) {
+    p.along = ThreadsAlong::kRows;
+    p.threads = kSmallBlock;
+    keep_rows(facts, p, shape.folded / p.lanes);
+    p.unroll = std::max(p.unroll, shape.folded / p.lanes);
+    return p;
+  }
+  while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
+  const int64_t vectors = shape.folded / p.lanes;
+  const Phases phases = facts.phases(Keep::kRows);
+  const int64_t bytes = p.lanes * (phases.kept_bytes + phases.column_bytes);
+  int64_t each = kVectors;
+  while (each > 1 && each * bytes > kKeptBytes) each /= 2;
+  const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
+  p.threads = std::clamp(round_up(divide_up(vectors, each), kWarp), kWarp, most);
+  each = divide_up(vectors, p.threads);
+  p.threads = std::min(p.threads, round_up(divide_up(vectors, each), kWarp));
+  const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
+  const int64_t block = shape.across > 1 ? kBlock : kSmallBlock;
+  const bool alone = shape.across == 1 && (p.threads > kWarp || rows < block / kWarp * target.multiprocessors);
+  if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, block / p.threads));
+  p.unroll = std::min(each, kVectors);
+  keep_rows(facts, p, each);
+  return p;
+}
+
+CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
+  CudaReduction p;
+  p.along = ThreadsAlong::kColumns;
+  p.lane_loop = static_cast<int>(shape.lane_loop);
+  p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
+  p.threads = kWarp;
+  const int64_t columns = facts.traffic.extents[shape.lane_loop];
+  while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;
+  auto blocks = [&] { return shape.kept / columns * divide_up(columns / p.lanes, p.threads); };
+  while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
+  while (p.threads > kFewColumns && blocks() < target.multiprocessors) p.threads /= 2;
+  p.threads_y = kBlock / p.threads;
+  while (p.threads_y / 2 >= shape.folded) p.threads_y /= 2;
+  const int64_t rows = divide_up(shape.folded, p.threads_y);
+  p.unroll = std::min(rows, 2 * kVectors);
+  keep_rows(facts, p, rows);
+  return p;
+}
+
+// Moves and merges the loops of a reference; positions change with each call.
+class Loops {
+ public:
+  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
+
+  int rank() const { return loop_rank(scheduler_, reference_); }
+  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
+  void split(int axis, int64_t factor) { scheduler_.split(reference_, axis, factor); }
+  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
+  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
+  // `count` neighbours become one; whether there is one.
+  bool merge(int first, int count) {
+    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, first);
+    return count > 0;
+  }
+  void move(int from, int to) {
+    std::vector<int> order;
+    for (int i = 0; i < rank(); ++i) {
+      if (i != from) order.push_back(i);
+    }
+    order.insert(order.begin() + to, from);
+    reorder(order);
+  }
+
+ private:
+  Scheduler& scheduler_;
+  ir::ValueId reference_;
+};
+
+// Splits an axis into one whose iterations are unrolled and, outside of it, the rest. How many axes were added.
+int unroll(Loops& loops, int axis, int64_t count) {
+  if (loops.extent(axis) > count && count > 1) {
+    loops.split(axis, count);
+    loops.parallelize(axis + 1, Parallel::kUnroll);
+    return 1;
+  }
+  if (loops.extent(axis) <= count) loops.parallelize(axis, Parallel::kUnroll);
+  return 0;
+}
+
+}  // namespace
+
+CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
+  const Shape shape = shape_of(facts.traffic);
+  return facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
+}
+
+void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic, const CudaReduction& p) {
+  collapse(scheduler, reference, traffic.collapse);
+  Loops loops(scheduler, reference);
+  const int rank = loops.rank();
+  const bool in_lanes = p.lanes > 1, columns = p.along == ThreadsAlong::kColumns;
+  if (rank == 0) return;
+  if (in_lanes) loops.split(p.lane_loop, p.lanes);
+  // Blocks; columns of a block; rows across; what is folded; lanes.
+  enum Group { kKept, kColumn, kAcross, kFolded, kGroups };
+  std::vector<int> order;
+  int count[kGroups] = {};
+  for (int group = 0; group < kGroups; ++group) {
+    auto place = [&](int loop) {
+      const int own = traffic.folded[loop]              ? kFolded
+                      : traffic.across[loop]            ? kAcross
+                      : columns && loop == p.lane_loop  ? kColumn
+                                                        : kKept;
+      if (own != group) return;
+      order.push_back(loop > p.lane_loop && in_lanes ? loop + 1 : loop);
+      ++count[group];
+    };
+    for (int loop = 0; loop < rank; ++loop) {
+      if (loop != p.lane_loop) place(loop);
+    }
+    place(p.lane_loop);  // innermost of its group
+  }
+  if (in_lanes) order.push_back(p.lane_loop + 1);
+  loops.reorder(order);
+  int position[kGroups + 1] = {};
+  bool present[kGroups] = {};
+  for (int group = 0; group < kGroups; ++group) {
+    present[group] = loops.merge(position[group], count[group]);
+    position[group + 1] = position[group] + present[group];
+  }
+  if (in_lanes) loops.parallelize(-1, Parallel::kVector);
+  const int folded = position[kFolded];
+
+  switch (p.along) {
+    case ThreadsAlong::kRow: {
+      // [row block, rows across, row of the block, vectors, thread, lanes]
+      loops.split(folded, p.threads);
+      loops.parallelize(folded + 1, Parallel::kThread);
+      unroll(loops, folded, p.unroll);
+      const int rows = present[kAcross] ? position[kAcross] : 0;
+      if (p.threads_y > 1 && (present[kAcross] || present[kKept])) {
+        loops.split(rows, p.threads_y);
+        loops.parallelize(rows + 1, Parallel::kThreadY);
+      }
+      break;
+    }
+    case ThreadsAlong::kRows:
+      // [row block, thread, vectors, lanes]
+      unroll(loops, folded, p.unroll);
+      loops.split(0, p.threads);
+      loops.parallelize(1, Parallel::kThread);
+      break;
+    case ThreadsAlong::kColumns: {
+      // [blocks, thread, rows, rows of a thread, rows of the block, lanes]
+      if (p.threads_y > 1) {
+        loops.split(folded, p.threads_y);
+        loops.parallelize(folded + 1, Parallel::kThreadY);
+      }
+      unroll(loops, folded, p.unroll);
+      const int column = position[kColumn];
+      loops.split(column, p.threads);
+      loops.parallelize(column + 1, Parallel::kThread);
+      if (present[kKept]) loops.merge(0, 2);
+      loops.parallelize(0, Parallel::kBlock);
+      return;
+    }
+  }
+  if (present[kKept]) loops.parallelize(0, Parallel::kBlock);
+}
+
+}  // namespace jf::plan

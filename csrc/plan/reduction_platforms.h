@@ -1,0 +1,24 @@
+// The reduction strategy on each platform.
+#pragma once
+
+#include "plan/reduction.h"
+#include "plan/traffic.h"
+
+namespace jf::plan {
+
+// What the platforms decide from.
+struct RowFacts {
+  const ir::Fusion& segment;
+  const Traffic& traffic;
+  Phases phases(Keep keep) const { return split_phases(segment, traffic, keep); }
+};
+CpuReduction propose_cpu(const RowFacts& facts, const Target& target);
+CudaReduction propose_cuda(const RowFacts& facts, const Target& target);
+
+// Write the loops of the reference.
+void schedule_cpu(schedule::Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic,
+                  const CpuReduction& parameters);
+void schedule_cuda(schedule::Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic,
+                   const CudaReduction& parameters);
+
+}  // namespace jf::plan

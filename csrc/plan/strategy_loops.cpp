@@ -1,0 +1,93 @@
+#include "plan/strategy_loops.h"
+
+#include <algorithm>
+
+namespace jf::plan {
+
+using schedule::Parallel;
+using schedule::Scheduler;
+
+namespace {
+
+// Cost of a task, in elements of cost 1: about 150 us, below which waking another thread gains nothing.
+constexpr double kTaskCost = 256 << 10;
+// A few for each core of a large machine, so that uneven ones balance.
+constexpr int64_t kMaxTasks = 64;
+// A gathered vector costs about this many contiguous ones, a repeated element a fraction of one.
+constexpr double kGatherCost = 6, kSplatCost = 0.25;
+
+// A count near `wanted` that divides the extent, so that no task needs a bound; `wanted` itself when there is none.
+int64_t even_parts(int64_t extent, int64_t wanted) {
+  for (int64_t parts = wanted; parts <= std::min(extent, 2 * wanted); ++parts) {
+    if (extent % parts == 0) return parts;
+  }
+  for (int64_t parts = wanted; 4 * parts > 3 * wanted; --parts) {
+    if (extent % parts == 0) return parts;
+  }
+  return wanted;
+}
+
+}  // namespace
+
+int64_t vector_lanes(const Traffic& traffic, size_t loop) {
+  int64_t lanes = kMaxVectorBytes;
+  for (const Access& access : traffic.accesses) {
+    if (access.bytes == 0 || access.steps[loop] != 1) continue;
+    lanes = std::min(lanes, kMaxVectorBytes / access.bytes);
+    for (size_t other = 0; other < access.steps.size(); ++other) {
+      while (other != loop && lanes > 1 && access.steps[other] % lanes != 0) lanes /= 2;
+    }
+  }
+  while (lanes > 1 && traffic.extents[loop] % lanes != 0) lanes /= 2;
+  return lanes;
+}
+
+double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes) {
+  double cost = traffic.cost_per_element;
+  for (const Access& access : traffic.accesses) {
+    const int64_t step = access.steps[loop];
+    cost += step == 0 ? kSplatCost : step == 1 || access.bytes == 0 ? 1 : kGatherCost;
+  }
+  const int64_t extent = traffic.extents[loop];
+  const double used = static_cast<double>(extent) / static_cast<double>(divide_up(extent, lanes) * lanes);
+  return cost / used;
+}
+
+int64_t task_count(const Traffic& traffic) {
+  double elements = 1;
+  for (int64_t extent : traffic.extents) elements *= static_cast<double>(extent);
+  const double tasks = elements * traffic.cost_per_element / kTaskCost;
+  return std::clamp<int64_t>(static_cast<int64_t>(tasks), 1, kMaxTasks);
+}
+
+int loop_rank(const Scheduler& scheduler, ir::ValueId value) {
+  return static_cast<int>(scheduler.schedule().domains[value].loop.size());
+}
+int64_t loop_extent(const Scheduler& scheduler, ir::ValueId value, int axis) {
+  return scheduler.schedule().domains[value].loop[axis].extent;
+}
+
+void collapse(Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes) {
+  for (size_t loop = 0; loop < axes.size(); ++loop) {
+    for (int i = 1; i < axes[loop]; ++i) scheduler.merge(reference, static_cast<int>(loop));
+  }
+}
+
+void make_tasks(Scheduler& scheduler, ir::ValueId reference, int64_t tasks, int outer_loops) {
+  while (outer_loops > 1 && loop_extent(scheduler, reference, 0) < tasks) {
+    const int64_t missing = divide_up(tasks, loop_extent(scheduler, reference, 0));
+    const int64_t next = loop_extent(scheduler, reference, 1);
+    if (next > missing) {
+      scheduler.split(reference, 1, divide_up(next, even_parts(next, missing)));
+      ++outer_loops;
+    }
+    scheduler.merge(reference, 0);
+    --outer_loops;
+    if (next > missing) break;
+  }
+  const int64_t extent = loop_extent(scheduler, reference, 0);
+  if (extent > 2 * tasks) scheduler.split(reference, 0, divide_up(extent, even_parts(extent, tasks)));
+  scheduler.parallelize(reference, 0, Parallel::kTask);
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,31 @@
+// What the strategies share: facts about lanes and tasks, and loop transforms of a reference.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/traffic.h"
+#include "schedule/schedule.h"
+
+namespace jf::plan {
+
+constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
+int64_t vector_lanes(const Traffic& traffic, size_t loop);
+
+// CPU: machine work per element when `loop` runs in lanes.
+double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes);
+// CPU: calls that are worth a thread of their own.
+int64_t task_count(const Traffic& traffic);
+
+int loop_rank(const schedule::Scheduler& scheduler, ir::ValueId value);
+int64_t loop_extent(const schedule::Scheduler& scheduler, ir::ValueId value, int axis);
+// Merges the given numbers of neighbouring axes.
+void collapse(schedule::Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes);
+// Makes the outermost axis one of about `tasks` iterations, taking in as many of the outer loops as that needs.
+void make_tasks(schedule::Scheduler& scheduler, ir::ValueId reference, int64_t tasks, int outer_loops);
+
+}  // namespace jf::plan

@@ -1,0 +1,221 @@
+#include "plan/two_stages.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "ir/verify.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Constant;
+using ir::Fusion;
+using ir::Op;
+using ir::OpKind;
+using ir::Reduce;
+using ir::Value;
+using ir::ValueId;
+
+// Pieces of work that keep the largest device busy, and how many of them are already enough.
+constexpr int64_t kWanted = 512, kEnoughRows = 64, kEnoughColumns = 128;
+// Elements of a row, and rows, below which a run is not worth a piece of work.
+constexpr int64_t kShortestRow = 8 << 10, kFewestRows = 64;
+// Columns that a block folds side by side.
+constexpr int64_t kColumns = 128;
+// Fewer runs than this gain less than the second stage costs.
+constexpr int64_t kFewestParts = 4;
+// Rows of each run where one kernel folds the rows, too: the runs are its blocks, and there are enough of them.
+constexpr int64_t kRowsOfPart = 4, kEnoughParts = 128;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+bool folds(const Reduce& reduce, size_t axis) {
+  return std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(axis));
+}
+
+// What a fold of nothing gives.
+Constant identity(OpKind reduce, DType dtype) {
+  using Limits = std::numeric_limits<double>;
+  const bool is_max = reduce == OpKind::kReduceMax;
+  if (is_max || reduce == OpKind::kReduceMin) {
+    if (is_float(dtype)) return {is_max ? -Limits::infinity() : Limits::infinity()};
+    const bool is_unsigned = dtype == DType::kPred || dtype == DType::kU8 || dtype == DType::kU16 ||
+                             dtype == DType::kU32 || dtype == DType::kU64;
+    if (is_unsigned && is_max) return {int64_t{0}};
+    if (dtype == DType::kPred) return {int64_t{1}};
+    const int bits = static_cast<int>(8 * size_of(dtype));
+    if (is_unsigned) return {bits == 64 ? int64_t{-1} : (int64_t{1} << bits) - 1};
+    const int64_t highest = std::numeric_limits<int64_t>::max() >> (64 - bits);
+    return {is_max ? -highest - 1 : highest};
+  }
+  if (reduce == OpKind::kReduceAnd) return {int64_t{dtype == DType::kPred ? 1 : -1}};
+  const int64_t number = reduce == OpKind::kReduceProd ? 1 : 0;
+  if (is_float(dtype)) return {static_cast<double>(number)};
+  return {number};
+}
+
+// The first stage keeps the folded axes before dims[at] and folds dims[at] in `parts`.
+struct Cut {
+  size_t at = 0;
+  int64_t parts = 0;
+};
+
+// Leading folded axes are kept whole until their product nears `parts`.
+Cut cut_at(const std::vector<int64_t>& shape, const Reduce& reduce, int64_t parts) {
+  Cut cut;
+  while (cut.at + 1 < reduce.dims.size() && shape[reduce.dims[cut.at]] <= parts) parts /= shape[reduce.dims[cut.at++]];
+  const int64_t extent = shape[reduce.dims[cut.at]];
+  cut.parts = std::clamp<int64_t>(parts, 1, extent);
+  return cut;
+}
+
+class Rewriter {
+ public:
+  explicit Rewriter(const Fusion& whole) : whole_(whole), renamed_(whole.values.size(), -1) {
+    find_parts();
+    result_.name = whole.name;
+    names_.insert(whole.name);
+    for (const Value& value : whole.values) names_.insert(value.name);
+    for (ValueId id : whole.inputs) {
+      renamed_[id] = add(whole.values[id]);
+      result_.inputs.push_back(renamed_[id]);
+    }
+    for (size_t i = 0; i < whole.ops.size(); ++i) renamed_[whole.ops[i].output] = rewrite(i);
+    for (ValueId id : whole.outputs) result_.outputs.push_back(renamed_[id]);
+  }
+  Fusion finish() && {
+    ir::verify(result_);
+    return std::move(result_);
+  }
+
+ private:
+  // What reductions fold: the operand's shape and dims.
+  using Folded = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
+
+  // Reductions of equal shape and axes get equal parts, so that one kernel can make them.
+  void find_parts() {
+    for (const Op& op : whole_.ops) {
+      const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
+      if (reduce != nullptr) parts_[{ir::shape(whole_.values[op.inputs[0]]), reduce->dims}] = 0;
+    }
+    for (auto& [folded, parts] : parts_) {
+      const auto& [shape, dims] = folded;
+      parts = wanted_parts(shape, {dims}, parts_.count({shape, others(shape, dims)}) > 0);
+    }
+  }
+  static std::vector<int64_t> others(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
+    std::vector<int64_t> result;
+    for (size_t a = 0; a < shape.size(); ++a) {
+      if (!std::binary_search(dims.begin(), dims.end(), static_cast<int64_t>(a))) {
+        result.push_back(static_cast<int64_t>(a));
+      }
+    }
+    return result;
+  }
+
+  // How many runs the first stage should have; 0 for one stage.
+  static int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows) {
+    int64_t kept = 1, folded = 1, columns = 1;
+    size_t last = shape.size();
+    while (last > 0 && shape[last - 1] == 1) --last;
+    for (size_t a = 0; a < shape.size(); ++a) (folds(reduce, a) ? folded : kept) *= shape[a];
+    for (size_t a = last; a-- > 0 && !folds(reduce, a);) columns *= shape[a];
+    int64_t parts = 0;
+    if (last > 0 && folds(reduce, last - 1)) {
+      if (kept < kEnoughRows) parts = std::min(divide_up(kWanted, std::max<int64_t>(kept, 1)), folded / kShortestRow);
+    } else {
+      const int64_t pieces = std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
+      if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
+      if (beside_rows && folded >= kRowsOfPart * kEnoughParts) parts = std::min(kWanted, folded / kRowsOfPart);
+    }
+    return parts < kFewestParts ? 0 : parts;
+  }
+
+  ValueId add(Value value) {
+    result_.values.push_back(std::move(value));
+    return static_cast<ValueId>(result_.values.size()) - 1;
+  }
+  ValueId add(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute, const Value& stated,
+              const std::string& label) {
+    Value value = ir::infer(result_, kind, inputs, attribute, stated);
+    value.name = stated.name;
+    const ValueId id = add(std::move(value));
+    result_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), label});
+    return id;
+  }
+  // A value that the whole fusion lacks.
+  Value fresh(const Value& of, const char* what, DType dtype, std::vector<ir::Axis> axes = {}) {
+    std::string name = cat(of.name, "_", what);
+    while (!names_.insert(name).second) name += "_";
+    return {name, dtype, std::move(axes)};
+  }
+
+  ValueId rewrite(size_t number) {
+    const Op& op = whole_.ops[number];
+    const Value& value = whole_.values[op.output];
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) inputs.push_back(renamed_[id]);
+    const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
+    if (reduce == nullptr) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
+
+    const std::vector<int64_t> shape = ir::shape(whole_.values[op.inputs[0]]);
+    int64_t folded = 1;
+    for (int64_t dim : reduce->dims) folded *= shape[dim];
+    if (folded == 0) {
+      const bool scalar = value.axes.empty();
+      const ValueId constant = add(OpKind::kConstant, {}, identity(op.kind, value.dtype),
+                                   scalar ? value : fresh(value, "nothing", value.dtype), op.label);
+      return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
+    }
+    if (folded == 1) {
+      const size_t kept = reduce->parts > 0;
+      const ir::Dims dims{{reduce->dims.begin() + kept, reduce->dims.end()}};
+      if (dims.dims.empty()) return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
+      return add(OpKind::kSqueeze, std::move(inputs), dims, value, op.label);
+    }
+    if (reduce->parts > 0 && shape[reduce->dims[0]] == 1) {
+      return add(op.kind, std::move(inputs), Reduce{{reduce->dims.begin() + 1, reduce->dims.end()}}, value, op.label);
+    }
+    const int64_t parts = reduce->parts > 0 ? 0 : parts_[{shape, reduce->dims}];
+    if (parts == 0) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
+    return two_stages(op, inputs[0], cut_at(shape, *reduce, parts));
+  }
+
+  // Sums and products of low precision stay in compute_dtype between the stages.
+  ValueId two_stages(const Op& op, ValueId operand, const Cut& cut) {
+    const Value& value = whole_.values[op.output];
+    const Reduce& whole = std::get<Reduce>(op.attribute);
+    const bool rounds = op.kind == OpKind::kReduceSum || op.kind == OpKind::kReduceProd;
+    const DType dtype = rounds ? compute_dtype(value.dtype) : value.dtype;
+    if (dtype != value.dtype) {
+      operand = add(OpKind::kConvert, {operand}, {}, fresh(value, "wide", dtype), op.label);
+    }
+    const Reduce first{{whole.dims.begin() + static_cast<std::ptrdiff_t>(cut.at), whole.dims.end()}, cut.parts};
+    const ValueId parts = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
+    Reduce second;
+    for (size_t i = 0; i <= cut.at; ++i) second.dims.push_back(whole.dims[i]);
+    if (dtype == value.dtype) return add(op.kind, {parts}, second, value, op.label);
+    const ValueId sum = add(op.kind, {parts}, second, fresh(value, "sum", dtype), op.label);
+    return add(OpKind::kConvert, {sum}, {}, value, op.label);
+  }
+
+  const Fusion& whole_;
+  Fusion result_;
+  std::vector<ValueId> renamed_;
+  std::set<std::string> names_;
+  std::map<Folded, int64_t> parts_;
+};
+
+}  // namespace
+
+Fusion in_two_stages(const Fusion& fusion) {
+  const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(),
+                               [](const Op& op) { return std::holds_alternative<Reduce>(op.attribute); });
+  return any ? Rewriter(fusion).finish() : fusion;
+}
+
+}  // namespace jf::plan

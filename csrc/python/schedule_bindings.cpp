@@ -1,0 +1,329 @@
+// Fusion, Schedule, Scheduler and IndexGraph for Python: values and parallel types by name, no algorithm here.
+#include "python/schedule_bindings.h"
+
+#include <nanobind/operators.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <memory>
+
+#include "base/error.h"
+#include "base/target.h"
+#include "graph/enumerate.h"
+#include "graph/groups.h"
+#include "graph/index.h"
+#include "host/program.h"
+#include "ir/text.h"
+#include "schedule/axes.h"
+#include "schedule/schedule.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace jf::python {
+namespace {
+
+using graph::AxisId;
+using graph::Mapping;
+using ir::Fusion;
+using ir::ValueId;
+using schedule::Domain;
+using schedule::Memory;
+using schedule::Parallel;
+
+using FusionPtr = std::shared_ptr<const Fusion>;
+using NamedAxis = std::pair<std::string, int>;  // value, node
+
+ValueId value_named(const Fusion& fusion, const std::string& name, const char* function) {
+  std::string known;
+  for (size_t id = 0; id < fusion.values.size(); ++id) {
+    if (fusion.values[id].name == name) return static_cast<ValueId>(id);
+    known += cat(known.empty() ? "" : ", ", fusion.values[id].name);
+  }
+  throw UserError(cat("[", function, "] ", fusion.name, " has no value '", name, "'; it has ", known));
+}
+
+std::vector<std::string> names(const Fusion& fusion, const std::vector<ValueId>& ids) {
+  std::vector<std::string> result;
+  for (ValueId id : ids) result.push_back(fusion.values[id].name);
+  return result;
+}
+
+Parallel parallel_named(const std::string& name, const std::string& value) {
+  std::string known;
+  for (int i = 0; i < schedule::kParallelTypes; ++i) {
+    const Parallel parallel = static_cast<Parallel>(i);
+    if (schedule::name(parallel) == name) return parallel;
+    known += cat(known.empty() ? "" : ", ", schedule::name(parallel));
+  }
+  throw UserError(cat("[parallelize] ", value, ": unknown parallel type '", name, "'; expected one of ", known));
+}
+
+Memory memory_named(const std::string& name, const std::string& value) {
+  for (Memory memory : {Memory::kRegister, Memory::kShared}) {
+    if (schedule::name(memory) == name) return memory;
+  }
+  throw UserError(cat("[set_memory] ", value, ": unknown memory '", name, "'; expected register or shared"));
+}
+
+Mapping mapping_named(const std::string& name, const char* function) {
+  static const std::map<std::string, Mapping> mappings = {{"exact", Mapping::kExact},
+                                                          {"almost_exact", Mapping::kAlmostExact},
+                                                          {"permissive", Mapping::kPermissive},
+                                                          {"loop", Mapping::kLoop}};
+  const auto found = mappings.find(name);
+  JF_REQUIRE(found != mappings.end(), "[", function, "] unknown mapping '", name,
+             "'; expected exact, almost_exact, permissive or loop");
+  return found->second;
+}
+
+struct Schedule {
+  FusionPtr fusion;
+  schedule::Schedule schedule;
+
+  const Domain& domain(const std::string& value, const char* function) const {
+    return schedule.domains[value_named(*fusion, value, function)];
+  }
+  std::string text() const { return schedule::print(*fusion, schedule); }
+  bool operator==(const Schedule& other) const { return *fusion == *other.fusion && schedule == other.schedule; }
+};
+
+using Loops = std::vector<std::pair<int64_t, std::string>>;
+Loops loops_of(const Domain& domain) {
+  Loops loops;
+  for (const auto& [extent, parallel] : domain.loop) loops.emplace_back(extent, schedule::name(parallel));
+  return loops;
+}
+
+struct Scheduler {
+  FusionPtr fusion;
+  schedule::Scheduler scheduler;
+
+  explicit Scheduler(FusionPtr of) : fusion(std::move(of)), scheduler(*fusion) {}
+  explicit Scheduler(const Schedule& start) : fusion(start.fusion), scheduler(*fusion, start.schedule) {}
+
+  ValueId id(const std::string& value, const char* function) const { return value_named(*fusion, value, function); }
+  Schedule schedule() const { return {fusion, scheduler.schedule()}; }
+};
+
+struct IndexGraph {
+  FusionPtr fusion;
+  std::vector<schedule::AxisTree> trees;
+  std::vector<size_t> roots;  // by value
+  graph::IndexGraph graph;
+
+  explicit IndexGraph(const Schedule& of) : fusion(of.fusion), graph(*of.fusion, of.schedule) {
+    for (size_t id = 0; id < fusion->values.size(); ++id) {
+      trees.push_back(schedule::replay(of.schedule.domains[id], fusion->values[id].name));
+      roots.push_back(of.schedule.domains[id].logical.size());
+    }
+  }
+  AxisId axis(const NamedAxis& named, const char* function) const {
+    const ValueId id = value_named(*fusion, named.first, function);
+    const int count = static_cast<int>(trees[id].extents.size());
+    JF_REQUIRE(named.second >= 0 && named.second < count, "[", function, "] ", named.first, " has ", count,
+               " axes; expected one in [0, ", count, "), got ", named.second);
+    return {id, named.second};
+  }
+  NamedAxis loop(const std::string& value, int position) const {
+    const ValueId id = value_named(*fusion, value, "loop");
+    const int rank = static_cast<int>(trees[id].loop.size());
+    JF_REQUIRE(position >= -rank && position < rank, "[loop] ", value, " has ", rank,
+               " loop axes; expected an axis in [", -rank, ", ", rank, "), got ", position);
+    return {value, trees[id].loop[position < 0 ? position + rank : position]};
+  }
+  std::vector<std::vector<NamedAxis>> groups(const std::string& kind) const {
+    const Mapping mapping = mapping_named(kind, "groups");
+    std::map<int, std::vector<NamedAxis>> found;
+    for (size_t id = 0; id < trees.size(); ++id) {
+      for (size_t node = 0; node < trees[id].extents.size(); ++node) {
+        const AxisId axis{static_cast<ValueId>(id), static_cast<int>(node)};
+        found[graph.group(mapping, axis)].emplace_back(fusion->values[id].name, axis.node);
+      }
+    }
+    std::vector<std::vector<NamedAxis>> result;
+    for (auto& [number, axes] : found) result.push_back(std::move(axes));
+    return result;
+  }
+};
+
+void bind_fusion(nb::module_& m) {
+  nb::class_<Fusion>(m, "Fusion", "What is computed: ops over values, parsed from its text. Equal texts are equal.")
+      .def(
+          "__init__", [](Fusion* self, const std::string& text) { new (self) Fusion(ir::parse(text)); }, "text"_a)
+      .def("__str__", [](const Fusion& f) { return ir::print(f); })
+      .def("__repr__", [](const Fusion& f) { return ir::print(f); })
+      .def("__hash__", [](const Fusion& f) { return std::hash<std::string>()(ir::print(f)); })
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
+      .def_ro("name", &Fusion::name)
+      .def_prop_ro(
+          "values",
+          [](const Fusion& f) {
+            std::vector<std::string> result;
+            for (const ir::Value& value : f.values) result.push_back(value.name);
+            return result;
+          },
+          "The names of all values, in the order of their definitions.")
+      .def_prop_ro("inputs", [](const Fusion& f) { return names(f, f.inputs); })
+      .def_prop_ro("outputs", [](const Fusion& f) { return names(f, f.outputs); })
+      .def(
+          "dtype",
+          [](const Fusion& f, const std::string& value) {
+            return std::string(name(f.values[value_named(f, value, "dtype")].dtype));
+          },
+          "value"_a)
+      .def(
+          "shape",
+          [](const Fusion& f, const std::string& value) { return ir::shape(f.values[value_named(f, value, "shape")]); },
+          "value"_a);
+}
+
+void bind_schedule(nb::module_& m) {
+  nb::class_<Schedule>(m, "Schedule", "How a fusion is computed: a value that prints, parses and compares.")
+      .def(
+          "__init__",
+          [](Schedule* self, FusionPtr fusion, const std::optional<std::string>& text) {
+            schedule::Schedule parsed = text ? schedule::parse(*fusion, *text) : schedule::unscheduled(*fusion);
+            new (self) Schedule{std::move(fusion), std::move(parsed)};
+          },
+          "fusion"_a, "text"_a = nb::none(), "Parse a schedule; without text every value has its own serial loops.")
+      .def("__str__", &Schedule::text)
+      .def("__repr__", &Schedule::text)
+      .def("__hash__", [](const Schedule& s) { return std::hash<std::string>()(s.text()); })
+      .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
+      .def_ro("fusion", &Schedule::fusion)
+      .def(
+          "loops", [](const Schedule& s, const std::string& value) { return loops_of(s.domain(value, "loops")); },
+          "value"_a, "(extent, parallel type) of each loop axis, outermost first.")
+      .def(
+          "inline_position",
+          [](const Schedule& s, const std::string& value) { return s.domain(value, "inline_position").inline_at; },
+          "value"_a, "How many outer loops the value shares with its consumers.")
+      .def(
+          "memory",
+          [](const Schedule& s, const std::string& value) {
+            return std::string(schedule::name(s.domain(value, "memory").memory));
+          },
+          "value"_a, "Where the value is kept: register or shared.")
+      .def(
+          "positions",
+          [](const Schedule& s, const std::string& value, const std::optional<std::vector<int64_t>>& weights) {
+            const Domain& domain = s.domain(value, "positions");
+            return graph::positions(domain, weights ? *weights : graph::strides(domain.logical), value);
+          },
+          "value"_a, "weights"_a = nb::none(),
+          "For each iteration of the value's loops the sum of weight times index over its root axes (by default the "
+          "row-major element), or None where a bound keeps the iteration out.");
+}
+
+void bind_scheduler(nb::module_& m) {
+  using S = Scheduler;
+  using Name = const std::string&;
+  nb::class_<S>(m, "Scheduler", "Edits the schedule of one fusion. A call that fails changes nothing.")
+      .def(
+          "__init__", [](S* self, FusionPtr fusion) { new (self) S(std::move(fusion)); }, "fusion"_a)
+      .def(nb::init<const Schedule&>(), "start"_a)
+      .def("__str__", [](const S& s) { return s.schedule().text(); })
+      .def("__repr__", [](const S& s) { return s.schedule().text(); })
+      .def_prop_ro("schedule", &S::schedule, "The schedule as it is now.")
+      .def(
+          "loops", [](const S& s, Name value) { return loops_of(s.schedule().domain(value, "loops")); }, "value"_a,
+          "(extent, parallel type) of each loop axis, outermost first.")
+      .def(
+          "split",
+          [](S& s, Name value, int axis, int64_t factor, bool inner) {
+            s.scheduler.split(s.id(value, "split"), axis, factor, inner);
+          },
+          "value"_a, "axis"_a, "factor"_a, "inner"_a = true,
+          "One axis becomes two; `factor` is the inner one's extent, or the outer one's.")
+      .def(
+          "merge", [](S& s, Name value, int axis) { s.scheduler.merge(s.id(value, "merge"), axis); }, "value"_a,
+          "axis"_a, "The axis and the next one become one.")
+      .def(
+          "reorder",
+          [](S& s, Name value, const std::vector<int>& order) { s.scheduler.reorder(s.id(value, "reorder"), order); },
+          "value"_a, "order"_a, "New axis i is old axis order[i].")
+      .def(
+          "swizzle", [](S& s, Name value, int x, int y) { s.scheduler.swizzle(s.id(value, "swizzle"), x, y); },
+          "value"_a, "x"_a, "y"_a, "Axis y becomes x ^ y; both have one extent, a power of two.")
+      .def(
+          "parallelize",
+          [](S& s, Name value, int axis, Name parallel) {
+            const ValueId id = s.id(value, "parallelize");
+            s.scheduler.parallelize(id, axis, parallel_named(parallel, value));
+          },
+          "value"_a, "axis"_a, "parallel"_a,
+          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y.")
+      .def(
+          "transform_like", [](S& s, Name value) { s.scheduler.transform_like(s.id(value, "transform_like")); },
+          "reference"_a, "Give every other value the loops of the reference.")
+      .def(
+          "parallelize_like", [](S& s, Name value) { s.scheduler.parallelize_like(s.id(value, "parallelize_like")); },
+          "reference"_a, "Copy the parallel types of the reference to every value with its loop extents.")
+      .def(
+          "inline_at",
+          [](S& s, Name value, int position) { s.scheduler.inline_at(s.id(value, "inline_at"), position); }, "value"_a,
+          "position"_a, "Compute the value inside the outer `position` loops of its consumers.")
+      .def(
+          "inline_most", [](S& s) { s.scheduler.inline_most(); }, "Inline every value as deep as is useful.")
+      .def(
+          "set_memory",
+          [](S& s, Name value, Name memory) {
+            s.scheduler.set_memory(s.id(value, "set_memory"), memory_named(memory, value));
+          },
+          "value"_a, "memory"_a, "register, or shared: one copy for the threads of a block (CUDA).");
+}
+
+std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
+  std::vector<Schedule> schedules;
+  for (host::Scheduled& kernel : host::build(fusion, parse_target(target)).scheduled) {
+    schedules.push_back({std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)});
+  }
+  return schedules;
+}
+
+void bind_index_graph(nb::module_& m) {
+  using G = IndexGraph;
+  nb::class_<G>(m, "IndexGraph",
+                "Which axes of a scheduled fusion have the same index at run time. An axis is (value, node).")
+      .def(nb::init<const Schedule&>(), "schedule"_a)
+      .def(
+          "root",
+          [](const G& g, const std::string& value, int i) {
+            const size_t rank = g.roots[value_named(*g.fusion, value, "root")];
+            JF_REQUIRE(i >= 0 && i < static_cast<int>(rank), "[root] ", value, " has ", rank,
+                       " root axes; expected one in [0, ", rank, "), got ", i);
+            return NamedAxis{value, i};
+          },
+          "value"_a, "axis"_a, "An axis that the value is computed over: one of its own, or of what it folds.")
+      .def("loop", &G::loop, "value"_a, "position"_a, "The axis that a loop of a value runs over.")
+      .def(
+          "axes",
+          [](const G& g, const std::string& value) { return g.trees[value_named(*g.fusion, value, "axes")].extents; },
+          "value"_a,
+          "The extents of a value's axes by node: roots first, then in the order in which transforms make them.")
+      .def(
+          "are_mapped",
+          [](const G& g, const std::string& kind, const NamedAxis& a, const NamedAxis& b) {
+            const Mapping mapping = mapping_named(kind, "are_mapped");
+            return g.graph.mapped(mapping, g.axis(a, "are_mapped"), g.axis(b, "are_mapped"));
+          },
+          "kind"_a, "a"_a, "b"_a, "Whether two axes are in one group; kind: exact, almost_exact, permissive or loop.")
+      .def("groups", &G::groups, "kind"_a, "All groups, each a list of axes.");
+}
+
+}  // namespace
+
+void bind_schedules(nb::module_& m) {
+  bind_fusion(m);
+  bind_schedule(m);
+  bind_scheduler(m);
+  bind_index_graph(m);
+  m.def("propose", &propose, "fusion"_a, "target"_a);
+}
+
+}  // namespace jf::python

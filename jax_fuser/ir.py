@@ -1,0 +1,206 @@
+"""The compiler seen from Python: write a fusion, schedule it by hand, ask which axes share an index, run it.
+
+A `Fusion` says what is computed, a `Schedule` says how; both print, parse and compare, and a schedule can change the
+speed of a fusion, never its result. Values go by their names.
+
+Example:
+  >>> import jax.numpy as jnp
+  >>> import jax_fuser as jf
+  >>> fusion = jf.ir.trace(lambda x, b: jnp.tanh(x + b), jnp.ones((6, 8)), jnp.ones(8), name="act")
+  >>> scheduler = jf.ir.Scheduler(fusion)
+  >>> out = fusion.outputs[0]
+  >>> scheduler.merge(out, 0)
+  >>> scheduler.split(out, 0, 16)
+  >>> scheduler.parallelize(out, -1, "vector")
+  >>> scheduler.transform_like(out)
+  >>> scheduler.parallelize_like(out)
+  >>> scheduler.inline_most()
+  >>> scheduler.loops(out)
+  [(3, 'serial'), (16, 'vector')]
+  >>> [y] = jf.ir.run(scheduler.schedule, jnp.ones((6, 8)), jnp.ones(8))
+  >>> y.shape
+  (6, 8)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.extend.core import DebugInfo, Jaxpr
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser import _core, _ffi, _regions, _trace
+from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler
+
+__all__ = ["Builder", "Fusion", "IndexGraph", "Lowered", "Schedule", "Scheduler", "lower", "propose", "run", "trace"]
+
+
+class Builder(_core.Builder):
+    """Build a fusion op by op; values are numbers until it is finished. csrc/ir/ops.def lists the ops.
+
+    Example:
+      >>> import jax_fuser as jf
+      >>> b = jf.ir.Builder("double")
+      >>> x = b.input("x", "f32", [8])
+      >>> b.output(b.pointwise("add", [x, x]))
+      >>> b.finish().outputs
+      ['t1']
+    """
+
+    def finish(self) -> Fusion:
+        """Return the fusion, without ops that reach no output; the builder is empty afterwards."""
+        return Fusion(super().finish())
+
+
+def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
+    """Return a JAX function as one fusion; its inputs are named x0, x1, ...
+
+    Args:
+      f: a function of arrays whose every op has one of its own in the fusion IR.
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      name: the fusion's name; the function's by default.
+
+    Raises:
+      ValueError: for an op that `jf.fuse` would leave to XLA, for an array that `f` closes over, and where a result is
+        an argument or another result.
+    """
+    name = getattr(f, "__name__", type(f).__name__) if name is None else name
+    flat = _regions.flatten(jax.make_jaxpr(f)(*args))
+    if flat.consts:
+        raise ValueError(f"trace: {name} closes over {len(flat.consts)} arrays; pass them as arguments")
+    for eqn in flat.eqns:
+        reason = _trace.unsupported(eqn)
+        if reason is not None:
+            raise ValueError(f"trace: {eqn.primitive.name} in {name} is not an op of a fusion: {reason}")
+    jaxpr = Jaxpr((), flat.invars, flat.outvars, flat.eqns, debug_info=DebugInfo("trace", name, None, None))
+    program, _ = _trace.write_program(jaxpr, name)
+    if program.text is None or program.places != [("output", i) for i in range(len(flat.outvars))]:
+        raise ValueError(f"trace: a result of {name} is an argument or another result; return computed values, once")
+    return Fusion(program.text)
+
+
+class Lowered:
+    """The stages of a fusion on one platform, as text. `lower` makes it."""
+
+    def __init__(self, stages: dict[str, str]):
+        self._stages = stages
+
+    def as_text(self, stage: str) -> str:
+        """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++) or "host"."""
+        if stage not in self._stages:
+            raise ValueError(f"as_text: stage must be one of {', '.join(sorted(self._stages))}, got {stage!r}")
+        return self._stages[stage]
+
+
+def lower(program: Fusion | Schedule, platform: str | None = None) -> Lowered:
+    """Lower a fusion with the compiler's own schedules, or a schedule exactly as it is, to one kernel.
+
+    Args:
+      program: what to compute, or how.
+      platform: "cpu" or "cuda"; the default device's if None. CUDA text needs no CUDA device.
+
+    Raises:
+      UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
+    """
+    return Lowered(_core.stages(_text(program), _target(platform, "lower")))
+
+
+def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:
+    """Return what the compiler would do by itself: one schedule for each generated kernel, in the order they run.
+
+    Each is over the fusion of its own segment, `schedule.fusion`, whose inputs and outputs may stand in another order;
+    `Scheduler(schedule)` goes on from there.
+
+    Args:
+      fusion: what to compute.
+      platform: "cpu" or "cuda"; the default device's if None.
+    """
+    schedules: list[Schedule] = _core.propose(fusion, _target(platform, "propose"))
+    return schedules
+
+
+def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
+    """Run a fusion with the compiler's own schedules, or a schedule exactly as it is, as one kernel.
+
+    Works under `jax.jit`. It has neither derivative nor batching rule: those belong to `jf.fuse`.
+
+    Args:
+      program: what to compute, or how.
+      arrays: one for each of fusion.inputs, of its shape and dtype.
+
+    Returns:
+      One array for each of fusion.outputs.
+
+    Raises:
+      TypeError: for another number of arrays.
+      ValueError: for an array of another shape or dtype.
+      UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
+    """
+    fusion = _fusion(program, "run")
+    if len(arrays) != len(fusion.inputs):
+        names = ", ".join(fusion.inputs)
+        raise TypeError(f"run: {fusion.name} takes {len(fusion.inputs)} arrays ({names}), got {len(arrays)}")
+    operands = [jnp.asarray(a) for a in arrays]
+    for name, operand in zip(fusion.inputs, operands):
+        want = (fusion.dtype(name), tuple(fusion.shape(name)))
+        got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)
+        if want != got:
+            raise ValueError(f"run: input {name} is {_type(*want)}, got {_type(*got)}")
+    shapes = tuple((tuple(fusion.shape(v)), _ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs)
+    return list(_compiled(_text(program), shapes)(*operands))
+
+
+def _target(platform: str | None, function: str) -> str:
+    if platform is None:
+        platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
+    if platform not in ("cpu", "cuda"):
+        raise ValueError(f"{function}: platform must be 'cpu' or 'cuda', got {platform!r}")
+    return _ffi.target_text(platform)
+
+
+def _fusion(program: Fusion | Schedule, function: str) -> Fusion:
+    if isinstance(program, Fusion):
+        return program
+    if isinstance(program, Schedule):
+        return program.fusion
+    raise TypeError(f"{function}: expected a Fusion or a Schedule, got {type(program).__name__}")
+
+
+def _text(program: Fusion | Schedule) -> str:
+    fusion = _fusion(program, "lower")
+    return str(fusion) if program is fusion else f"{fusion}{program}"
+
+
+def _type(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+# The program's text is a parameter of one primitive.
+
+ir_p = jax.extend.core.Primitive("jax_fuser_ir")
+ir_p.multiple_results = True
+ir_p.def_abstract_eval(lambda *_, text, shapes: [jax.core.ShapedArray(*shape) for shape in shapes])
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str, shapes: Any) -> Callable[..., Any]:
+    return jax.jit(lambda *operands: ir_p.bind(*operands, text=text, shapes=shapes))
+
+
+def _lower(ctx: Any, *operands: Any, text: str, shapes: Any, platform: str) -> Sequence[Any]:
+    return _ffi.emit_program(ctx, operands, text, platform=platform)
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("run: a fusion written by hand has no derivative and no batch; use jf.fuse on a function")
+
+
+ad.primitive_jvps[ir_p] = _refuse
+batching.primitive_batchers[ir_p] = _refuse
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(ir_p, functools.partial(_lower, platform=_platform), platform=_platform)
