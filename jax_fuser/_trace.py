@@ -41,6 +41,21 @@ _REASON = {name: reason for reason, names in _REASONS.items() for name in names.
 _FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor"
 REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
 FUSED = "jax_fuser_fused"
+# What is folded on constants: the ops that numpy rounds as every machine does.
+_FOLDED: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
 
@@ -51,6 +66,7 @@ class Writer:
     def __init__(self, name: str):
         self.builder = _axes.Builder(_core.identifier(name))
         self.values: dict[Any, int] = {}
+        self.known: dict[int, Any] = {}  # scalar constants
 
     def read(self, atom: Any) -> int:
         """Return the value of a variable or literal."""
@@ -62,10 +78,11 @@ class Writer:
     def constant(self, dtype: Any, value: Any) -> int:
         """Add a scalar."""
         scalar = np.asarray(value, dtype)[()]
-        if scalar.dtype == np.bool_:
-            return self.builder.constant("pred", bool(scalar))
-        python = int(scalar) if np.issubdtype(scalar.dtype, np.integer) else float(scalar)
-        return self.builder.constant(_dtype(dtype), python)
+        integral = np.issubdtype(scalar.dtype, np.integer)
+        python = bool(scalar) if scalar.dtype == np.bool_ else int(scalar) if integral else float(scalar)
+        result = self.builder.constant(_dtype(dtype), python)
+        self.known[result] = scalar
+        return result
 
     def full(self, aval: Any, value: Any) -> int:
         """Add a constant of the shape and dtype of `aval`."""
@@ -91,11 +108,31 @@ class Writer:
         self.values = outer
         return results
 
+    def fold(self, eqn: Equation, inputs: Ids) -> int | None:
+        """Return the result of an equation on constants, or of a choice by a constant."""
+        name, aval = eqn.primitive.name, eqn.outvars[0].aval
+        if name == "select_n" and isinstance(self.known.get(inputs[0]), np.bool_):
+            return inputs[1 + int(self.known[inputs[0]])]
+        if name not in _FOLDED or not self.known.keys() >= {*inputs} or aval.shape:
+            return None
+        with np.errstate(all="ignore"):
+            return self.constant(aval.dtype, _FOLDED[name](*(self.known[i] for i in inputs)))
+
+    def rounded(self, value: int, dtype: Any) -> int:
+        """Return a value as its dtype holds it: computed twice, in f32, it may be stored in between once."""
+        if dtype not in (jax.numpy.bfloat16, np.float16):
+            return value
+        return self.builder.bitcast(self.builder.bitcast(value, "u16", ""), _dtype(dtype), "")
+
     def run(self, eqns: Sequence[Equation]) -> None:
         """Add equations in order."""
         for eqn in eqns:
             rule = RULES[eqn.primitive.name]
             inputs = [self.read(v) for v in eqn.invars]
+            folded = self.fold(eqn, inputs)
+            if folded is not None:
+                self.values[eqn.outvars[0]] = folded
+                continue
             if rule.fits and not rule.is_view(eqn):
                 to = eqn.outvars[0].aval.shape
                 inputs = [self.fit(i, v.aval.shape, to) for i, v in zip(inputs, eqn.invars)]
@@ -159,7 +196,9 @@ def _pointwise(op: str) -> Rule:
 
 def _reduction(op: str) -> Rule:
     def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
-        return [w.builder.reduce(op, x[0], sorted(eqn.params["axes"]), eqn.outvars[0].aval.dtype, label(eqn))]
+        dtype = eqn.outvars[0].aval.dtype
+        operand = w.rounded(x[0], dtype) if op in ("reduce_max", "reduce_min") else x[0]
+        return [w.builder.reduce(op, operand, sorted(eqn.params["axes"]), dtype, label(eqn))]
 
     return Rule(emit, refuse=_refuse_reduction, fits=False)
 
@@ -168,6 +207,11 @@ def _refuse_reduction(eqn: Equation) -> str | None:
     if eqn.params.get("out_sharding") is not None:
         return "asks for a sharding of its result"
     return "folds no element" if 0 in eqn.invars[0].aval.shape else None
+
+
+def _equality(op: str) -> Rule:
+    # The derivative of a maximum asks where it is.
+    return Rule(lambda w, eqn, x: [w.op(op, [w.rounded(i, eqn.invars[0].aval.dtype) for i in x], eqn)])
 
 
 def _integer_pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -223,9 +267,9 @@ def _select_n(w: Writer, eqn: Equation, x: Ids) -> Ids:
 
 
 def _convert(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    source, to = eqn.invars[0], eqn.params["new_dtype"]
-    if isinstance(source, Literal) and not np.issubdtype(to, np.integer):
-        return [w.constant(to, source.val)]
+    to = eqn.params["new_dtype"]
+    if x[0] in w.known and not np.issubdtype(to, np.integer):
+        return [w.constant(to, w.known[x[0]])]
     return [w.builder.convert(x[0], _dtype(eqn.params["new_dtype"]), label(eqn))]
 
 
@@ -346,7 +390,7 @@ def _refuse_call(eqn: Equation) -> str | None:
 _SAME_NAME = (
     "neg abs sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
     "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
-    "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic eq ne lt le gt ge"
+    "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic lt le gt ge"
 )
 _OTHER_NAME = {"add_any": "add", "not": "not_", "and": "and_", "or": "or_", "xor": "xor_", "clz": "count_leading_zeros"}
 _SAME_VALUE = "copy copy_p stop_gradient pvary pcast pbroadcast"
@@ -357,6 +401,7 @@ RULES: dict[str, Rule] = {
     **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
     **{name: _reduction(name) for name in _FOLDS.split()},
+    **{name: _equality(name) for name in ("eq", "ne")},
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "integer_pow": Rule(_integer_pow),
     "pow": Rule(_pow),

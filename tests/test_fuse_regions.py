@@ -96,6 +96,9 @@ def test_reductions_and_what_reads_them_are_one_region():
     assert len(regions(f, X)) == 1 and cuts(f, X) == {}
     # Scalars of constants alone, as in jnp.var, are made where they are read.
     assert len(regions(lambda x: x.var(), X)) == 1
+    # They are folded, and so is the choice of NaN for no element.
+    text = jf.fuse(lambda x: x.var()).lower(X).as_text()
+    assert "nan" not in text and "select" not in text and "gt" not in text
 
 
 def test_reductions_move_down_only_with_what_feeds_them():

@@ -44,6 +44,7 @@ class Writer {
         schedule_(schedule),
         tree_(tree),
         kernel_(kernel),
+        next_variable_(static_cast<int>(tree.loops.size())),
         item_of_(fusion.values.size(), -1),
         input_number_(fusion.values.size(), -1),
         register_of_(fusion.values.size(), -1),
@@ -444,12 +445,11 @@ class Writer {
     const auto [offset, step] = position(at, weights);
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
-    int extra = static_cast<int>(tree_.loops.size());
     for (Parallel parallel : {Parallel::kThread, Parallel::kThreadY, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
       if (extent_of(tree_, parallel) == 1 || runs_on(item, parallel)) continue;
       loops::Body body;
       body.push_back(std::move(statement));
-      statement = {loops::For{extra++, 1, to_loops(parallel), std::move(body)}};
+      statement = {loops::For{next_variable_++, 1, to_loops(parallel), std::move(body)}};
     }
     statements_.push_back({when, std::move(statement)});
   }
@@ -462,6 +462,7 @@ class Writer {
   const Schedule& schedule_;
   const LoopTree& tree_;
   loops::Kernel& kernel_;
+  int next_variable_;                    // above those of the tree's loops
   std::vector<int> item_of_;             // by value, -1 for an input
   std::vector<int> input_number_;        // by value, -1 for what is no input
   std::vector<RegisterId> register_of_;  // by value

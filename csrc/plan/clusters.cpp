@@ -90,6 +90,7 @@ class Finder {
     Bits waits_for;  // clusters whose values it reads, directly or through others
     int merged_into = -1;
     std::vector<ValueId> sources;
+    std::vector<int64_t> split_shape;  // of the operand that reductions in parts split; axes of extent 1 included
   };
   // Space and what the rows are read from.
   using Sibling = std::tuple<std::vector<int64_t>, std::vector<bool>, ValueId>;
@@ -311,7 +312,9 @@ class Finder {
       const Cluster& c = building.cluster;
       const bool first = along && building.reductions == 0;
       if (!first && c.parts == 0 && along) return false;
-      if (c.parts > 0 && (c.parts != reduce.parts || c.split_axis != dims[0])) return false;
+      const bool same_split = c.parts == reduce.parts && c.split_axis == dims[0] &&
+                              building.split_shape == ir::shape(fusion_.values[op.inputs[0]]);
+      if (c.parts > 0 && !same_split) return false;
       if (across && (reduce.parts < kEnoughParts || !takes_column_fold(cluster))) return false;
     } else if (building.cluster.split_axis >= 0 && space.folded[building.cluster.split_axis]) {
       return false;  // the kernel sees no whole row
@@ -324,6 +327,7 @@ class Finder {
     if (reduce.parts > 0) {
       building_[cluster].cluster.parts = reduce.parts;
       building_[cluster].cluster.split_axis = dims[0];
+      building_[cluster].split_shape = ir::shape(fusion_.values[op.inputs[0]]);
       building_[cluster].column_folds += across;
     }
     record(number, cluster, operand, std::move(dims));
@@ -370,12 +374,15 @@ class Finder {
         if (sibling == siblings_.end()) continue;
         const int into = find(sibling->second);
         Building& kept = building_[into];
-        const bool same_parts = kept.cluster.parts == 0 || (kept.cluster.parts == columns.cluster.parts &&
-                                                            kept.cluster.split_axis == columns.cluster.split_axis);
+        const bool same_parts =
+            kept.cluster.parts == 0 ||
+            (kept.cluster.parts == columns.cluster.parts && kept.cluster.split_axis == columns.cluster.split_axis &&
+             kept.split_shape == columns.split_shape);
         const bool fits = columns.cluster.parts >= kEnoughParts && kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;
         kept.cluster.split_axis = columns.cluster.split_axis;
+        kept.split_shape = columns.split_shape;
         columns.column_folds = columns.reductions;
         merge(into, c);
         break;

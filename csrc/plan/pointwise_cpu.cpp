@@ -10,6 +10,8 @@ using schedule::Parallel;
 using schedule::Scheduler;
 
 constexpr int64_t kMaxLanes = 16;
+// A gathered vector costs about this many contiguous ones.
+constexpr double kGatherCost = 6;
 // Iterations that use a cache line before it leaves the first-level cache.
 constexpr int64_t kTile = 16;
 
@@ -22,7 +24,7 @@ CpuPointwise propose_cpu(const Traffic& traffic, const Target& target) {
   const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxLanes);
   size_t best = traffic.extents.size() - 1;
   for (size_t loop = best; loop-- > 0;) {
-    if (lane_cost(traffic, loop, lanes) < lane_cost(traffic, best, lanes)) best = loop;
+    if (lane_cost(traffic, loop, lanes, kGatherCost) < lane_cost(traffic, best, lanes, kGatherCost)) best = loop;
   }
   p.lane_loop = static_cast<int>(best);
   if (traffic.extents[best] > 1) p.lanes = lanes;

@@ -10,10 +10,17 @@ using schedule::Parallel;
 using schedule::Scheduler;
 
 constexpr int64_t kMaxLanes = 16;
+// A gathered vector costs about this many contiguous ones, where no cache line is used again.
+constexpr double kGatherCost = 20;
 // Folding the lanes of a register costs about this many accesses.
 constexpr double kCombineCost = 10;
-// Accumulators of a row of columns stay in the first-level cache, few of them in registers.
-constexpr int64_t kMaxChunk = 64, kRegisters = 8;
+// A fold waits for its last result; two registers side by side hide that, where a row has many.
+constexpr int64_t kLongRow = 16;
+// Memory likes whole rows of columns: their accumulators may fill half of the first-level cache. Few of them are in
+// registers.
+constexpr int64_t kMaxChunk = 256, kRegisters = 8;
+// Tasks for whose sake the columns are cut.
+constexpr int64_t kFewTasks = 16;
 // Columns so short that a few registers are as fast.
 constexpr int64_t kShortColumn = 64;
 // What stays in the first-level and the second-level cache.
@@ -34,7 +41,7 @@ size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
   for (size_t loop = traffic.extents.size(); loop-- > 0;) {
     const int64_t extent = traffic.extents[loop];
     if (extent == 1 || traffic.across[loop]) continue;
-    double cost = lane_cost(traffic, loop, lanes);
+    double cost = lane_cost(traffic, loop, lanes, kGatherCost);
     if (traffic.folded[loop]) cost += kCombineCost / static_cast<double>(divide_up(extent, lanes));
     if (best < traffic.extents.size() && cost >= best_cost) continue;
     best = loop;
@@ -52,20 +59,22 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
   const size_t lane_loop = choose_lane_loop(traffic, p.lanes);
   p.lane_loop = static_cast<int>(lane_loop);
   while (p.lanes > 1 && p.lanes / 2 >= traffic.extents[lane_loop]) p.lanes /= 2;
+  const bool along_row = traffic.folded[lane_loop];
+  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRow * p.lanes) p.lanes *= 2;
   p.tasks = task_count(traffic);
 
   const Phases dear = facts.phases(Keep::kDear);
   const int64_t column = iterations(traffic, true), vectors = divide_up(traffic.extents[lane_loop], p.lanes);
-  if (!traffic.folded[lane_loop]) {
+  if (!along_row) {
     p.chunk = std::min(vectors, column <= kShortColumn ? kRegisters / 2 : kMaxChunk);
     // The next phase finds its columns in the cache.
     const int64_t bytes = column * p.lanes * traffic.widest_lane;
     while (dear.count > 1 && p.chunk > kRegisters / 2 && p.chunk * bytes > kCachedBytes) p.chunk /= 2;
     const int64_t others = iterations(traffic, false) / traffic.extents[lane_loop];
-    while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < p.tasks) p.chunk /= 2;
+    while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < std::min(p.tasks, kFewTasks)) p.chunk /= 2;
     p.chunk = divide_up(vectors, divide_up(vectors, p.chunk));
   }
-  const int64_t side_by_side = traffic.folded[lane_loop] ? 1 : p.chunk * p.lanes;
+  const int64_t side_by_side = along_row ? 1 : p.chunk * p.lanes;
   if (dear.kept_bytes > 0 && column * side_by_side * dear.kept_bytes <= kKeptBytes) p.keep = Keep::kDear;
   return p;
 }

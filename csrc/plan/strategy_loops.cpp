@@ -13,8 +13,8 @@ namespace {
 constexpr double kTaskCost = 256 << 10;
 // A few for each core of a large machine, so that uneven ones balance.
 constexpr int64_t kMaxTasks = 64;
-// A gathered vector costs about this many contiguous ones, a repeated element a fraction of one.
-constexpr double kGatherCost = 6, kSplatCost = 0.25;
+// A repeated element costs a fraction of a vector.
+constexpr double kSplatCost = 0.25;
 
 // A count near `wanted` that divides the extent, so that no task needs a bound; `wanted` itself when there is none.
 int64_t even_parts(int64_t extent, int64_t wanted) {
@@ -42,11 +42,11 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop) {
   return lanes;
 }
 
-double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes) {
+double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost) {
   double cost = traffic.cost_per_element;
   for (const Access& access : traffic.accesses) {
     const int64_t step = access.steps[loop];
-    cost += step == 0 ? kSplatCost : step == 1 || access.bytes == 0 ? 1 : kGatherCost;
+    cost += step == 0 ? kSplatCost : step == 1 || access.bytes == 0 ? 1 : gather_cost;
   }
   const int64_t extent = traffic.extents[loop];
   const double used = static_cast<double>(extent) / static_cast<double>(divide_up(extent, lanes) * lanes);

@@ -16,8 +16,8 @@ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 
-// CPU: machine work per element when `loop` runs in lanes.
-double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes);
+// CPU: machine work per element when `loop` runs in lanes. A gathered vector costs `gather_cost` contiguous ones.
+double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost);
 // CPU: calls that are worth a thread of their own.
 int64_t task_count(const Traffic& traffic);
 

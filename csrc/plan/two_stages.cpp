@@ -58,19 +58,18 @@ Constant identity(OpKind reduce, DType dtype) {
   return {number};
 }
 
-// The first stage keeps the folded axes before dims[at] and folds dims[at] in `parts`.
-struct Cut {
+// The first stage keeps leading folded axes whole until their product nears `parts`, and folds the next one in parts.
+std::pair<Reduce, Reduce> stages(const std::vector<int64_t>& shape, const Reduce& whole, int64_t parts) {
   size_t at = 0;
-  int64_t parts = 0;
-};
-
-// Leading folded axes are kept whole until their product nears `parts`.
-Cut cut_at(const std::vector<int64_t>& shape, const Reduce& reduce, int64_t parts) {
-  Cut cut;
-  while (cut.at + 1 < reduce.dims.size() && shape[reduce.dims[cut.at]] <= parts) parts /= shape[reduce.dims[cut.at++]];
-  const int64_t extent = shape[reduce.dims[cut.at]];
-  cut.parts = std::clamp<int64_t>(parts, 1, extent);
-  return cut;
+  while (at + 1 < whole.dims.size() && shape[whole.dims[at]] <= parts) parts /= shape[whole.dims[at++]];
+  const auto from = whole.dims.begin() + static_cast<std::ptrdiff_t>(at);
+  Reduce first{{from, whole.dims.end()}, std::clamp<int64_t>(parts, 1, shape[*from])};
+  Reduce second{{whole.dims.begin(), from + 1}};
+  if (first.parts == 1 && at > 0) {
+    first.parts = 0;
+    second.dims.pop_back();
+  }
+  return {std::move(first), std::move(second)};
 }
 
 class Rewriter {
@@ -171,36 +170,43 @@ class Rewriter {
                                    scalar ? value : fresh(value, "nothing", value.dtype), op.label);
       return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
     }
-    if (folded == 1) {
-      const size_t kept = reduce->parts > 0;
-      const ir::Dims dims{{reduce->dims.begin() + kept, reduce->dims.end()}};
-      if (dims.dims.empty()) return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
-      return add(OpKind::kSqueeze, std::move(inputs), dims, value, op.label);
+    // Axes of extent 1 go first, so that the reductions of one space fold the same axes of it.
+    ir::Dims single;
+    Reduce rest{{}, reduce->parts};
+    for (size_t i = 0; i < reduce->dims.size(); ++i) {
+      const int64_t dim = reduce->dims[i];
+      if (shape[dim] > 1) {
+        rest.dims.push_back(dim - static_cast<int64_t>(single.dims.size()));
+      } else if (i > 0 || reduce->parts == 0) {
+        single.dims.push_back(dim);
+      } else {
+        rest.parts = 0;
+      }
     }
-    if (reduce->parts > 0 && shape[reduce->dims[0]] == 1) {
-      return add(op.kind, std::move(inputs), Reduce{{reduce->dims.begin() + 1, reduce->dims.end()}}, value, op.label);
+    if (rest.dims.empty() && single.dims.empty()) return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
+    if (rest.dims.empty()) return add(OpKind::kSqueeze, std::move(inputs), single, value, op.label);
+    ValueId operand = inputs[0];
+    if (!single.dims.empty()) {
+      operand = add(OpKind::kSqueeze, {operand}, single, fresh(value, "squeezed", value.dtype), "");
     }
-    const int64_t parts = reduce->parts > 0 ? 0 : parts_[{shape, reduce->dims}];
-    if (parts == 0) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
-    return two_stages(op, inputs[0], cut_at(shape, *reduce, parts));
+    const int64_t parts = rest.parts > 0 ? 0 : parts_[{shape, reduce->dims}];
+    if (parts == 0) return add(op.kind, {operand}, rest, value, op.label);
+    return two_stages(op, operand, rest, parts);
   }
 
   // Sums and products of low precision stay in compute_dtype between the stages.
-  ValueId two_stages(const Op& op, ValueId operand, const Cut& cut) {
+  ValueId two_stages(const Op& op, ValueId operand, const Reduce& whole, int64_t parts) {
     const Value& value = whole_.values[op.output];
-    const Reduce& whole = std::get<Reduce>(op.attribute);
     const bool rounds = op.kind == OpKind::kReduceSum || op.kind == OpKind::kReduceProd;
     const DType dtype = rounds ? compute_dtype(value.dtype) : value.dtype;
     if (dtype != value.dtype) {
       operand = add(OpKind::kConvert, {operand}, {}, fresh(value, "wide", dtype), op.label);
     }
-    const Reduce first{{whole.dims.begin() + static_cast<std::ptrdiff_t>(cut.at), whole.dims.end()}, cut.parts};
-    const ValueId parts = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
-    Reduce second;
-    for (size_t i = 0; i <= cut.at; ++i) second.dims.push_back(whole.dims[i]);
-    if (dtype == value.dtype) return add(op.kind, {parts}, second, value, op.label);
-    const ValueId sum = add(op.kind, {parts}, second, fresh(value, "sum", dtype), op.label);
-    return add(OpKind::kConvert, {sum}, {}, value, op.label);
+    const auto [first, second] = stages(ir::shape(result_.values[operand]), whole, parts);
+    const ValueId partial = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
+    if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
+    const ValueId all = add(op.kind, {partial}, second, fresh(value, "all", dtype), op.label);
+    return add(OpKind::kConvert, {all}, {}, value, op.label);
   }
 
   const Fusion& whole_;

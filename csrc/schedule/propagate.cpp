@@ -1,6 +1,5 @@
-// Calls that carry one value's loops to others: transform_like, parallelize_like, inline_at, inline_most.
+// Calls that carry one value's loops to others: transform_like, parallelize_like.
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <queue>
 
@@ -25,6 +24,10 @@ std::vector<bool> flags(const ir::Fusion& fusion, const std::vector<ValueId>& id
 // not.
 std::optional<Alignment> align_by_position(const std::vector<int64_t>& extents, const std::vector<int64_t>& reference) {
   Alignment alignment;
+  if (extents == reference) {
+    for (size_t i = 0; i < extents.size(); ++i) alignment.push_back(static_cast<int>(i));
+    return alignment;
+  }
   size_t next = 0;
   for (int64_t extent : extents) {
     while (extent != 1 && next < reference.size() && reference[next] == 1) ++next;
@@ -220,84 +223,6 @@ void Scheduler::parallelize_like(ValueId reference) {
     if (!same || domain.loop == like) continue;
     domain.loop = like;
     domain.inline_at = 0;
-  }
-}
-
-int Scheduler::common_loops(ValueId value) const {
-  const Domain& domain = schedule_.domains[value];
-  // A fold that nothing reads is an output, stored where it is complete.
-  const bool stored_here = consumers_[value].empty() && domain.reduced.empty();
-  int common = stored_here ? 0 : static_cast<int>(domain.loop.size());
-  for (ValueId consumer : consumers_[value]) {
-    common = std::min(common, schedule::common_loops(domain, schedule_.domains[consumer]));
-  }
-  return common;
-}
-
-void Scheduler::inline_at(ValueId value, int position) {
-  Domain& target = domain(value, "inline_at");
-  const int common = common_loops(value);
-  JF_REQUIRE(position >= 0 && position <= common, "[inline_at] ", fusion_.values[value].name, " agrees in ", common,
-             " outer loop axes with its consumers; expected a position in [0, ", common, "], got ", position);
-  target.inline_at = position;
-}
-
-// The loops inside of which a value may be computed without doing it more often than needed, and a fold only outside of
-// the loops that it folds.
-int Scheduler::useful_loops(const ir::Op& op) const {
-  const Domain& domain = schedule_.domains[op.output];
-  const int rank = static_cast<int>(domain.loop.size());
-  if (ir::info(op.kind).op_class == ir::OpClass::kConstant) return rank;
-  const AxisTree tree = replay(domain, fusion_.values[op.output].name);
-  if (domain.memory == Memory::kShared) {
-    // The threads of a block compute it together, before any of them reads it.
-    int blocks = 0;
-    while (blocks < rank && (domain.loop[blocks].parallel == Parallel::kBlock ||
-                             domain.loop[blocks].parallel == Parallel::kBlockY)) {
-      ++blocks;
-    }
-    return blocks;
-  }
-  int useful = rank;
-  while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
-  for (int i = 0; i < useful; ++i) {
-    if (tree.reduced[tree.loop[i]]) return i;
-  }
-  return useful;
-}
-
-// How many outer loops the consumers of a value can share: on the way from one to another, no value may be complete
-// only after a loop that they share.
-int Scheduler::loops_shared_by_consumers(ValueId value) const {
-  const std::vector<ValueId>& consumers = consumers_[value];
-  if (std::all_of(consumers.begin(), consumers.end(), [&](ValueId id) { return id == consumers.front(); })) {
-    return std::numeric_limits<int>::max();
-  }
-  constexpr int kUnreached = std::numeric_limits<int>::max();
-  // By value: the least inline position on any way to it from a consumer.
-  std::vector<int> least(fusion_.values.size(), kUnreached);
-  std::vector<bool> on_way(fusion_.values.size(), false);
-  int shared = kUnreached;
-  for (const ir::Op& op : fusion_.ops) {
-    const bool is_consumer = std::find(op.inputs.begin(), op.inputs.end(), value) != op.inputs.end();
-    int reached = kUnreached;
-    bool any = false;
-    for (ValueId id : op.inputs) {
-      if (!on_way[id]) continue;
-      any = true;
-      reached = std::min(reached, std::min(least[id], schedule_.domains[id].inline_at));
-    }
-    if (is_consumer && any) shared = std::min(shared, reached);
-    on_way[op.output] = is_consumer || any;
-    least[op.output] = reached;
-  }
-  return shared;
-}
-
-void Scheduler::inline_most() {
-  for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
-    const int position = std::min(common_loops(op->output), useful_loops(*op));
-    schedule_.domains[op->output].inline_at = std::min(position, loops_shared_by_consumers(op->output));
   }
 }
 

@@ -139,7 +139,6 @@ class Scheduler {
   void apply(ValueId value, const Transform& transform);
   int common_loops(ValueId value) const;
   int useful_loops(const ir::Op& op) const;
-  int loops_shared_by_consumers(ValueId value) const;
 
   const ir::Fusion& fusion_;
   std::vector<std::vector<ValueId>> consumers_;  // by ValueId: the results computed from it

@@ -1,0 +1,128 @@
+// Where values are computed among each other's loops: inline_at, inline_most.
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "base/error.h"
+#include "schedule/axes.h"
+#include "schedule/schedule.h"
+
+namespace jf::schedule {
+namespace {
+
+// Which values share loops, so far, and whether the loops can still run one after the other.
+class SharedLoops {
+ public:
+  SharedLoops(const ir::Fusion& fusion, const Schedule& schedule) : fusion_(fusion), schedule_(schedule) {}
+
+  // Lets values share their outermost `level` loops, unless some loop would then wait for a value that is complete only
+  // after it.
+  bool share(int level, const std::vector<ValueId>& values) {
+    while (static_cast<int>(groups_.size()) < level) {
+      groups_.emplace_back(fusion_.values.size());
+      std::iota(groups_.back().begin(), groups_.back().end(), 0);
+    }
+    Groups together = groups_[level - 1];
+    // The first value is new among the others, its consumers; alone it ties nothing that was not tied.
+    bool consumers_tied = true;
+    for (size_t i = 2; i < values.size(); ++i) consumers_tied &= find(together, values[1]) == find(together, values[i]);
+    for (ValueId id : values) together[find(together, id)] = find(together, values[0]);
+    if (!consumers_tied && !in_order(level, together)) return false;
+    groups_[level - 1] = std::move(together);
+    return true;
+  }
+
+ private:
+  using Groups = std::vector<int>;  // union-find over values
+
+  static int find(Groups& groups, int x) {
+    while (groups[x] != x) x = groups[x] = groups[groups[x]];
+    return x;
+  }
+
+  bool in_order(int level, Groups& groups) const {
+    std::set<std::pair<int, int>> edges;
+    for (const ir::Op& op : fusion_.ops) {
+      const int to = find(groups, op.output);
+      for (ValueId id : op.inputs) {
+        const int from = find(groups, id);
+        const bool whole = !schedule_.domains[id].reduced.empty() || schedule_.domains[id].memory == Memory::kShared;
+        if (from != to) edges.emplace(from, to);
+        if (from == to && whole && schedule_.domains[id].inline_at < level) return false;
+      }
+    }
+    std::vector<int> waits(groups.size(), 0), ready;
+    for (const auto& [from, to] : edges) ++waits[to];
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (waits[g] == 0) ready.push_back(static_cast<int>(g));
+    }
+    size_t done = 0;
+    for (; done < ready.size(); ++done) {
+      for (auto edge = edges.lower_bound({ready[done], 0}); edge != edges.end() && edge->first == ready[done]; ++edge) {
+        if (--waits[edge->second] == 0) ready.push_back(edge->second);
+      }
+    }
+    return done == groups.size();
+  }
+
+  const ir::Fusion& fusion_;
+  const Schedule& schedule_;
+  std::vector<Groups> groups_;  // by level, from 1
+};
+
+}  // namespace
+
+int Scheduler::common_loops(ValueId value) const {
+  const Domain& domain = schedule_.domains[value];
+  // A fold that nothing reads is an output, stored where it is complete.
+  const bool stored_here = consumers_[value].empty() && domain.reduced.empty();
+  int common = stored_here ? 0 : static_cast<int>(domain.loop.size());
+  for (ValueId consumer : consumers_[value]) {
+    common = std::min(common, schedule::common_loops(domain, schedule_.domains[consumer]));
+  }
+  return common;
+}
+
+void Scheduler::inline_at(ValueId value, int position) {
+  Domain& target = domain(value, "inline_at");
+  const int common = common_loops(value);
+  JF_REQUIRE(position >= 0 && position <= common, "[inline_at] ", fusion_.values[value].name, " agrees in ", common,
+             " outer loop axes with its consumers; expected a position in [0, ", common, "], got ", position);
+  target.inline_at = position;
+}
+
+// The loops inside of which a value may be computed without doing it more often than needed, and a fold only outside of
+// the loops that it folds.
+int Scheduler::useful_loops(const ir::Op& op) const {
+  const Domain& domain = schedule_.domains[op.output];
+  const int rank = static_cast<int>(domain.loop.size());
+  const AxisTree tree = replay(domain, fusion_.values[op.output].name);
+  if (domain.memory == Memory::kShared) {
+    // The threads of a block compute it together, before any of them reads it.
+    int blocks = 0;
+    while (blocks < rank && (domain.loop[blocks].parallel == Parallel::kBlock ||
+                             domain.loop[blocks].parallel == Parallel::kBlockY)) {
+      ++blocks;
+    }
+    return blocks;
+  }
+  int useful = rank;
+  while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
+  for (int i = 0; i < useful; ++i) {
+    if (tree.reduced[tree.loop[i]]) return i;
+  }
+  return useful;
+}
+
+void Scheduler::inline_most() {
+  SharedLoops shared(fusion_, schedule_);
+  for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
+    std::vector<ValueId> values = {op->output};
+    values.insert(values.end(), consumers_[op->output].begin(), consumers_[op->output].end());
+    const int most = std::min(common_loops(op->output), useful_loops(*op));
+    int& position = schedule_.domains[op->output].inline_at;
+    for (position = 0; position < most && shared.share(position + 1, values);) ++position;
+  }
+}
+
+}  // namespace jf::schedule
