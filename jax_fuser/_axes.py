@@ -1,8 +1,8 @@
 """A builder of fusions that knows which axes are one index, and so how the fusion looks on a part of its arrays.
 
-Every pointwise op joins the axes of its operands and its result; a broadcast or a reduction joins the axes that it
-keeps. A mesh may split a class of joined axes, unless an iota counts along it: its index would have to be shifted on
-each device. A reduction over a split class gives each device its own part of the result; `stages` cuts the program
+Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
+that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice cuts it: its index
+would have to be shifted on each device. A reduction over a split class gives each device its own part of the result; `stages` cuts the program
 there, so that the parts can be joined before they are read.
 """
 
@@ -127,6 +127,23 @@ class Builder:
         """Drop axes of extent 1."""
         axes = [axis for i, axis in enumerate(self._axes[value]) if i not in dims]
         return self._viewed(lambda b, to, x: b.squeeze(x, list(dims)), value, axes)
+
+    def slice(self, value: int, starts: Sequence[int], strides: Sequence[int], counts: Sequence[int]) -> int:
+        """Take `counts` elements of each axis, from `starts` on, `strides` apart."""
+        old = self._axes[value]
+        whole = [self._extent[axis] == n for axis, n in zip(old, counts)]
+
+        def call(b: _core.Builder, to: Sequence[int], x: int) -> int:
+            return b.slice(x, list(starts), list(strides), list(to))
+
+        result = self._made(call, [value], counts)
+        for a, b, same in zip(old, self._axes[result], whole):
+            if same:
+                self._join(a, b)
+            else:
+                # Neither side can be split: a device would need what another one has.
+                self._counted += [a, b]
+        return result
 
     def reduce(self, op: str, value: int, dims: Sequence[int], dtype: Any, label: str) -> int:
         """Fold axes, given in increasing order."""

@@ -25,8 +25,8 @@ _REASONS = {
     "finds a position": "argmax argmin",
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice slice concatenate "
-    "pad rev sort top_k tile split stack unstack",
+    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice concatenate "
+    "pad rev sort top_k tile stack unstack",
     "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
@@ -120,7 +120,7 @@ class Writer:
 
     def rounded(self, value: int, dtype: Any) -> int:
         """Return a value as its dtype holds it: computed twice, in f32, it may be stored in between once."""
-        if dtype not in (jax.numpy.bfloat16, np.float16):
+        if dtype not in (jax.numpy.bfloat16, np.float16) or value in self.builder.inputs:
             return value
         return self.builder.bitcast(self.builder.bitcast(value, "u16", ""), _dtype(dtype), "")
 
@@ -336,6 +336,21 @@ def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.transpose(x[0], list(eqn.params["permutation"]))]
 
 
+def _slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    strides = eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
+    return [w.builder.slice(x[0], eqn.params["start_indices"], strides, eqn.outvars[0].aval.shape)]
+
+
+def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    axis, begin, parts = eqn.params["axis"], 0, []
+    for var in eqn.outvars:
+        starts = [0] * len(var.aval.shape)
+        starts[axis] = begin
+        parts.append(w.builder.slice(x[0], starts, [1] * len(starts), var.aval.shape))
+        begin += var.aval.shape[axis]
+    return parts
+
+
 def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
     rank = len(eqn.invars[0].aval.shape)
     return [w.builder.squeeze(x[0], sorted(d % rank for d in eqn.params["dimensions"]))]
@@ -419,6 +434,8 @@ RULES: dict[str, Rule] = {
     "reshape": Rule(_reshape, refuse=_refuse_reshape, is_view=_always),
     "transpose": Rule(_transpose, is_view=_always),
     "squeeze": Rule(_squeeze, is_view=_always),
+    "slice": Rule(_slice, is_view=_always),
+    "split": Rule(_split, is_view=_always),
 }
 
 

@@ -56,8 +56,9 @@ class Kernels {
 
   loops::Kernel pointwise(const ir::Fusion& segment) {
     return guarded(segment, [&] {
-      if (const auto kernel = plan::transpose_cuda(segment, target_)) {
-        return lowered(kernel->fusion, cat(kernel->parameters, "\n", ir::print(kernel->fusion)), kernel->schedule);
+      if (const auto parameters = plan::propose_transpose(segment, target_)) {
+        const plan::TransposeKernel kernel = plan::transpose_kernel(segment, *parameters);
+        return lowered(kernel.fusion, cat(plan::print(*parameters), "\n", ir::print(kernel.fusion)), kernel.schedule);
       }
       const plan::PointwiseParameters parameters = plan::propose(segment, target_);
       return lowered(segment, plan::print(parameters), plan::pointwise_schedule(segment, parameters));
@@ -73,8 +74,8 @@ class Kernels {
 
  private:
   loops::Kernel lowered(const ir::Fusion& fusion, const std::string& parameters, const schedule::Schedule& schedule) {
-    scheduled_ = cat(fusion.name, ": ", parameters, parameters.back() == '\n' ? "" : "\n",
-                     schedule::print(fusion, schedule));
+    scheduled_ =
+        cat(fusion.name, ": ", parameters, parameters.back() == '\n' ? "" : "\n", schedule::print(fusion, schedule));
     program_.schedule += scheduled_;
     program_.scheduled.push_back({fusion, schedule});
     return lower::lower(fusion, schedule, target_);

@@ -10,6 +10,7 @@
 #include "runtime/compile.h"
 #include "runtime/driver.h"
 #include "runtime/log.h"
+#include "runtime/output_pages.h"
 
 namespace jf::host {
 namespace {
@@ -96,6 +97,10 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
     void* const* pointers = addresses.data.data();
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
       const HostEntry entry = steps_[i].host_entry;
+      for (size_t b = 0; b < kernel->buffers.size(); ++b) {
+        const auto [kind, place] = kernel->buffers[b];
+        if (kind == BufferKind::kOutput) runtime::prepare_output(pointers[b], program_.output_bytes[place]);
+      }
       if (kernel->kernel.grid == 1) {
         entry(pointers, 0);
       } else {

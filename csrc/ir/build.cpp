@@ -1,6 +1,7 @@
 #include "ir/build.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include "base/error.h"
@@ -23,6 +24,9 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Constant* c = std::get_if<Constant>(&attribute)) text += cat(" c", print_constant(*c));
   if (const Dims* d = std::get_if<Dims>(&attribute)) {
     for (int64_t dim : d->dims) text += cat(" d", dim);
+  }
+  if (const Slice* s = std::get_if<Slice>(&attribute)) {
+    for (size_t i = 0; i < s->starts.size(); ++i) text += cat(" s", s->starts[i], ",", s->strides[i]);
   }
   if (const Reduce* r = std::get_if<Reduce>(&attribute)) {
     for (int64_t dim : r->dims) text += cat(" d", dim);
@@ -132,6 +136,72 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
 }
 
+ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> counts) {
+  const DType dtype = value(x, "slice").dtype;
+  infer(fusion_, OpKind::kSlice, {x}, where, {"", dtype, axes_of(counts)});
+  return sliced(x, where, to_vector(counts));
+}
+
+ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
+  if (shape(fusion_.values[x]) == counts) return x;
+  std::vector<int64_t> key = where.starts;
+  key.insert(key.end(), where.strides.begin(), where.strides.end());
+  key.insert(key.end(), counts.begin(), counts.end());
+  if (const auto found = slices_.find({x, key}); found != slices_.end()) return found->second;
+  const auto defining = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == x; });
+  ValueId result = -1;
+  if (defining != fusion_.ops.end()) {
+    const Op op = *defining;  // which adding ops may move
+    const DType dtype = fusion_.values[x].dtype;
+    if (info(op.kind).op_class == OpClass::kPointwise) {
+      std::vector<ValueId> inputs;
+      for (ValueId id : op.inputs) inputs.push_back(sliced(id, where, counts));
+      result = add_op(op.kind, std::move(inputs), op.attribute, dtype, {}, op.label);
+    } else if (op.kind == OpKind::kBroadcast) {
+      const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+      const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]), to = shape(fusion_.values[x]);
+      Slice inner;
+      std::vector<int64_t> inner_counts;
+      for (size_t i = 0; i < from.size(); ++i) {
+        const bool repeats = from[i] != to[dims[i]];
+        inner.starts.push_back(repeats ? 0 : where.starts[dims[i]]);
+        inner.strides.push_back(repeats ? 1 : where.strides[dims[i]]);
+        inner_counts.push_back(repeats ? from[i] : counts[dims[i]]);
+      }
+      result = broadcast(sliced(op.inputs[0], inner, inner_counts), counts, dims);
+    } else if (op.kind == OpKind::kTranspose) {
+      const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+      Slice inner = where;
+      std::vector<int64_t> inner_counts = counts;
+      for (size_t i = 0; i < dims.size(); ++i) {
+        inner.starts[dims[i]] = where.starts[i];
+        inner.strides[dims[i]] = where.strides[i];
+        inner_counts[dims[i]] = counts[i];
+      }
+      result = transpose(sliced(op.inputs[0], inner, inner_counts), dims);
+    } else if (op.kind == OpKind::kIota) {
+      const int64_t dim = std::get<Dims>(op.attribute).dims[0];
+      auto full = [&](int64_t number) { return broadcast(constant(DType::kS32, {number}), counts, {}); };
+      result = iota(DType::kS32, counts, dim);
+      if (where.strides[dim] != 1) result = pointwise(OpKind::kMul, std::array{result, full(where.strides[dim])});
+      if (where.starts[dim] != 0) result = pointwise(OpKind::kAdd, std::array{result, full(where.starts[dim])});
+      result = convert(result, dtype);
+    } else if (op.kind == OpKind::kSlice) {
+      Slice inner = std::get<Slice>(op.attribute);
+      for (size_t i = 0; i < counts.size(); ++i) {
+        inner.starts[i] += where.starts[i] * inner.strides[i];
+        inner.strides[i] *= where.strides[i];
+      }
+      result = sliced(op.inputs[0], inner, counts);
+    }
+  }
+  if (result < 0) {
+    result = add_op(OpKind::kSlice, {x}, where, fusion_.values[x].dtype, axes_of(counts), "");
+  }
+  slices_.emplace(std::make_pair(x, std::move(key)), result);
+  return result;
+}
+
 ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, int64_t parts,
                         const std::string& label) {
   const OpInfo& op = info(kind);
@@ -161,6 +231,7 @@ Fusion Builder::finish() {
   Fusion kept;
   std::swap(kept, fusion_);
   known_.clear();
+  slices_.clear();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;

@@ -26,6 +26,9 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
+  // `count` elements of each axis, from starts on, strides apart. Slices what a pointwise value is computed from, so
+  // that only those elements are computed.
+  ValueId slice(ValueId value, const ir::Slice& where, std::span<const int64_t> counts);
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -39,6 +42,7 @@ class Builder {
   Fusion finish();
 
  private:
+  ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
@@ -46,6 +50,7 @@ class Builder {
 
   Fusion fusion_;
   std::map<std::string, ValueId> known_;  // equal ops by their text key
+  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_;
 };
 
 }  // namespace jf::ir

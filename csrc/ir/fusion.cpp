@@ -58,4 +58,22 @@ std::vector<int64_t> shape(const Value& value) {
   return extents;
 }
 
+std::vector<ValueId> number_as_text(Fusion& fusion) {
+  std::vector<ValueId> renumbered(fusion.values.size(), -1);
+  std::vector<Value> values;
+  auto place = [&](ValueId& id) {
+    renumbered[id] = static_cast<ValueId>(values.size());
+    values.push_back(std::move(fusion.values[id]));
+    id = renumbered[id];
+  };
+  for (ValueId& id : fusion.inputs) place(id);
+  for (Op& op : fusion.ops) {
+    for (ValueId& id : op.inputs) id = renumbered[id];
+    place(op.output);
+  }
+  for (ValueId& id : fusion.outputs) id = renumbered[id];
+  fusion.values = std::move(values);
+  return renumbered;
+}
+
 }  // namespace jf::ir

@@ -78,6 +78,11 @@ struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;
 };
+// Element i of a result axis is element start + i * stride of the operand's.
+struct Slice {
+  std::vector<int64_t> starts, strides;
+  bool operator==(const Slice&) const = default;
+};
 // The operand axes dims (increasing) go, folded. With parts > 0 the axis dims[0] is folded in `parts` runs of
 // ceil(extent / parts) consecutive indices, the last ones shorter or empty, and an axis of extent `parts` takes its
 // place; 1 <= parts <= extent. The other axes keep their kinds.
@@ -93,7 +98,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Reduce, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Reduce, Grouped>;
 
 struct Op {
   OpKind kind;
@@ -116,5 +121,8 @@ struct Fusion {
 
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
+// Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new
+// number by its old one.
+std::vector<ValueId> number_as_text(Fusion& fusion);
 
 }  // namespace jf::ir

@@ -24,6 +24,9 @@ std::string print_dims(const std::vector<int64_t>& dims) {
 struct AttributePrinter {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const Constant& c) const { return cat(" {value=", print_constant(c), "}"); }
+  std::string operator()(const Slice& s) const {
+    return cat(" {starts=[", print_dims(s.starts), "], strides=[", print_dims(s.strides), "]}");
+  }
   std::string operator()(const Dims& d) const { return cat(" {dims=[", print_dims(d.dims), "]}"); }
   std::string operator()(const Reduce& r) const {
     return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
@@ -182,7 +185,7 @@ class Parser {
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims or mode");
+    const std::string key = word("value, dims, starts or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -197,8 +200,15 @@ class Parser {
         require(reduce.parts > 0, "at least one part before this");
       }
       result = reduce;
+    } else if (key == "starts") {
+      Slice slice{dims(), {}};
+      expect(',');
+      expect_word("strides");
+      expect('=');
+      slice.strides = dims();
+      result = slice;
     } else {
-      require(key == "mode", "value, dims or mode before this");
+      require(key == "mode", "value, dims, starts or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;

@@ -84,6 +84,24 @@ struct Inference {
     return result;
   }
 
+  Value slice(const Value& stated) const {
+    const Slice& s = get<Slice>("starts=[...], strides=[...]");
+    const Value& x = in(0);
+    const size_t rank = x.axes.size();
+    JF_REQUIRE(s.starts.size() == rank && s.strides.size() == rank && stated.axes.size() == rank,
+               "[slice] needs a start, a stride and a result axis for each axis of ", type(0));
+    Value result{"", x.dtype, x.axes};
+    for (size_t i = 0; i < rank; ++i) {
+      const int64_t extent = stated.axes[i].extent, size = x.axes[i].extent;
+      const bool inside = s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
+                          (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
+      JF_REQUIRE(inside, "[slice] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i], " on, ",
+                 s.strides[i], " apart, do not lie inside");
+      result.axes[i].extent = extent;
+    }
+    return result;
+  }
+
   Value squeeze() const {
     const Dims& d = get<Dims>("dims=[...]");
     const Value& x = in(0);
@@ -247,6 +265,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     case OpClass::kGrouped: return inference.grouped(stated);
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
+      if (kind == OpKind::kSlice) return inference.slice(stated);
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();

@@ -310,9 +310,10 @@ class Writer {
   }
 
   // An element of input `id`, at weights of the root axes.
-  RegisterId load(ValueId id, const graph::Indexer& indexer, const std::vector<int64_t>& weights,
+  RegisterId load(ValueId id, const graph::Indexer& indexer, const std::vector<int64_t>& weights, int64_t offset,
                   const loops::Condition& when) {
-    const auto [at, step] = position(indexer, weights);
+    auto [at, step] = position(indexer, weights);
+    at = add(std::move(at), loops::constant(offset));
     for (const auto& [input, known] : loads_) {
       const bool same = input == id && known.lane_step == step && graph::same(known.at, at) && same_condition(known.when, when);
       if (same) return known.result;
@@ -359,12 +360,8 @@ class Writer {
       return load_shared(id, indexer, root_of, when);
     }
     if (input_number_[id] < 0) return computed(id, item);
-    const std::vector<int64_t> strides = graph::strides(ir::shape(fusion_.values[id]));
-    std::vector<int64_t> weights(schedule_.domains[item.value].logical.size(), 0);
-    for (size_t a = 0; a < axes.size(); ++a) {
-      if (axes[a] >= 0) weights[axes[a]] = strides[a];
-    }
-    return load(id, indexer, weights, when);
+    const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
+    return load(id, indexer, from.weights, from.offset, when);
   }
 
   void write_item(const Item& item) {
@@ -441,7 +438,7 @@ class Writer {
       weights.resize(std::max<size_t>(weights.size(), nodes[a] + 1), 0);
       weights[nodes[a]] = strides[a];
     }
-    const RegisterId value = input_number_[item.value] >= 0 ? load(item.value, at, weights, when) : computed(item.value, item);
+    const RegisterId value = input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
     const auto [offset, step] = position(at, weights);
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.

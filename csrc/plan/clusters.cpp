@@ -60,7 +60,9 @@ class Bits {
 class Finder {
  public:
   explicit Finder(const Fusion& fusion)
-      : fusion_(fusion), source_(fusion.values.size(), -1), sealed_(fusion.values.size(), false),
+      : fusion_(fusion),
+        source_(fusion.values.size(), -1),
+        sealed_(fusion.values.size(), false),
         waits_for_(fusion.values.size()) {
     result_.of.assign(fusion.values.size(), -1);
     result_.places.resize(fusion.values.size());
@@ -70,16 +72,19 @@ class Finder {
   }
 
   Clusters finish() && {
+    for (size_t id = 0; id < fusion_.values.size(); ++id) result_.beside.push_back(cluster_beside(id));
     std::vector<int> number(building_.size(), -1);
-    for (int& cluster : result_.of) {
-      if (cluster < 0) continue;
+    auto renumber = [&](int& cluster) {
+      if (cluster < 0) return;
       cluster = find(cluster);
       if (number[cluster] < 0) {
         number[cluster] = static_cast<int>(result_.all.size());
         result_.all.push_back(building_[cluster].cluster);
       }
       cluster = number[cluster];
-    }
+    };
+    for (int& cluster : result_.of) renumber(cluster);
+    for (int& cluster : result_.beside) renumber(cluster);
     return std::move(result_);
   }
 
@@ -158,6 +163,19 @@ class Finder {
     building_[cluster].sources.push_back(source);
   }
 
+  int cluster_beside(size_t id) const {
+    if (result_.of[id] >= 0 || source_[id] < 0) return -1;
+    std::vector<int64_t> extents;
+    for (const ir::Axis& axis : fusion_.values[id].axes) {
+      if (axis.extent != 1) extents.push_back(axis.extent);
+    }
+    const auto found = siblings_.lower_bound({extents, {}, source_[id]});
+    for (auto sibling = found; sibling != siblings_.end() && std::get<0>(sibling->first) == extents; ++sibling) {
+      if (std::get<2>(sibling->first) == source_[id]) return sibling->second;
+    }
+    return -1;
+  }
+
   void place(size_t number) {
     const Op& op = fusion_.ops[number];
     for (ValueId id : op.inputs) {
@@ -221,7 +239,7 @@ class Finder {
   // Where the result is in the cluster's space, from the operands that the cluster computes. New axes of a broadcast
   // are axes of the space that the operand lacks, in their order. Nothing where they are none.
   std::optional<Place> place_in(const Op& op, int cluster) const {
-    if (op.kind == OpKind::kTranspose) return std::nullopt;
+    if (op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice) return std::nullopt;
     const Space& space = building_[cluster].cluster.space;
     const std::vector<ir::Axis>& axes = fusion_.values[op.output].axes;
     std::optional<Place> found;
@@ -231,7 +249,9 @@ class Finder {
       Place place(axes.size(), -1);
       const std::vector<int> to = schedule::result_axes(fusion_, op, i);
       for (size_t a = 0; a < to.size(); ++a) {
-        if (to[a] >= 0) place[to[a]] = result_.places[id][a];
+        if (to[a] < 0) continue;
+        if (axes[to[a]].extent != fusion_.values[id].axes[a].extent) return std::nullopt;
+        place[to[a]] = result_.places[id][a];
       }
       if (found && *found != place) return std::nullopt;
       found = place;
@@ -242,6 +262,7 @@ class Finder {
       int& axis = (*found)[a];
       if (axes[a].extent == 1) continue;
       if (axis < 0) {
+        if (op.kind != OpKind::kBroadcast) return std::nullopt;
         const auto later = std::find_if(found->begin() + static_cast<std::ptrdiff_t>(a), found->end(),
                                         [](int known) { return known >= 0; });
         const int end = later == found->end() ? static_cast<int>(space.extents.size()) : *later;
@@ -252,7 +273,15 @@ class Finder {
       if (axis < next) return std::nullopt;
       next = axis + 1;
     }
-    return found;
+    return lies_along_rows(*found, space) ? found : std::nullopt;
+  }
+
+  // Whether a value has all folded axes or none of them: one with some, say what broadcasts a result along one axis of
+  // two, shares no loop with the reductions.
+  static bool lies_along_rows(const Place& place, const Space& space) {
+    const auto has =
+        std::count_if(place.begin(), place.end(), [&](int axis) { return axis >= 0 && space.folded[axis]; });
+    return has == 0 || has == std::count(space.folded.begin(), space.folded.end(), true);
   }
 
   void place_reduction(size_t number) {
@@ -374,11 +403,11 @@ class Finder {
         if (sibling == siblings_.end()) continue;
         const int into = find(sibling->second);
         Building& kept = building_[into];
-        const bool same_parts =
-            kept.cluster.parts == 0 ||
-            (kept.cluster.parts == columns.cluster.parts && kept.cluster.split_axis == columns.cluster.split_axis &&
-             kept.split_shape == columns.split_shape);
-        const bool fits = columns.cluster.parts >= kEnoughParts && kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
+        const bool same_parts = kept.cluster.parts == 0 || (kept.cluster.parts == columns.cluster.parts &&
+                                                            kept.cluster.split_axis == columns.cluster.split_axis &&
+                                                            kept.split_shape == columns.split_shape);
+        const bool fits = columns.cluster.parts >= kEnoughParts &&
+                          kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;
         kept.cluster.split_axis = columns.cluster.split_axis;

@@ -32,9 +32,11 @@ struct Cluster {
 
 struct Clusters {
   std::vector<Cluster> all;
-  std::vector<int> of;           // by value: the cluster that computes it; -1 for free values
-  std::vector<Place> places;     // by value of a cluster
+  std::vector<int> of;            // by value: the cluster that computes it; -1 for free values
+  std::vector<Place> places;      // by value of a cluster
   std::map<size_t, Place> folds;  // by number of a reduction: the axes of the space that its dims are
+  // By free value: a cluster of its iteration domain that reads what most of the value comes from; -1 for none.
+  std::vector<int> beside;
 };
 
 Clusters find_clusters(const ir::Fusion& fusion);

@@ -36,9 +36,15 @@ constexpr int kOutside = -1;
 class Splitter {
  public:
   Splitter(const Fusion& segment, const Traffic& traffic, Keep keep)
-      : segment_(segment), in_rows_(traffic.in_rows), keep_(keep), phase_(segment.values.size(), 0),
-        cost_(segment.values.size(), 0), needed_(segment.values.size()), by_end_(segment.values.size(), false),
-        kept_(segment.values.size(), false), is_input_(segment.values.size(), false) {
+      : segment_(segment),
+        in_rows_(traffic.in_rows),
+        keep_(keep),
+        phase_(segment.values.size(), 0),
+        cost_(segment.values.size(), 0),
+        needed_(segment.values.size()),
+        by_end_(segment.values.size(), false),
+        kept_(segment.values.size(), false),
+        is_input_(segment.values.size(), false) {
     for (ValueId id : segment.inputs) is_input_[id] = true;
     across_rows_ = std::find(traffic.across.begin(), traffic.across.end(), true) != traffic.across.end();
     find_phases();
@@ -193,8 +199,7 @@ class Splitter {
     }
   }
   size_t input_number(ValueId id) const {
-    return static_cast<size_t>(std::find(segment_.inputs.begin(), segment_.inputs.end(), id) -
-                               segment_.inputs.begin());
+    return static_cast<size_t>(std::find(segment_.inputs.begin(), segment_.inputs.end(), id) - segment_.inputs.begin());
   }
   ValueId add_op(const Op& op, std::vector<ValueId> operands, const Value& like) {
     const ValueId result = add_value(like);

@@ -19,9 +19,9 @@ std::string_view name(Keep keep);
 struct Phases {
   ir::Fusion fusion;  // the segment's inputs and outputs in their order; every value is used in one phase or kept
   std::vector<ir::ValueId> outside;  // values of `fusion` that are computed outside of the rows or kept between phases
-  int count = 1;             // phases
-  int64_t kept_bytes = 0;    // of one element of the row: what is kept at the same time, in compute_dtype
-  int64_t column_bytes = 0;  // of one element of the row: accumulators of reductions across the rows
+  int count = 1;                     // phases
+  int64_t kept_bytes = 0;            // of one element of the row: what is kept at the same time, in compute_dtype
+  int64_t column_bytes = 0;          // of one element of the row: accumulators of reductions across the rows
 };
 
 Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep);

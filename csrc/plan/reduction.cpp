@@ -32,23 +32,14 @@ int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedu
   return position;
 }
 
-std::string_view name(ThreadsAlong along) {
-  switch (along) {
-    case ThreadsAlong::kRow: return "row";
-    case ThreadsAlong::kRows: return "rows";
-    case ThreadsAlong::kColumns: return "columns";
-  }
-  JF_CHECK(false, "threads along ", static_cast<int>(along));
-}
-
 struct Printer {
   std::string operator()(const CpuReduction& p) const {
     return cat("cpu lane_loop=", p.lane_loop, " lanes=", p.lanes, " chunk=", p.chunk, " keep=", name(p.keep),
                " tasks=", p.tasks);
   }
   std::string operator()(const CudaReduction& p) const {
-    return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads, " threads_y=", p.threads_y,
-               " unroll=", p.unroll, " keep=", name(p.keep));
+    return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
+               " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep));
   }
 };
 
@@ -63,8 +54,19 @@ struct Writer {
 
 }  // namespace
 
+std::string_view name(ThreadsAlong along) {
+  switch (along) {
+    case ThreadsAlong::kRow: return "row";
+    case ThreadsAlong::kRows: return "rows";
+    case ThreadsAlong::kColumns: return "columns";
+  }
+  JF_CHECK(false, "threads along ", static_cast<int>(along));
+}
+
+Traffic reduction_traffic(const ir::Fusion& segment) { return traffic(segment, reference_of(segment)); }
+
 ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& target) {
-  const Traffic facts = traffic(segment, reference_of(segment));
+  const Traffic facts = reduction_traffic(segment);
   if (target.platform == Platform::kCpu) return propose_cpu(RowFacts{segment, facts}, target);
   return propose_cuda(RowFacts{segment, facts}, target);
 }
@@ -72,7 +74,7 @@ ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& t
 std::string print(const ReductionParameters& parameters) { return std::visit(Printer{}, parameters); }
 
 ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
-  const Traffic facts = traffic(segment, reference_of(segment));
+  const Traffic facts = reduction_traffic(segment);
   const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
   Phases phases = split_phases(segment, facts, keep);
   ReductionKernel kernel{std::move(phases.fusion), {}};

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "base/target.h"
 #include "ir/fusion.h"
 #include "plan/phases.h"
+#include "plan/traffic.h"
 #include "schedule/schedule.h"
 
 namespace jf::plan {
@@ -26,6 +28,7 @@ struct CpuReduction {
 };
 // What the threads x of a block run along: one row that is folded, many rows, or columns of which each is folded.
 enum class ThreadsAlong : uint8_t { kRow, kRows, kColumns };
+std::string_view name(ThreadsAlong along);
 struct CudaReduction {
   ThreadsAlong along = ThreadsAlong::kRow;
   int lane_loop = 0;      // the loop of the vector accesses, and of the threads x unless they are along rows
@@ -38,6 +41,8 @@ struct CudaReduction {
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;
 
+// What the parameters' loops are.
+Traffic reduction_traffic(const ir::Fusion& segment);
 ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& target);
 // "cuda along=row lane_loop=1 lanes=4 threads=256 threads_y=1 unroll=4 keep=rows"
 std::string print(const ReductionParameters& parameters);

@@ -71,7 +71,8 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
     const int64_t bytes = column * p.lanes * traffic.widest_lane;
     while (dear.count > 1 && p.chunk > kRegisters / 2 && p.chunk * bytes > kCachedBytes) p.chunk /= 2;
     const int64_t others = iterations(traffic, false) / traffic.extents[lane_loop];
-    while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < std::min(p.tasks, kFewTasks)) p.chunk /= 2;
+    while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < std::min(p.tasks, kFewTasks))
+      p.chunk /= 2;
     p.chunk = divide_up(vectors, divide_up(vectors, p.chunk));
   }
   const int64_t side_by_side = along_row ? 1 : p.chunk * p.lanes;

@@ -10,12 +10,14 @@ using schedule::Parallel;
 using schedule::Scheduler;
 
 constexpr int64_t kWarp = 32;
-// Threads of a block where rows or columns leave the choice.
-constexpr int64_t kSmallBlock = 128, kBlock = 256;
+// Threads of a block where rows or columns leave the choice, and of one that reads long rows again and again.
+constexpr int64_t kSmallBlock = 128, kBlock = 256, kLongRowBlock = 512;
 // Vectors of a thread that are on their way together.
 constexpr int64_t kVectors = 4, kMaxUnroll = 16;
-// A thread has 255 registers of 4 bytes; arithmetic and addresses need most of the others.
-constexpr int64_t kKeptBytes = 64 * 4;
+// A thread has 255 registers of 4 bytes; arithmetic and addresses need most of the others. A row may take a quarter of
+// a multiprocessor's registers, so that another block runs while this one waits for its threads: of 32768 bf16, keeping
+// a row in 1024 threads took 1.25 times as long as reading it again.
+constexpr int64_t kKeptBytes = 64 * 4, kKeptRowBytes = 64 << 10;
 // Neighbouring columns of a block, so that it reads whole sectors.
 constexpr int64_t kFewColumns = 8;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -57,13 +59,17 @@ Shape shape_of(const Traffic& traffic) {
 
 int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
 
-// Keeps rows in registers where they fit.
+// Keeps rows in registers where they fit. Accumulators of columns are there in any case.
 void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   const Phases phases = facts.phases(Keep::kRows);
-  const int64_t bytes = phases.kept_bytes + phases.column_bytes;
-  if (bytes == 0 || vectors > kMaxUnroll || vectors * p.lanes * bytes > kKeptBytes) return;
+  const int64_t elements = vectors * p.lanes, threads = p.threads * p.threads_y;
+  if (vectors > kMaxUnroll) return;
+  if (phases.column_bytes > 0) p.unroll = vectors;
+  const bool fits = elements * (phases.kept_bytes + phases.column_bytes) <= kKeptBytes &&
+                    elements * threads * phases.kept_bytes <= kKeptRowBytes;
+  if (phases.kept_bytes == 0 || !fits) return;
   p.unroll = vectors;
-  if (phases.kept_bytes > 0) p.keep = Keep::kRows;
+  p.keep = Keep::kRows;
 }
 
 CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target) {
@@ -88,11 +94,14 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   each = divide_up(vectors, p.threads);
   p.threads = std::min(p.threads, round_up(divide_up(vectors, each), kWarp));
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
-  const int64_t block = shape.across > 1 ? kBlock : kSmallBlock;
-  const bool alone = shape.across == 1 && (p.threads > kWarp || rows < block / kWarp * target.multiprocessors);
-  if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, block / p.threads));
+  const bool alone = shape.across == 1 && (p.threads > kWarp || rows < kSmallBlock / kWarp * target.multiprocessors);
+  if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
   p.unroll = std::min(each, kVectors);
   keep_rows(facts, p, each);
+  if (p.keep == Keep::kNothing && phases.count > 2 && p.threads > kLongRowBlock) {
+    p.threads = kLongRowBlock;
+    p.unroll = std::max<int64_t>(1, kVectors / 2);
+  }
   return p;
 }
 
@@ -175,10 +184,10 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
   int count[kGroups] = {};
   for (int group = 0; group < kGroups; ++group) {
     auto place = [&](int loop) {
-      const int own = traffic.folded[loop]              ? kFolded
-                      : traffic.across[loop]            ? kAcross
-                      : columns && loop == p.lane_loop  ? kColumn
-                                                        : kKept;
+      const int own = traffic.folded[loop]             ? kFolded
+                      : traffic.across[loop]           ? kAcross
+                      : columns && loop == p.lane_loop ? kColumn
+                                                       : kKept;
       if (own != group) return;
       order.push_back(loop > p.lane_loop && in_lanes ? loop + 1 : loop);
       ++count[group];

@@ -141,8 +141,8 @@ class Drafter {
         cluster_level_[cluster] = std::max(level, cluster_level_[cluster]);
         level = cluster_level_[cluster] + 1;
       } else {
-        const bool transposes = op.kind == OpKind::kTranspose && !is_input_[op.inputs[0]];
-        level += transposes || op.kind == OpKind::kGroupedMatmul;
+        const bool moves = op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice;
+        level += (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
       }
       rose = rose || level > level_[op.output];
       level_[op.output] = level;
@@ -186,9 +186,8 @@ class Drafter {
     const Again& again = again_[value];
     if (again.cost > kMaxAgainCost || is_small(value)) return false;
     const int64_t size = ir::elements(fusion_.values[value]);
-    return std::count_if(again.reads.begin(), again.reads.end(), [&](ValueId id) {
-             return 2 * ir::elements(fusion_.values[id]) > size;
-           }) <= kMaxAgainReads;
+    return std::count_if(again.reads.begin(), again.reads.end(),
+                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; }) <= kMaxAgainReads;
   }
 
   // Computing it again costs no more than loading it.
@@ -233,6 +232,9 @@ class Drafter {
     Want want = wanted_[value];
     if (users.empty() && !want.in_memory) return;  // reaches no output
 
+    if (op.kind == OpKind::kSlice && !is_input_[op.inputs[0]]) {
+      want_in_memory(op.inputs[0], level_[value] - 1, "a slice reads its values from memory, of iteration domain ");
+    }
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
@@ -246,6 +248,7 @@ class Drafter {
     if (want.in_memory) {
       const Key home = home_of(value, users, want.deadline);
       drafts_[home].store(value, want.why + text(home.shape));
+      if (home.kind == DraftKind::kReduction) drafts_[home].draft.reason = cluster_reason(home.part);
       if (std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
     }
     compute(number, homes);
@@ -258,10 +261,10 @@ class Drafter {
     const std::vector<Key>& users = users_[value];
     const Key home = cluster_key(clusters_.of[value]);
     const bool used_outside = std::any_of(users.begin(), users.end(), [&](const Key& user) { return user != home; });
-    const bool only_folded = std::all_of(users.begin(), users.end(),
-                                         [](const Key& user) { return user.kind == DraftKind::kReduction; });
-    const bool widens = op.kind == OpKind::kConvert && size_of(fusion_.values[value].dtype) >
-                                                           size_of(fusion_.values[op.inputs[0]].dtype);
+    const bool only_folded =
+        std::all_of(users.begin(), users.end(), [](const Key& user) { return user.kind == DraftKind::kReduction; });
+    const bool widens = op.kind == OpKind::kConvert &&
+                        size_of(fusion_.values[value].dtype) > size_of(fusion_.values[op.inputs[0]].dtype);
     const bool outside_too = is_generated(op) || widens || (only_folded && !want.in_memory && better_again(value));
     if (used_outside && !outside_too) want.in_memory = true;
     std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
@@ -285,12 +288,19 @@ class Drafter {
     }
   }
 
-  // The first segment that needs the value anyway, where it has the value's iteration domain and runs in time.
+  // The first segment that needs the value anyway, where it has the value's iteration domain and runs in time; or a
+  // cluster that reads the same memory.
   Key home_of(ValueId value, const std::vector<Key>& users, int deadline) {
-    const bool after_pointwise = !users.empty() && users.front().kind != DraftKind::kPointwise;
-    if (!users.empty() && users.front().level + after_pointwise <= deadline &&
-        users.front().shape == iteration_shape(fusion_.values[value]) && !drafts_[users.front()].full()) {
-      return users.front();
+    auto can_store = [&](const Key& home) {
+      const bool after_pointwise = home.kind != DraftKind::kPointwise;
+      const auto found = drafts_.find(home);
+      return home.level + after_pointwise <= deadline && home.shape == iteration_shape(fusion_.values[value]) &&
+             (found == drafts_.end() || !found->second.full());
+    };
+    if (!users.empty() && can_store(users.front())) return users.front();
+    if (const int cluster = clusters_.beside[value]; cluster >= 0) {
+      const Key home = cluster_key(cluster);
+      if (level_[value] <= home.level && (users.empty() || home < users.front()) && can_store(home)) return home;
     }
     return key(level_[value], value);
   }
@@ -304,12 +314,13 @@ class Drafter {
     draft.ops = {number};
     draft.outputs = {op.output};
     for (ValueId id : op.inputs) {
-      Want& want = wanted_[id];
-      if (!want.in_memory || want.deadline > level) {
-        want = {true, std::min(want.deadline, level),
-                "a grouped product reads its values from memory, of iteration domain "};
-      }
+      want_in_memory(id, level, "a grouped product reads its values from memory, of iteration domain ");
     }
+  }
+
+  void want_in_memory(ValueId value, int deadline, const char* why) {
+    Want& want = wanted_[value];
+    if (!want.in_memory || want.deadline > deadline) want = {true, std::min(want.deadline, deadline), why};
   }
 
   // Outputs that are inputs are copied by a segment of their shape.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "graph/index.h"
 #include "schedule/axes.h"
@@ -45,12 +46,13 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
   std::vector<bool> is_input(segment.values.size(), false);
   for (ValueId id : segment.inputs) is_input[id] = true;
   std::vector<Access> accesses;
-  std::map<std::pair<ValueId, std::vector<int64_t>>, size_t> seen;  // one load serves every use
-  auto add = [&](size_t number, size_t operand, const schedule::Domain& domain, const std::vector<int64_t>& weights) {
+  std::map<std::tuple<ValueId, std::vector<int64_t>, int64_t>, size_t> seen;  // one load serves every use
+  auto add = [&](size_t number, size_t operand, const schedule::Domain& domain, const std::vector<int64_t>& weights,
+                 int64_t offset) {
     const ValueId id = segment.ops[number].inputs[operand];
     std::vector<int64_t> steps = along_loops(domain, weights);
-    const auto [entry, fresh] = seen.emplace(std::make_pair(id, steps), accesses.size());
-    if (fresh) accesses.push_back({std::move(steps), size_of(segment.values[id].dtype)});
+    const auto [entry, fresh] = seen.emplace(std::make_tuple(id, steps, offset), accesses.size());
+    if (fresh) accesses.push_back({std::move(steps), size_of(segment.values[id].dtype), offset});
     accesses[entry->second].uses.emplace_back(number, operand);
   };
   for (size_t number = 0; number < segment.ops.size(); ++number) {
@@ -58,13 +60,8 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     const schedule::Domain& domain = aligned.domains[op.output];
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (!is_input[op.inputs[i]]) continue;
-      const std::vector<int64_t> strides = graph::strides(ir::shape(segment.values[op.inputs[i]]));
-      const std::vector<int> axes = schedule::result_axes(segment, op, i);
-      std::vector<int64_t> weights(domain.logical.size(), 0);
-      for (size_t a = 0; a < axes.size(); ++a) {
-        if (axes[a] >= 0) weights[axes[a]] = strides[a];
-      }
-      add(number, i, domain, weights);
+      const schedule::Reading from = schedule::reading(segment, op, i);
+      add(number, i, domain, from.weights, from.offset);
     }
     if (op.kind == ir::OpKind::kIota) {
       std::vector<int64_t> weights(domain.logical.size(), 0);
@@ -75,7 +72,8 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
   for (ValueId id : segment.outputs) {
     const std::vector<int64_t> strides = graph::strides(ir::shape(segment.values[id]));
     const schedule::Domain& domain = aligned.domains[id];
-    accesses.push_back({along_loops(domain, of_nodes(segment, domain, id, strides)), size_of(segment.values[id].dtype)});
+    accesses.push_back(
+        {along_loops(domain, of_nodes(segment, domain, id, strides)), size_of(segment.values[id].dtype)});
     if (is_input[id]) accesses.push_back(accesses.back());
   }
   return accesses;

@@ -17,8 +17,6 @@ using ir::ValueId;
 using schedule::Parallel;
 using schedule::Scheduler;
 
-// A row of a tile is two or four memory transactions, and each thread has 16 elements on their way.
-constexpr int64_t kTile = 64, kThreads = 256;
 // Shorter axes are in the cache anyway.
 constexpr int64_t kShortest = 16;
 // Shared by the blocks of a multiprocessor, of which some should run at once.
@@ -27,34 +25,38 @@ constexpr int64_t kMaxSharedBytes = 48 << 10;
 constexpr int64_t kWord = 4;
 
 struct Facts {
-  size_t across;                  // the loop along which some inputs are contiguous
+  size_t across = 0;  // the loop along which some inputs are contiguous
   std::vector<const Access*> transposed;
+  int64_t bytes = 0;  // of an element of each of them
 };
 
 bool is_transposed(const Access& access, size_t loop) {
   return !access.uses.empty() && access.bytes > 0 && access.steps[loop] == 1 && access.steps.back() > 1;
 }
 
+Facts transposed_along(const Traffic& traffic, size_t loop) {
+  Facts facts{loop};
+  for (const Access& access : traffic.accesses) {
+    if (!is_transposed(access, loop)) continue;
+    facts.transposed.push_back(&access);
+    facts.bytes += access.bytes;
+  }
+  return facts;
+}
+
 // The loop other than the last along which most bytes are contiguous.
 std::optional<Facts> find_transposed(const Traffic& traffic) {
   if (traffic.extents.size() < 2 || traffic.extents.back() < kShortest) return std::nullopt;
   std::optional<Facts> best;
-  int64_t most = 0;
   for (size_t loop = 0; loop + 1 < traffic.extents.size(); ++loop) {
     if (traffic.extents[loop] < kShortest) continue;
-    Facts facts{loop, {}};
-    int64_t bytes = 0;
-    for (const Access& access : traffic.accesses) {
-      if (!is_transposed(access, loop)) continue;
-      facts.transposed.push_back(&access);
-      bytes += access.bytes;
-    }
-    if (bytes <= most) continue;
-    most = bytes;
-    best = std::move(facts);
+    Facts facts = transposed_along(traffic, loop);
+    if (facts.bytes > (best ? best->bytes : 0)) best = std::move(facts);
   }
   return best;
 }
+
+int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) { return facts.bytes * p.tile * (p.tile + p.lanes); }
 
 std::string unused_name(const Fusion& fusion, const std::string& like) {
   std::set<std::string> names = {fusion.name};
@@ -93,30 +95,44 @@ Fusion with_copies(const Fusion& segment, const std::vector<const Access*>& tran
 
 }  // namespace
 
-std::optional<Transpose> transpose_cuda(const Fusion& segment, const Target& target) {
+std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Target& target) {
   if (target.platform != Platform::kCuda) return std::nullopt;
   const Traffic facts = traffic(segment, segment.outputs.front());
-  std::optional<Facts> found = find_transposed(facts);
+  const std::optional<Facts> found = find_transposed(facts);
   if (!found) return std::nullopt;
-  int64_t narrowest = kWord, bytes = 0;
-  for (const Access* access : found->transposed) {
-    narrowest = std::min(narrowest, access->bytes);
-    bytes += access->bytes;
-  }
-  const size_t last = facts.extents.size() - 1;
-  const int64_t lanes = std::min({kWord / narrowest, vector_lanes(facts, last), vector_lanes(facts, found->across)});
-  if (bytes * kTile * (kTile + lanes) > kMaxSharedBytes) return std::nullopt;
+  int64_t narrowest = kWord;
+  for (const Access* access : found->transposed) narrowest = std::min(narrowest, access->bytes);
+  CudaTranspose p;
+  p.loop = static_cast<int>(found->across);
+  p.lanes = std::min({kWord / narrowest, vector_lanes(facts, facts.extents.size() - 1),
+                      vector_lanes(facts, found->across)});
+  if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
+  return p;
+}
 
-  Transpose result;
+std::string print(const CudaTranspose& p) {
+  return cat("cuda transpose loop=", p.loop, " tile=", p.tile, " lanes=", p.lanes, " threads=", p.threads);
+}
+
+TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) {
+  const Traffic facts = traffic(segment, segment.outputs.front());
+  const int across = p.loop, loops = static_cast<int>(facts.extents.size());
+  JF_REQUIRE(across >= 0 && across + 1 < loops, "[transpose] expected a loop in [0, ", loops - 1, "), got ", across);
+  const Facts found = transposed_along(facts, static_cast<size_t>(across));
+  JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
+             " and not along the last one; choose another loop");
+  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", p.lanes,
+             " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes, ": a smaller tile");
+
+  TransposeKernel result;
   std::vector<ValueId> copies;
-  result.fusion = with_copies(segment, found->transposed, copies);
+  result.fusion = with_copies(segment, found.transposed, copies);
   const ValueId reference = result.fusion.outputs.front();
   Scheduler scheduler(result.fusion);
   // [.., across, .., last] -> [tile, across in the tile, last in the tile]
   collapse(scheduler, reference, facts.collapse);
-  const int across = static_cast<int>(found->across), loops = static_cast<int>(last) + 1;
-  scheduler.split(reference, loops - 1, kTile);
-  scheduler.split(reference, across, kTile);
+  scheduler.split(reference, loops - 1, p.tile);
+  scheduler.split(reference, across, p.tile);
   std::vector<int> order;
   for (int axis = 0; axis < loops + 2; ++axis) {
     if (axis != across + 1 && axis != loops + 1) order.push_back(axis);
@@ -128,24 +144,22 @@ std::optional<Transpose> transpose_cuda(const Fusion& segment, const Target& tar
   for (ValueId copy : copies) {
     scheduler.reorder(copy, {0, 2, 1});
     scheduler.set_memory(copy, schedule::Memory::kShared);
-    scheduler.set_allocation(copy, 1, lanes);
+    scheduler.set_allocation(copy, 1, p.lanes);
   }
   // Each value's tile over the threads, along the axis that it is contiguous along.
   std::set<ValueId> computed(result.fusion.outputs.begin(), result.fusion.outputs.end());
   for (const Op& op : result.fusion.ops) computed.insert(op.output);
   for (ValueId id : computed) {
     scheduler.merge(id, 1);
-    if (lanes > 1) scheduler.split(id, 1, lanes);
-    scheduler.split(id, 1, kThreads);
+    if (p.lanes > 1) scheduler.split(id, 1, p.lanes);
+    scheduler.split(id, 1, p.threads);
     scheduler.parallelize(id, 0, Parallel::kBlock);
     scheduler.parallelize(id, 1, Parallel::kUnroll);
     scheduler.parallelize(id, 2, Parallel::kThread);
-    if (lanes > 1) scheduler.parallelize(id, 3, Parallel::kVector);
+    if (p.lanes > 1) scheduler.parallelize(id, 3, Parallel::kVector);
   }
   scheduler.inline_most();
   result.schedule = scheduler.schedule();
-  result.parameters = cat("cuda transpose loop=", across, " tile=", kTile, " lanes=", lanes, " threads=", kThreads,
-                          " shared=", copies.size());
   return result;
 }
 

@@ -127,7 +127,8 @@ class Rewriter {
     if (last > 0 && folds(reduce, last - 1)) {
       if (kept < kEnoughRows) parts = std::min(divide_up(kWanted, std::max<int64_t>(kept, 1)), folded / kShortestRow);
     } else {
-      const int64_t pieces = std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
+      const int64_t pieces =
+          std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       if (beside_rows && folded >= kRowsOfPart * kEnoughParts) parts = std::min(kWanted, folded / kRowsOfPart);
     }

@@ -99,6 +99,11 @@ void bind_builder(nb::module_& m) {
           },
           "value"_a, "permutation"_a)
       .def(
+          "slice",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& starts, const std::vector<int64_t>& strides,
+             const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },
+          "value"_a, "starts"_a, "strides"_a, "counts"_a)
+      .def(
           "squeeze",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
           "value"_a, "dims"_a)

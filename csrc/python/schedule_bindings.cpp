@@ -5,9 +5,12 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -16,9 +19,11 @@
 #include "graph/enumerate.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "host/by_strategy.h"
 #include "host/program.h"
 #include "ir/text.h"
 #include "schedule/axes.h"
+#include "schedule/edit.h"
 #include "schedule/schedule.h"
 
 namespace nb = nanobind;
@@ -101,13 +106,26 @@ Loops loops_of(const Domain& domain) {
 
 struct Scheduler {
   FusionPtr fusion;
-  schedule::Scheduler scheduler;
+  std::unique_ptr<schedule::Scheduler> scheduler;
 
-  explicit Scheduler(FusionPtr of) : fusion(std::move(of)), scheduler(*fusion) {}
-  explicit Scheduler(const Schedule& start) : fusion(start.fusion), scheduler(*fusion, start.schedule) {}
+  explicit Scheduler(FusionPtr of) : fusion(std::move(of)), scheduler(new schedule::Scheduler(*fusion)) {}
+  explicit Scheduler(const Schedule& start)
+      : fusion(start.fusion), scheduler(new schedule::Scheduler(*fusion, start.schedule)) {}
 
   ValueId id(const std::string& value, const char* function) const { return value_named(*fusion, value, function); }
-  Schedule schedule() const { return {fusion, scheduler.schedule()}; }
+  std::vector<ValueId> ids(const std::vector<std::string>& values, const char* function) const {
+    std::vector<ValueId> result;
+    for (const std::string& value : values) result.push_back(id(value, function));
+    return result;
+  }
+  Schedule schedule() const { return {fusion, scheduler->schedule()}; }
+  // Goes on with an edited fusion; schedules taken before keep theirs. Returns the new value.
+  std::string edit(schedule::Edited edited) {
+    auto changed = std::make_shared<const Fusion>(std::move(edited.fusion));
+    scheduler = std::make_unique<schedule::Scheduler>(*changed, std::move(edited.schedule));
+    fusion = std::move(changed);
+    return fusion->values[edited.made].name;
+  }
 };
 
 struct IndexGraph {
@@ -171,6 +189,15 @@ void bind_fusion(nb::module_& m) {
       .def_prop_ro("inputs", [](const Fusion& f) { return names(f, f.inputs); })
       .def_prop_ro("outputs", [](const Fusion& f) { return names(f, f.outputs); })
       .def(
+          "is_reduction",
+          [](const Fusion& f, const std::string& value) {
+            const ValueId id = value_named(f, value, "is_reduction");
+            return std::any_of(f.ops.begin(), f.ops.end(), [&](const ir::Op& op) {
+              return op.output == id && std::holds_alternative<ir::Reduce>(op.attribute);
+            });
+          },
+          "value"_a, "Whether an op folds axes to make the value.")
+      .def(
           "dtype",
           [](const Fusion& f, const std::string& value) {
             return std::string(name(f.values[value_named(f, value, "dtype")].dtype));
@@ -220,70 +247,140 @@ void bind_schedule(nb::module_& m) {
           "row-major element), or None where a bound keeps the iteration out.");
 }
 
-void bind_scheduler(nb::module_& m) {
+nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
   using S = Scheduler;
   using Name = const std::string&;
-  nb::class_<S>(m, "Scheduler", "Edits the schedule of one fusion. A call that fails changes nothing.")
+  return nb::class_<S>(m, "Scheduler", "Edits the schedule of one fusion. A call that fails changes nothing.")
       .def(
           "__init__", [](S* self, FusionPtr fusion) { new (self) S(std::move(fusion)); }, "fusion"_a)
       .def(nb::init<const Schedule&>(), "start"_a)
       .def("__str__", [](const S& s) { return s.schedule().text(); })
       .def("__repr__", [](const S& s) { return s.schedule().text(); })
       .def_prop_ro("schedule", &S::schedule, "The schedule as it is now.")
+      .def_ro("fusion", &S::fusion, "The fusion as it is now: with the values that cache_* and rfactor added.")
       .def(
           "loops", [](const S& s, Name value) { return loops_of(s.schedule().domain(value, "loops")); }, "value"_a,
           "(extent, parallel type) of each loop axis, outermost first.")
       .def(
           "split",
           [](S& s, Name value, int axis, int64_t factor, bool inner) {
-            s.scheduler.split(s.id(value, "split"), axis, factor, inner);
+            s.scheduler->split(s.id(value, "split"), axis, factor, inner);
           },
           "value"_a, "axis"_a, "factor"_a, "inner"_a = true,
           "One axis becomes two; `factor` is the inner one's extent, or the outer one's.")
       .def(
-          "merge", [](S& s, Name value, int axis) { s.scheduler.merge(s.id(value, "merge"), axis); }, "value"_a,
+          "merge", [](S& s, Name value, int axis) { s.scheduler->merge(s.id(value, "merge"), axis); }, "value"_a,
           "axis"_a, "The axis and the next one become one.")
       .def(
           "reorder",
-          [](S& s, Name value, const std::vector<int>& order) { s.scheduler.reorder(s.id(value, "reorder"), order); },
+          [](S& s, Name value, const std::vector<int>& order) { s.scheduler->reorder(s.id(value, "reorder"), order); },
           "value"_a, "order"_a, "New axis i is old axis order[i].")
       .def(
-          "swizzle", [](S& s, Name value, int x, int y) { s.scheduler.swizzle(s.id(value, "swizzle"), x, y); },
+          "swizzle", [](S& s, Name value, int x, int y) { s.scheduler->swizzle(s.id(value, "swizzle"), x, y); },
           "value"_a, "x"_a, "y"_a, "Axis y becomes x ^ y; both have one extent, a power of two.")
       .def(
           "parallelize",
           [](S& s, Name value, int axis, Name parallel) {
             const ValueId id = s.id(value, "parallelize");
-            s.scheduler.parallelize(id, axis, parallel_named(parallel, value));
+            s.scheduler->parallelize(id, axis, parallel_named(parallel, value));
           },
           "value"_a, "axis"_a, "parallel"_a,
           "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y.")
       .def(
-          "transform_like", [](S& s, Name value) { s.scheduler.transform_like(s.id(value, "transform_like")); },
-          "reference"_a, "Give every other value the loops of the reference.")
+          "transform_like",
+          [](S& s, Name value, const std::vector<std::string>& selected) {
+            s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"));
+          },
+          "reference"_a, "selected"_a = std::vector<std::string>{},
+          "Give every other value, or the selected ones, the loops of the reference.")
       .def(
-          "parallelize_like", [](S& s, Name value) { s.scheduler.parallelize_like(s.id(value, "parallelize_like")); },
-          "reference"_a, "Copy the parallel types of the reference to every value with its loop extents.")
+          "parallelize_like",
+          [](S& s, Name value, const std::vector<std::string>& selected) {
+            s.scheduler->parallelize_like(s.id(value, "parallelize_like"), s.ids(selected, "parallelize_like"));
+          },
+          "reference"_a, "selected"_a = std::vector<std::string>{},
+          "Copy the parallel types of the reference to every value, or every selected one, with its loop extents.")
       .def(
           "inline_at",
-          [](S& s, Name value, int position) { s.scheduler.inline_at(s.id(value, "inline_at"), position); }, "value"_a,
+          [](S& s, Name value, int position) { s.scheduler->inline_at(s.id(value, "inline_at"), position); }, "value"_a,
           "position"_a, "Compute the value inside the outer `position` loops of its consumers.")
       .def(
-          "inline_most", [](S& s) { s.scheduler.inline_most(); }, "Inline every value as deep as is useful.")
+          "inline_most", [](S& s) { s.scheduler->inline_most(); }, "Inline every value as deep as is useful.")
       .def(
           "set_memory",
           [](S& s, Name value, Name memory) {
-            s.scheduler.set_memory(s.id(value, "set_memory"), memory_named(memory, value));
+            s.scheduler->set_memory(s.id(value, "set_memory"), memory_named(memory, value));
           },
-          "value"_a, "memory"_a, "register, or shared: one copy for the threads of a block (CUDA).");
+          "value"_a, "memory"_a, "register, or shared: one copy for the threads of a block (CUDA).")
+      .def(
+          "set_allocation",
+          [](S& s, Name value, int first_axis, int64_t pad) {
+            s.scheduler->set_allocation(s.id(value, "set_allocation"), first_axis, pad);
+          },
+          "value"_a, "first_axis"_a, "pad"_a = 0,
+          "Store a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards; "
+          "`pad` more elements between rows keep columns off one memory bank.");
+}
+
+void bind_edits(nb::class_<Scheduler>& c) {
+  using S = Scheduler;
+  using Name = const std::string&;
+  using Edit = schedule::Edited (*)(const Fusion&, const schedule::Schedule&, ValueId);
+  auto cache = [&c](const char* call, Edit edit, const char* value, const char* doc) {
+    c.def(
+        call,
+        [call, edit](S& s, Name name) {
+          return s.edit(edit(*s.fusion, s.scheduler->schedule(), s.id(name, call)));
+        },
+        nb::arg(value), doc);
+  };
+  cache("cache_after", &schedule::cache_after, "value",
+        "Let all ops that read the value read a copy of it, named in the result; the copy has the value's loops.");
+  cache("cache_before", &schedule::cache_before, "value",
+        "Make the value the copy of a new one, named in the result, which has its loops.");
+  cache("cache_fork", &schedule::cache_fork, "output",
+        "The same for an output that ops read, too: they read the new value, named in the result.");
+  c.def(
+      "rfactor",
+      [](S& s, Name value, const std::vector<int>& axes) {
+        return s.edit(schedule::rfactor(*s.fusion, s.scheduler->schedule(), s.id(value, "rfactor"), axes));
+      },
+      "value"_a, "axes"_a,
+      "Fold these loop axes of a reduction first, in a new reduction, named in the result; the others afterwards. They "
+      "are some of several folded axes, or the inner one of a split: then every run of indices is folded by itself.");
 }
 
 std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
   std::vector<Schedule> schedules;
   for (host::Scheduled& kernel : host::build(fusion, parse_target(target)).scheduled) {
+    schedule::number_as_text(kernel.fusion, kernel.schedule);
     schedules.push_back({std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)});
   }
   return schedules;
+}
+
+Schedule schedule_by(const Fusion& fusion, const std::string& strategy, const std::string& target,
+                     const plan::Parameters& parameters) {
+  plan::StrategyKernel kernel = host::schedule_by(fusion, strategy, parse_target(target), parameters);
+  return {std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)};
+}
+
+void bind_strategies(nb::module_& m) {
+  m.def("propose", &propose, "fusion"_a, "target"_a);
+  m.def("strategies", &plan::strategies);
+  m.def(
+      "why_not",
+      [](const Fusion& fusion, const std::string& strategy, const std::string& target) {
+        return host::why_not(fusion, strategy, parse_target(target));
+      },
+      "fusion"_a, "strategy"_a, "target"_a);
+  m.def(
+      "parameters_of",
+      [](const Fusion& fusion, const std::string& strategy, const std::string& target) {
+        return plan::parameters_of(fusion, strategy, parse_target(target));
+      },
+      "fusion"_a, "strategy"_a, "target"_a);
+  m.def("schedule_by", &schedule_by, "fusion"_a, "strategy"_a, "target"_a, "parameters"_a);
 }
 
 void bind_index_graph(nb::module_& m) {
@@ -321,9 +418,10 @@ void bind_index_graph(nb::module_& m) {
 void bind_schedules(nb::module_& m) {
   bind_fusion(m);
   bind_schedule(m);
-  bind_scheduler(m);
+  nb::class_<Scheduler> scheduler = bind_scheduler(m);
+  bind_edits(scheduler);
   bind_index_graph(m);
-  m.def("propose", &propose, "fusion"_a, "target"_a);
+  bind_strategies(m);
 }
 
 }  // namespace jf::python

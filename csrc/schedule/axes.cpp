@@ -157,11 +157,34 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       const bool gone = std::find(dims->dims.begin(), dims->dims.end(), static_cast<int64_t>(i)) != dims->dims.end();
       if (!gone) axes[i] = next++;
     }
+  } else if (op.kind == ir::OpKind::kSlice) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
+    }
   } else if (op.kind == ir::OpKind::kCopy || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }
   return axes;
+}
+
+Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
+  const std::vector<int64_t> extents = ir::shape(fusion.values[op.inputs[operand]]);
+  const std::vector<int> axes = result_axes(fusion, op, operand);
+  const ir::Slice* slice = std::get_if<ir::Slice>(&op.attribute);
+  const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
+  Reading reading{std::vector<int64_t>(folds ? extents.size() : fusion.values[op.output].axes.size(), 0)};
+  int64_t stride = 1;
+  for (size_t a = extents.size(); a-- > 0;) {
+    if (slice != nullptr) {
+      reading.weights[a] = stride * slice->strides[a];
+      reading.offset += stride * slice->starts[a];
+    } else if (axes[a] >= 0) {
+      reading.weights[axes[a]] = stride;
+    }
+    stride *= extents[a];
+  }
+  return reading;
 }
 
 }  // namespace jf::schedule

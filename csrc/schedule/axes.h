@@ -50,4 +50,12 @@ std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, Valu
 // For each axis of the operand, the root axis of the op's result that has the same index, or -1.
 std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 
+// Where in a dense operand the element stands that one of the op's result is computed from: offset + the sum of
+// weights[r] * (index of root axis r of the result).
+struct Reading {
+  std::vector<int64_t> weights;
+  int64_t offset = 0;
+};
+Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
+
 }  // namespace jf::schedule

@@ -20,6 +20,10 @@ std::vector<bool> flags(const ir::Fusion& fusion, const std::vector<ValueId>& id
   return set;
 }
 
+bool is_selected(const std::vector<ValueId>& selected, ValueId id) {
+  return selected.empty() || std::find(selected.begin(), selected.end(), id) != selected.end();
+}
+
 // For an output that no op connects with the reference: axes longer than 1 correspond in order. Nothing where they do
 // not.
 std::optional<Alignment> align_by_position(const std::vector<int64_t>& extents, const std::vector<int64_t>& reference) {
@@ -85,10 +89,10 @@ class Aligner {
       if (alignment) push(id, {std::move(*alignment), id});
       walk();
     };
-    for (ValueId id : fusion.outputs) by_position(id);
     for (const ir::Op& op : fusion.ops) {
       if (ir::info(op.kind).op_class == ir::OpClass::kReduce) by_position(op.output);
     }
+    for (ValueId id : fusion.outputs) by_position(id);
   }
 
   const std::optional<Found>& operator[](ValueId value) const { return found_[value]; }
@@ -188,13 +192,13 @@ std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId 
 
 }  // namespace
 
-void Scheduler::transform_like(ValueId reference) {
+void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& selected) {
   const Domain like = domain(reference, "transform_like");
   const Aligner aligner(fusion_, schedule_.domains, reference);
   const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
   Schedule changed = schedule_;
   for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
-    if (id == reference || (is_input[id] && !is_output[id])) continue;
+    if (id == reference || (is_input[id] && !is_output[id]) || !is_selected(selected, id)) continue;
     Domain& domain = changed.domains[id];
     const std::optional<Found>& found = aligner[id];
     JF_REQUIRE(found.has_value(), "[transform_like] ", fusion_.values[id].name, " (",
@@ -212,12 +216,12 @@ void Scheduler::transform_like(ValueId reference) {
   schedule_ = std::move(changed);
 }
 
-void Scheduler::parallelize_like(ValueId reference) {
+void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected) {
   const std::vector<LoopAxis> like = domain(reference, "parallelize_like").loop;
   const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
-  for (size_t id = 0; id < schedule_.domains.size(); ++id) {
+  for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
     Domain& domain = schedule_.domains[id];
-    if (is_input[id] && !is_output[id]) continue;
+    if ((is_input[id] && !is_output[id]) || !is_selected(selected, id)) continue;
     const bool same = std::equal(domain.loop.begin(), domain.loop.end(), like.begin(), like.end(),
                                  [](const LoopAxis& a, const LoopAxis& b) { return a.extent == b.extent; });
     if (!same || domain.loop == like) continue;

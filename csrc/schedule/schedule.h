@@ -114,10 +114,10 @@ class Scheduler {
 
   // Replays the transforms of `reference` on every other value that is computed or an output. Axes correspond through
   // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
-  // a loop also for an axis that it lacks; it runs once there unless it is inlined in it.
-  void transform_like(ValueId reference);
+  // a loop also for an axis that it lacks; it runs once there unless it is inlined in it. With `selected`, only those.
+  void transform_like(ValueId reference, const std::vector<ValueId>& selected = {});
   // Copies the parallel types of `reference` to every such value with the same loop extents.
-  void parallelize_like(ValueId reference);
+  void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {});
 
   // Computes the value inside the outer `position` loops of its consumers.
   void inline_at(ValueId value, int position);

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "grouped/cpu/blocks.h"
 #include "grouped/cpu/kernels.h"
-#include "grouped/cpu/output_pages.h"
+#include "runtime/output_pages.h"
 #include "grouped/cpu/segments.h"
 
 namespace jf::grouped {
@@ -235,7 +235,7 @@ void run_cpu(const Problem& problem, const Target& target, const CpuArguments& a
   const int64_t products = problem.mode == Mode::kRows ? 1 : problem.mode == Mode::kBatch ? problem.m : problem.groups;
   const int64_t out_bytes = products * largest.rows * largest.columns * size_of(problem.out);
   if (out_bytes == 0) return;
-  const bool resident = prepare_output(arguments.out, out_bytes);
+  const bool resident = runtime::prepare_output(arguments.out, out_bytes);
   const bool aligned = reinterpret_cast<uintptr_t>(arguments.out) % kAlignment == 0 &&
                        problem.n * size_of(problem.out) % kAlignment == 0;
 

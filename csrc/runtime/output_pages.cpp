@@ -1,9 +1,9 @@
-#include "grouped/cpu/output_pages.h"
+#include "runtime/output_pages.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace jf::grouped::cpu {
+namespace jf::runtime {
 
 bool prepare_output(void* out, int64_t bytes) {
   constexpr int64_t kLarge = int64_t{4} << 20;
@@ -25,4 +25,4 @@ bool prepare_output(void* out, int64_t bytes) {
   return true;
 }
 
-}  // namespace jf::grouped::cpu
+}  // namespace jf::runtime

@@ -1,0 +1,343 @@
+#include "plan/strategies.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "base/error.h"
+#include "plan/extract.h"
+#include "plan/pointwise.h"
+#include "plan/reduction.h"
+#include "plan/segment.h"
+#include "plan/transpose_cuda.h"
+#include "schedule/edit.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Fusion;
+using ir::OpKind;
+using ir::ValueId;
+
+constexpr int64_t kMaxLanes = 64;      // of a vector axis
+constexpr int64_t kMaxUnroll = 64;     // more only makes the source longer
+constexpr int64_t kMaxCount = 1 << 20;  // of iterations, tasks
+
+// Whether a strategy can make a fusion as one kernel, and the kernel's fusion: its values in place, each computed once
+// for every place of the loops at which it is needed.
+
+void check_ops(const Fusion& fusion, std::string_view strategy) {
+  bool folds = false;
+  for (const ir::Op& op : fusion.ops) {
+    const std::string& value = fusion.values[op.output].name;
+    JF_REQUIRE(op.kind != OpKind::kGroupedMatmul, "[", strategy, "] ", value,
+               " is a grouped product, which has kernels of its own");
+    const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    if (reduce == nullptr) continue;
+    folds = true;
+    JF_REQUIRE(strategy == "reduction", "[", strategy, "] ", value, " folds axes; use reduction");
+    for (int64_t dim : reduce->dims) {
+      JF_REQUIRE(fusion.values[op.inputs[0]].axes[dim].extent > 1, "[reduction] ", value, " folds axis ", dim, " of ",
+                 fusion.values[op.inputs[0]].name, ", which has fewer than two elements; squeeze it");
+    }
+  }
+  JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name, " folds no axis; use pointwise");
+  for (ValueId id : fusion.outputs) {
+    JF_REQUIRE(ir::elements(fusion.values[id]) > 0, "[", strategy, "] ", fusion.values[id].name, " has no elements");
+  }
+}
+
+// The segment with the inputs and outputs of the whole, in their order.
+Fusion in_order(const Fusion& whole, const Segment& segment) {
+  Fusion fusion = segment.fusion;
+  auto find = [](const std::vector<ValueId>& ids, ValueId id) { return std::find(ids.begin(), ids.end(), id); };
+  fusion.inputs.clear();
+  for (ValueId id : whole.inputs) {
+    const auto found = find(segment.inputs, id);
+    if (found != segment.inputs.end()) {
+      fusion.inputs.push_back(segment.fusion.inputs[found - segment.inputs.begin()]);
+      continue;
+    }
+    fusion.inputs.push_back(static_cast<ValueId>(fusion.values.size()));  // nothing reads it
+    fusion.values.push_back(whole.values[id]);
+  }
+  fusion.outputs.clear();
+  for (ValueId id : whole.outputs) {
+    const auto found = find(segment.outputs, id);
+    JF_CHECK(found != segment.outputs.end(), whole.values[id].name, " is stored by no segment");
+    fusion.outputs.push_back(segment.fusion.outputs[found - segment.outputs.begin()]);
+  }
+  ir::number_as_text(fusion);
+  return fusion;
+}
+
+Fusion one_kernel(const Fusion& fusion, std::string_view strategy, const Target& target) {
+  const std::vector<std::string>& all = strategies();
+  JF_REQUIRE(std::find(all.begin(), all.end(), strategy) != all.end(), "[schedule] unknown strategy '", strategy,
+             "'; expected pointwise, transpose or reduction");
+  JF_REQUIRE(strategy != "transpose" || target.platform == Platform::kCuda,
+             "[transpose] it goes through the shared memory of CUDA devices; use pointwise");
+  check_ops(fusion, strategy);
+  const std::vector<Draft> drafts = draft_segments(fusion);
+  std::string reasons;
+  for (const Draft& draft : drafts) reasons += cat(reasons.empty() ? "" : "; ", draft.reason);
+  JF_REQUIRE(drafts.size() == 1, "[", strategy, "] ", fusion.name, " takes ", drafts.size(), " kernels (", reasons,
+             "); schedule one fusion for each, or see propose");
+  return in_order(fusion, extract_fused(fusion, drafts[0], fusion.name));
+}
+
+// The parameters as a map: each structure lists its fields once, for reading and writing.
+
+template <class Visitor>
+void fields(CpuPointwise& p, Visitor& visit) {
+  visit("collapse", p.collapse);
+  visit("lane_loop", p.lane_loop);
+  visit("lanes", p.lanes);
+  visit("tile_loop", p.tile_loop);
+  visit("tile", p.tile);
+  visit("tasks", p.tasks);
+}
+template <class Visitor>
+void fields(CudaPointwise& p, Visitor& visit) {
+  visit("collapse", p.collapse);
+  visit("lanes", p.lanes);
+  visit("two_axes", p.two_axes);
+  visit("threads", p.threads);
+  visit("unroll", p.unroll);
+}
+template <class Visitor>
+void fields(CpuReduction& p, Visitor& visit) {
+  visit("lane_loop", p.lane_loop);
+  visit("lanes", p.lanes);
+  visit("chunk", p.chunk);
+  visit("keep", p.keep);
+  visit("tasks", p.tasks);
+}
+template <class Visitor>
+void fields(CudaReduction& p, Visitor& visit) {
+  visit("along", p.along);
+  visit("lane_loop", p.lane_loop);
+  visit("lanes", p.lanes);
+  visit("threads", p.threads);
+  visit("threads_y", p.threads_y);
+  visit("unroll", p.unroll);
+  visit("keep", p.keep);
+}
+template <class Visitor>
+void fields(CudaTranspose& p, Visitor& visit) {
+  visit("loop", p.loop);
+  visit("tile", p.tile);
+  visit("lanes", p.lanes);
+  visit("threads", p.threads);
+}
+
+// The words of an enumeration that counts from 0.
+template <class Enum>
+std::vector<std::string_view> words() {
+  std::vector<std::string_view> result;
+  for (int i = 0; i < 3; ++i) result.push_back(name(static_cast<Enum>(i)));
+  return result;
+}
+
+struct Writer {
+  Parameters& to;
+
+  void operator()(const char* field, const std::vector<int>& v) {
+    to[field] = std::vector<int64_t>(v.begin(), v.end());
+  }
+  void operator()(const char* field, bool v) { to[field] = v; }
+  void operator()(const char* field, int v) { to[field] = int64_t{v}; }
+  void operator()(const char* field, int64_t v) { to[field] = v; }
+  template <class Enum>
+  void operator()(const char* field, Enum v) {
+    to[field] = std::string(name(v));
+  }
+};
+
+struct Reader {
+  std::string_view strategy;
+  Parameters left;  // not read yet
+  std::string known = "";
+
+  void operator()(const char* field, std::vector<int>& v) {
+    const std::optional<std::vector<int64_t>> list = take<std::vector<int64_t>>(field, "a list of integers");
+    if (!list) return;
+    v.clear();
+    for (int64_t n : *list) {
+      JF_REQUIRE(n > 0 && n <= kMaxCount, "[", strategy, "] ", field, ": expected positive integers, got ", n);
+      v.push_back(static_cast<int>(n));
+    }
+  }
+  void operator()(const char* field, bool& v) { v = take<bool>(field, "True or False").value_or(v); }
+  void operator()(const char* field, int64_t& v) {
+    v = take<int64_t>(field, "an integer").value_or(v);
+    JF_REQUIRE(v > 0 && v <= kMaxCount, "[", strategy, "] ", field, ": expected an integer from 1 to ", kMaxCount,
+               ", got ", v);
+  }
+  void operator()(const char* field, int& v) {  // the number of a loop
+    const int64_t loop = take<int64_t>(field, "an integer").value_or(v);
+    JF_REQUIRE(loop >= -1 && loop <= kMaxCount, "[", strategy, "] ", field, ": expected the number of a loop, got ",
+               loop);
+    v = static_cast<int>(loop);
+  }
+  template <class Enum>
+  void operator()(const char* field, Enum& v) {
+    const std::optional<std::string> word = take<std::string>(field, "a word");
+    if (!word) return;
+    const std::vector<std::string_view> expected = words<Enum>();
+    const auto found = std::find(expected.begin(), expected.end(), *word);
+    JF_REQUIRE(found != expected.end(), "[", strategy, "] ", field, ": expected ", expected[0], ", ", expected[1],
+               " or ", expected[2], ", got '", *word, "'");
+    v = static_cast<Enum>(found - expected.begin());
+  }
+  void finish() const {
+    JF_REQUIRE(left.empty(), "[", strategy, "] it has no parameter '", left.begin()->first, "' here; it has ", known);
+  }
+
+ private:
+  template <class T>
+  std::optional<T> take(const char* field, const char* expected) {
+    known += cat(known.empty() ? "" : ", ", field);
+    const auto found = left.find(field);
+    if (found == left.end()) return std::nullopt;
+    const T* value = std::get_if<T>(&found->second);
+    JF_REQUIRE(value != nullptr, "[", strategy, "] ", field, ": expected ", expected);
+    T result = *value;
+    left.erase(found);
+    return result;
+  }
+};
+
+// Ranges. The rest is checked where the schedule is made and lowered.
+
+struct Checker {
+  std::string_view strategy;
+  const Target& target;
+
+  void loop(const char* field, int value, int64_t loops, int first = 0) const {
+    JF_REQUIRE(value >= first && (value < loops || (loops == 0 && value == 0)), "[", strategy, "] ", field,
+               ": expected a loop in [", first, ", ", loops, "), got ", value);
+  }
+  void lanes(int64_t value) const {
+    JF_REQUIRE((value & (value - 1)) == 0 && value <= kMaxLanes, "[", strategy,
+               "] lanes: expected a power of two up to ", kMaxLanes, ", got ", value);
+  }
+  void at_most(const char* field, int64_t value, int64_t most) const {
+    JF_REQUIRE(value <= most, "[", strategy, "] ", field, ": expected at most ", most, ", got ", value);
+  }
+  void collapse(const std::vector<int>& value, const std::vector<int>& proposed) const {
+    const int axes = std::accumulate(value.begin(), value.end(), 0);
+    const int rank = std::accumulate(proposed.begin(), proposed.end(), 0);
+    JF_REQUIRE(axes == rank, "[", strategy, "] collapse: expected numbers of neighbouring axes that sum to ", rank,
+               ", got a sum of ", axes);
+  }
+
+  void operator()(const CpuPointwise& p, const CpuPointwise& proposed) const {
+    collapse(p.collapse, proposed.collapse);
+    const auto loops = static_cast<int64_t>(p.collapse.size());
+    loop("lane_loop", p.lane_loop, loops);
+    loop("tile_loop", p.tile_loop, loops, -1);
+    JF_REQUIRE(p.tile == 1 || p.tile_loop >= 0, "[pointwise] tile: a tile of ", p.tile, " needs a tile_loop");
+    lanes(p.lanes);
+  }
+  void operator()(const CudaPointwise& p, const CudaPointwise& proposed) const {
+    collapse(p.collapse, proposed.collapse);
+    lanes(p.lanes);
+    at_most("threads", p.threads, target.max_threads_per_block);
+    at_most("unroll", p.unroll, kMaxUnroll);
+  }
+  void operator()(const CpuReduction& p, const Traffic& facts) const {
+    reduction(p.lane_loop, p.lanes, facts);
+  }
+  void operator()(const CudaReduction& p, const Traffic& facts) const {
+    reduction(p.lane_loop, p.lanes, facts);
+    const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;
+    JF_REQUIRE(folded != columns, "[reduction] lane_loop: loop ", p.lane_loop, folded ? " is folded" : " is kept",
+               "; threads along ", columns ? "columns need a loop that is kept" : "rows need one that is folded");
+    at_most("threads times threads_y", p.threads * p.threads_y, target.max_threads_per_block);
+    at_most("unroll", p.unroll, kMaxUnroll);
+  }
+  void operator()(const CudaTranspose& p) const {
+    lanes(p.lanes);
+    at_most("threads", p.threads, target.max_threads_per_block);
+    JF_REQUIRE(p.tile % p.lanes == 0, "[transpose] tile: expected a multiple of the ", p.lanes, " lanes, got ", p.tile);
+  }
+
+ private:
+  void reduction(int lane_loop, int64_t lane_count, const Traffic& facts) const {
+    loop("lane_loop", lane_loop, static_cast<int64_t>(facts.extents.size()));
+    lanes(lane_count);
+  }
+};
+
+CudaTranspose proposed_transpose(const Fusion& kernel, const Target& target) {
+  const std::optional<CudaTranspose> proposed = propose_transpose(kernel, target);
+  JF_REQUIRE(proposed.has_value(), "[transpose] ", kernel.name, " reads no long input along another axis than it ",
+             "writes whose tiles fit shared memory; use pointwise");
+  return *proposed;
+}
+
+}  // namespace
+
+const std::vector<std::string>& strategies() {
+  static const std::vector<std::string> all = {"transpose", "pointwise", "reduction"};
+  return all;
+}
+
+Parameters parameters_of(const Fusion& fusion, std::string_view strategy, const Target& target) {
+  const Fusion kernel = one_kernel(fusion, strategy, target);
+  Parameters result;
+  Writer writer{result};
+  auto write = [&](auto proposed) { fields(proposed, writer); };
+  if (strategy == "transpose") {
+    write(proposed_transpose(kernel, target));
+  } else if (strategy == "pointwise") {
+    std::visit(write, propose(kernel, target));
+  } else {
+    std::visit(write, propose_reduction(kernel, target));
+  }
+  return result;
+}
+
+StrategyKernel schedule_by(const Fusion& fusion, std::string_view strategy, const Target& target,
+                           const Parameters& given) {
+  Fusion kernel = one_kernel(fusion, strategy, target);
+  Reader reader{strategy, given};
+  const Checker check{strategy, target};
+  auto edited = [&](auto proposed) {
+    fields(proposed, reader);
+    reader.finish();
+    return proposed;
+  };
+  StrategyKernel result;
+  if (strategy == "transpose") {
+    const CudaTranspose p = edited(proposed_transpose(kernel, target));
+    check(p);
+    TransposeKernel made = transpose_kernel(kernel, p);
+    result = {std::move(made.fusion), std::move(made.schedule)};
+  } else if (strategy == "pointwise") {
+    const PointwiseParameters parameters = std::visit(
+        [&](const auto& proposed) -> PointwiseParameters {
+          const auto p = edited(proposed);
+          check(p, proposed);
+          return p;
+        },
+        propose(kernel, target));
+    schedule::Schedule made = pointwise_schedule(kernel, parameters);
+    result = {std::move(kernel), std::move(made)};
+  } else {
+    const ReductionParameters parameters = std::visit(
+        [&](const auto& proposed) -> ReductionParameters {
+          const auto p = edited(proposed);
+          check(p, reduction_traffic(kernel));
+          return p;
+        },
+        propose_reduction(kernel, target));
+    ReductionKernel made = reduction_kernel(kernel, parameters);
+    result = {std::move(made.fusion), std::move(made.schedule)};
+  }
+  schedule::number_as_text(result.fusion, result.schedule);
+  return result;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,37 @@
+// The strategies by name, for people who want one of them for a whole fusion: whether it fits, the numbers it decides
+// with, and the schedule that the numbers describe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/target.h"
+#include "ir/fusion.h"
+#include "schedule/schedule.h"
+
+namespace jf::plan {
+
+// "pointwise", "transpose" and "reduction", the one that the compiler tries first standing first.
+const std::vector<std::string>& strategies();
+
+// The fields of CpuPointwise, CudaReduction, ... by their names.
+using Parameter = std::variant<bool, int64_t, std::string, std::vector<int64_t>>;
+using Parameters = std::map<std::string, Parameter>;
+
+// What the compiler would choose for the whole fusion as one kernel. Throws UserError where the strategy cannot make it.
+Parameters parameters_of(const ir::Fusion& fusion, std::string_view strategy, const Target& target);
+
+struct StrategyKernel {
+  ir::Fusion fusion;  // the same inputs and outputs in their order; it may have copies of values
+  schedule::Schedule schedule;
+};
+// Parameters that are not given are the compiler's choice. Throws UserError for one that the strategy does not have or
+// that is out of its range.
+StrategyKernel schedule_by(const ir::Fusion& fusion, std::string_view strategy, const Target& target,
+                           const Parameters& given);
+
+}  // namespace jf::plan
