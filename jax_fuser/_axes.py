@@ -1,9 +1,9 @@
 """A builder of fusions that knows which axes are one index, and so how the fusion looks on a part of its arrays.
 
 Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
-that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice cuts it: its index
-would have to be shifted on each device. A reduction over a split class gives each device its own part of the result; `stages` cuts the program
-there, so that the parts can be joined before they are read.
+that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it:
+its index would have to be shifted on each device. A reduction over a split class gives each device its own part of the
+result; `stages` cuts the program there, so that the parts can be joined before they are read.
 """
 
 from __future__ import annotations
@@ -143,6 +143,19 @@ class Builder:
             else:
                 # Neither side can be split: a device would need what another one has.
                 self._counted += [a, b]
+        return result
+
+    def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
+        """Put values side by side along an axis."""
+        if len(values) == 1:
+            return values[0]
+        result = self._made(lambda b, to, *x: b.concat(list(x), axis), values, shape)
+        for value in values:
+            for i, (a, b) in enumerate(zip(self._axes[value], self._axes[result])):
+                if i == axis:
+                    self._counted += [a, b]
+                else:
+                    self._join(a, b)
         return result
 
     def reduce(self, op: str, value: int, dims: Sequence[int], dtype: Any, label: str) -> int:

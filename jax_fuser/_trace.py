@@ -25,7 +25,7 @@ _REASONS = {
     "finds a position": "argmax argmin",
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice concatenate "
+    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice "
     "pad rev sort top_k tile stack unstack",
     "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
@@ -351,6 +351,10 @@ def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return parts
 
 
+def _concatenate(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [w.builder.concat(x, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
+
+
 def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
     rank = len(eqn.invars[0].aval.shape)
     return [w.builder.squeeze(x[0], sorted(d % rank for d in eqn.params["dimensions"]))]
@@ -435,6 +439,7 @@ RULES: dict[str, Rule] = {
     "transpose": Rule(_transpose, is_view=_always),
     "squeeze": Rule(_squeeze, is_view=_always),
     "slice": Rule(_slice, is_view=_always),
+    "concatenate": Rule(_concatenate, fits=False),
     "split": Rule(_split, is_view=_always),
 }
 

@@ -20,6 +20,26 @@ Example:
   >>> [y] = jf.ir.run(scheduler.schedule, jnp.ones((6, 8)), jnp.ones(8))
   >>> y.shape
   (6, 8)
+
+nvFuser's scheduling calls, and what they are here. A call takes the name of a value where nvFuser's takes a tensor, and
+a new value's name is its result.
+
+| `fd.sched` | here | what differs |
+|---|---|---|
+| `split`, `merge`, `reorder` | `Scheduler.split`, `merge`, `reorder` | `inner_split` is `inner`; `reorder` takes the old axis of each new one |
+| `parallelize` | `Scheduler.parallelize` | types are names: `grid_x` is "block", `block_x` "thread", `vectorize` "vector"; "task" on CPU |
+| `rfactor`, `reduction_factor` | `Scheduler.rfactor` | one name; parts are runs of consecutive indices; before other transforms |
+| `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses instructions |
+| `set_memory_type` | `Scheduler.set_memory` | "register" or "shared"; global memory is what inputs and outputs are in |
+| `set_allocation_as_loop` | `Scheduler.set_allocation` | of a shared value; from an axis on, with a pad; global arrays are always as JAX has them |
+| `transform_like`, `parallelize_like` | the same | `selected_tensors` is `selected`; all parallel types are copied, on all axes |
+| `inline_at`, `inline_most` | the same | a position that cannot be is refused, not lessened |
+| `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | facts of the fusion, not of the schedule |
+| `to_string`, `user_schedule_ir` | `str(scheduler)`, `str(scheduler.fusion)` | both parse back |
+| `can_schedule`, `find_compatible_schedulers` | the same, as functions | they take a fusion and a platform; a reason is returned, not printed |
+| `compute_pointwise_heuristics`, `compute_reduction_heuristics` | `compute_heuristics` | one function; the parameters are a dict |
+| `schedule` | `schedule` | returns a schedule that can be edited further; without a strategy, `propose` |
+| `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
 """
 
 from __future__ import annotations
@@ -37,7 +57,25 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _core, _ffi, _regions, _trace
 from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler
 
-__all__ = ["Builder", "Fusion", "IndexGraph", "Lowered", "Schedule", "Scheduler", "lower", "propose", "run", "trace"]
+__all__ = [
+    "Builder",
+    "Fusion",
+    "IndexGraph",
+    "Lowered",
+    "Schedule",
+    "Scheduler",
+    "can_schedule",
+    "compute_heuristics",
+    "find_compatible_schedulers",
+    "lower",
+    "propose",
+    "run",
+    "schedule",
+    "trace",
+]
+
+# A strategy's parameters by name.
+Parameters = dict[str, bool | int | str | list[int]]
 
 
 class Builder(_core.Builder):
@@ -124,6 +162,95 @@ def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:
     return schedules
 
 
+def can_schedule(fusion: Fusion, strategy: str, platform: str | None = None) -> tuple[bool, str]:
+    """Return whether a strategy can make the whole fusion as one kernel, and if not, why not.
+
+    Args:
+      fusion: what to compute.
+      strategy: "pointwise", "transpose" (inputs read across go through shared memory, CUDA only) or "reduction".
+      platform: "cpu" or "cuda"; the default device's if None.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax_fuser as jf
+      >>> fusion = jf.ir.trace(lambda x: x.sum(axis=1), jnp.ones((6, 8)), name="sums")
+      >>> jf.ir.can_schedule(fusion, "reduction", "cpu")
+      (True, '')
+      >>> jf.ir.can_schedule(fusion, "pointwise", "cpu")
+      (False, '[pointwise] t1 folds axes; use reduction')
+    """
+    reason: str = _core.why_not(fusion, _strategy(strategy, "can_schedule"), _target(platform, "can_schedule"))
+    return not reason, reason
+
+
+def find_compatible_schedulers(fusion: Fusion, platform: str | None = None) -> list[str]:
+    """Return the strategies that can make the whole fusion as one kernel, the compiler's first choice first.
+
+    Args:
+      fusion: what to compute.
+      platform: "cpu" or "cuda"; the default device's if None.
+    """
+    target = _target(platform, "find_compatible_schedulers")
+    return [strategy for strategy in _core.strategies() if not _core.why_not(fusion, strategy, target)]
+
+
+def compute_heuristics(fusion: Fusion, strategy: str, platform: str | None = None) -> Parameters:
+    """Return the parameters that a strategy would schedule the whole fusion with; edit them and pass them to `schedule`.
+
+    csrc/plan says what each is: pointwise.h, reduction.h and transpose_cuda.h.
+
+    Args:
+      fusion: what to compute.
+      strategy: "pointwise", "transpose" or "reduction".
+      platform: "cpu" or "cuda"; the default device's if None. Each has parameters of its own.
+
+    Raises:
+      UserError: where the strategy cannot make the fusion as one kernel, as `can_schedule` says.
+    """
+    name, target = _strategy(strategy, "compute_heuristics"), _target(platform, "compute_heuristics")
+    parameters: Parameters = _core.parameters_of(fusion, name, target)
+    return parameters
+
+
+def schedule(
+    fusion: Fusion, strategy: str, platform: str | None = None, parameters: Parameters | None = None
+) -> Schedule:
+    """Return a strategy's schedule of the whole fusion as one kernel.
+
+    `schedule.fusion` has the inputs and outputs of the fusion in their order; a strategy may add copies of values.
+
+    Args:
+      fusion: what to compute.
+      strategy: "pointwise", "transpose" or "reduction".
+      platform: "cpu" or "cuda"; the default device's if None.
+      parameters: those to use instead of the ones that `compute_heuristics` gives; others stay as it gives them.
+
+    Raises:
+      TypeError: for a parameter that is no bool, int, str or list of int.
+      UserError: where the strategy cannot make the fusion as one kernel, or not with these parameters.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax_fuser as jf
+      >>> fusion = jf.ir.trace(lambda x: x * 2, jnp.ones((6, 8)), name="twice")
+      >>> parameters = jf.ir.compute_heuristics(fusion, "pointwise", "cpu")
+      >>> parameters["lanes"] = 4
+      >>> jf.ir.schedule(fusion, "pointwise", "cpu", parameters).loops(fusion.outputs[0])
+      [(12, 'serial'), (4, 'vector')]
+    """
+    given = dict(parameters or {})
+    for name, value in given.items():
+        items = list(value) if isinstance(value, list | tuple) else [value]
+        one = isinstance(value, bool | int | str)
+        if not one and not (isinstance(value, list | tuple) and all(type(item) is int for item in items)):
+            raise TypeError(f"schedule: parameter {name} must be a bool, int, str or list of int, got {value!r}")
+        if any(type(item) is int and abs(item) >= 2**31 for item in items):
+            raise ValueError(f"schedule: parameter {name} is out of range, got {value!r}")
+    target = _target(platform, "schedule")
+    made: Schedule = _core.schedule_by(fusion, _strategy(strategy, "schedule"), target, given)
+    return made
+
+
 def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
     """Run a fusion with the compiler's own schedules, or a schedule exactly as it is, as one kernel.
 
@@ -161,6 +288,13 @@ def _target(platform: str | None, function: str) -> str:
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{function}: platform must be 'cpu' or 'cuda', got {platform!r}")
     return _ffi.target_text(platform)
+
+
+def _strategy(strategy: str, function: str) -> str:
+    known: list[str] = _core.strategies()
+    if strategy not in known:
+        raise ValueError(f"{function}: strategy must be one of {', '.join(known)}, got {strategy!r}")
+    return strategy
 
 
 def _fusion(program: Fusion | Schedule, function: str) -> Fusion:

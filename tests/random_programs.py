@@ -238,6 +238,8 @@ class Program:
             return Step(one(BINARY, BINARY_KINKS), [floats, other], dtype)
         if kind == "integer":
             x = self.pick(lambda v: v.dtype.kind == "i")
+            if x is None:
+                return None
             y = self.pick(lambda v: v.dtype == self.pool[x].dtype, x)
             return Step(one(INTEGER), [x, y], self.pool[x].dtype, True)
         if kind == "select":
@@ -255,6 +257,8 @@ class Program:
         if kind == "cast":
             x = self.pick(lambda v: v.largest() < 100)
             if x is None:
+                return None
+            if self.smooth:
                 return None
             to = jnp.dtype(rng.choice(self.dtypes if self.pool[x].decides else self.dtypes[:3]))
             if not is_float(to) and is_float(self.pool[x].dtype):

@@ -1,4 +1,4 @@
-"""Static slices and splits inside fusions: only the elements asked for are loaded and computed."""
+"""Static slices, splits and concatenations inside fusions: what is asked for is loaded once and stored in place."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,11 @@ def swiglu(x):
     return jax.nn.silu(gate) * up
 
 
+def rotary(x, angle):
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], axis=-1)
+
+
 CASES = {
     "two halves": swiglu,
     "uneven split": lambda x: [jnp.tanh(p) for p in jnp.split(x, [3, 300], axis=1)],
@@ -34,6 +39,18 @@ CASES = {
     "beside a reduction": lambda x: x[:, :256] * jax.lax.rsqrt((x[:, 256:] ** 2).mean(-1, keepdims=True)),
     "one row": lambda x: jnp.exp(x[5]) + x[6],
     "nothing": lambda x: x[4:4] * 2,
+    "rotary": lambda x: rotary(x, jnp.linspace(0, 1, 256, dtype=x.dtype)),
+    "uneven parts": lambda x: jnp.concatenate([x[:, :3] * 2, jnp.tanh(x[:, 7:100]), x], axis=1),
+    "rows of parts": lambda x: jnp.concatenate([x * 2, x[:5]]) + 1,
+    "one part twice": lambda x: jnp.concatenate([x, x]),
+    "parts of parts": lambda x: jnp.concatenate(
+        [jnp.concatenate([x * 2, x], axis=1), jnp.concatenate([x, x], axis=1)], axis=0
+    ),
+    "parts read again": lambda x: (lambda c: (c.sum(0), c * 2, jnp.tanh(c)))(jnp.concatenate([x * 2, x])),
+    "parts of a reduction": lambda x: jnp.concatenate([jax.nn.softmax(x, -1), x + x.sum(1, keepdims=True)], axis=1),
+    "slice across parts": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 300:700] + 1,
+    "slice of one part": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 3:300],
+    "constant parts": lambda x: jnp.concatenate([jnp.zeros((33, 4), x.dtype), x * 2], axis=1),
 }
 
 
@@ -64,6 +81,11 @@ def test_halves_are_one_kernel_that_loads_each_element_once():
     assert loops.count("kernel ") == 1 and loops.count(" load ") == 2
 
 
+def test_rotary_is_one_kernel_that_stores_both_halves_in_place():
+    loops = jf.fuse(CASES["rotary"]).lower(array(64, 512)).as_text("loops")
+    assert loops.count("kernel ") == 1 and loops.count(" load ") == 2 and loops.count("store ") == 2
+
+
 def test_vmap(device):
     x = array(5, 33, 512)
     assert_close(jax.vmap(jf.fuse(swiglu))(x), jax.vmap(swiglu)(x), "float32")
@@ -92,5 +114,26 @@ def test_text_outside_of_the_operand_is_refused(attribute, message):
     from jax_fuser import _core
 
     text = f"fusion f(x: f32[33,512]) -> (t) {{\n  t: f32[4,20] = slice(x) {attribute}\n}}\n"
+    with pytest.raises(_core.UserError, match=message):
+        _core.validate(text)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("{starts=[0,4], shape=[3,10]}", r"\[concat\] operand 1, f32\[3,5\] from \[0,4\] on, does not go on from 5"),
+        ("{starts=[0,5], shape=[3,9]}", r"\[place\] f32\[3,5\] from \[0,5\] on is no part"),
+        ("{starts=[0,5], shape=[3,11]}", r"\[concat\] operand 1"),
+    ],
+)
+def test_text_with_parts_that_do_not_fit_is_refused(second, message):
+    from jax_fuser import _core
+
+    text = f"""fusion f(x: f32[3,5]) -> (c) {{
+  a: f32[3,5] = place(x) {{starts=[0,0], shape=[3,10]}}
+  b: f32[3,5] = place(x) {second}
+  c: f32[3,10] = concat(a, b) {{dims=[1]}}
+}}
+"""
     with pytest.raises(_core.UserError, match=message):
         _core.validate(text)

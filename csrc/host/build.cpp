@@ -24,6 +24,10 @@ class Placement {
     for (size_t i = 0; i < fusion.inputs.size(); ++i) {
       inputs_[fusion.inputs[i]] = {BufferKind::kInput, static_cast<int64_t>(i)};
     }
+    for (const ir::Op& op : fusion.ops) {
+      if (op.kind != ir::OpKind::kConcat) continue;
+      for (ir::ValueId id : op.inputs) part_of_[id] = op.output;
+    }
     for (size_t i = 0; i < fusion.outputs.size(); ++i) {
       outputs_[fusion.outputs[i]] = {BufferKind::kOutput, static_cast<int64_t>(i)};
     }
@@ -34,6 +38,7 @@ class Placement {
     return found != inputs_.end() ? found->second : write(id);
   }
   BufferRef write(ir::ValueId id) {
+    if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
     if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
     const BufferRef here{BufferKind::kWorkspace, bytes_};
     const ir::Value& value = fusion_.values[id];
@@ -46,6 +51,7 @@ class Placement {
  private:
   const ir::Fusion& fusion_;
   std::map<ir::ValueId, BufferRef> inputs_, outputs_;
+  std::map<ir::ValueId, ir::ValueId> part_of_;  // by operand of a concat: its result, where it is stored
   int64_t bytes_ = 0;
 };
 

@@ -25,6 +25,9 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Dims* d = std::get_if<Dims>(&attribute)) {
     for (int64_t dim : d->dims) text += cat(" d", dim);
   }
+  if (const Place* p = std::get_if<Place>(&attribute)) {
+    for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
+  }
   if (const Slice* s = std::get_if<Slice>(&attribute)) {
     for (size_t i = 0; i < s->starts.size(); ++i) text += cat(" s", s->starts[i], ",", s->strides[i]);
   }
@@ -109,6 +112,11 @@ ValueId Builder::pointwise(OpKind kind, std::span<const ValueId> inputs, const s
 
 ValueId Builder::convert(ValueId x, DType dtype, const std::string& label) {
   if (value(x, "convert").dtype == dtype) return x;
+  if (std::vector<ValueId> parts = this->parts(x); !parts.empty()) {
+    const int64_t axis = std::get<Dims>(definition(x)->attribute).dims[0];
+    for (ValueId& part : parts) part = convert(part, dtype, label);
+    return concat(parts, axis);
+  }
   return add_op(OpKind::kConvert, {x}, {}, dtype, {}, label);
 }
 
@@ -136,10 +144,64 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
 }
 
+const Op* Builder::definition(ValueId id) const {
+  const auto op = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == id; });
+  return op == fusion_.ops.end() ? nullptr : &*op;
+}
+
+std::vector<ValueId> Builder::parts(ValueId id) const {
+  std::vector<ValueId> result;
+  const Op* op = definition(id);
+  if (op == nullptr || op->kind != OpKind::kConcat) return result;
+  for (ValueId placed : op->inputs) result.push_back(definition(placed)->inputs[0]);
+  return result;
+}
+
+ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
+  JF_REQUIRE(!values.empty(), "[concat] expected one value or more, got none");
+  std::vector<int64_t> whole = shape(value(values[0], "concat"));
+  JF_REQUIRE(axis >= 0 && axis < static_cast<int64_t>(whole.size()), "[concat] expected an axis below rank ",
+             whole.size(), ", got ", axis);
+  if (values.size() == 1) return values[0];
+  whole[axis] = 0;
+  for (ValueId id : values) {
+    const Value& x = value(id, "concat");
+    JF_REQUIRE(x.axes.size() == whole.size(), "[concat] ranks differ: ", print_type(fusion_.values[values[0]]), " and ",
+               print_type(x));
+    whole[axis] += x.axes[axis].extent;
+  }
+  std::vector<ValueId> placed;
+  std::vector<int64_t> starts(whole.size(), 0);
+  for (ValueId id : values) {
+    // Each in memory of its own: no equal op stands for it.
+    const Place place{starts, whole};
+    Value type = infer(fusion_, OpKind::kPlace, {id}, place, {"", DType::kPred, {}});
+    placed.push_back(add_value(type.dtype, std::move(type.axes)));
+    fusion_.ops.push_back({OpKind::kPlace, {id}, placed.back(), place, ""});
+    starts[axis] += fusion_.values[id].axes[axis].extent;
+  }
+  return add_op(OpKind::kConcat, std::move(placed), Dims{{axis}}, DType::kPred, {}, "");
+}
+
 ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> counts) {
   const DType dtype = value(x, "slice").dtype;
   infer(fusion_, OpKind::kSlice, {x}, where, {"", dtype, axes_of(counts)});
   return sliced(x, where, to_vector(counts));
+}
+
+// Where one operand holds all of it; -1 elsewhere.
+ValueId Builder::slice_of_concat(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  const int64_t axis = std::get<Dims>(op.attribute).dims[0];
+  for (ValueId placed : op.inputs) {
+    const int64_t begin = std::get<Place>(definition(placed)->attribute).starts[axis];
+    const int64_t size = fusion_.values[placed].axes[axis].extent;
+    const int64_t first = where.starts[axis] - begin, last = first + (counts[axis] - 1) * where.strides[axis];
+    if (first < 0 || last >= size) continue;
+    Slice inner = where;
+    inner.starts[axis] = first;
+    return sliced(definition(placed)->inputs[0], inner, counts);
+  }
+  return -1;
 }
 
 ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
@@ -148,9 +210,9 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
   key.insert(key.end(), where.strides.begin(), where.strides.end());
   key.insert(key.end(), counts.begin(), counts.end());
   if (const auto found = slices_.find({x, key}); found != slices_.end()) return found->second;
-  const auto defining = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == x; });
+  const Op* defining = definition(x);
   ValueId result = -1;
-  if (defining != fusion_.ops.end()) {
+  if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
     const DType dtype = fusion_.values[x].dtype;
     if (info(op.kind).op_class == OpClass::kPointwise) {
@@ -179,6 +241,8 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
         inner_counts[dims[i]] = counts[i];
       }
       result = transpose(sliced(op.inputs[0], inner, inner_counts), dims);
+    } else if (op.kind == OpKind::kConcat) {
+      result = slice_of_concat(op, where, counts);
     } else if (op.kind == OpKind::kIota) {
       const int64_t dim = std::get<Dims>(op.attribute).dims[0];
       auto full = [&](int64_t number) { return broadcast(constant(DType::kS32, {number}), counts, {}); };

@@ -26,6 +26,9 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
+  // Operands of equal dtypes side by side along an axis. What is computed from the result element by element is
+  // computed from each operand.
+  ValueId concat(std::span<const ValueId> values, int64_t axis);
   // `count` elements of each axis, from starts on, strides apart. Slices what a pointwise value is computed from, so
   // that only those elements are computed.
   ValueId slice(ValueId value, const ir::Slice& where, std::span<const int64_t> counts);
@@ -42,6 +45,10 @@ class Builder {
   Fusion finish();
 
  private:
+  const Op* definition(ValueId value) const;
+  // The values that a concat was made of, where the value is one.
+  std::vector<ValueId> parts(ValueId value) const;
+  ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,

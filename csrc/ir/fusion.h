@@ -47,7 +47,7 @@ enum class OpKind : uint8_t {
 #include "ir/ops.def"
 };
 
-enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kGrouped };
+enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kConcat, kGrouped };
 enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
 enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
 
@@ -73,7 +73,7 @@ struct Constant {
 };
 // broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
 // transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
-// counted.
+// counted. concat: the axis along which the operands, results of place, stand side by side.
 struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;
@@ -82,6 +82,12 @@ struct Dims {
 struct Slice {
   std::vector<int64_t> starts, strides;
   bool operator==(const Slice&) const = default;
+};
+// The operand again, stored as a part of a larger array of `shape`, from element `starts` on. Only an output or an
+// operand of concat.
+struct Place {
+  std::vector<int64_t> starts, shape;
+  bool operator==(const Place&) const = default;
 };
 // The operand axes dims (increasing) go, folded. With parts > 0 the axis dims[0] is folded in `parts` runs of
 // ceil(extent / parts) consecutive indices, the last ones shorter or empty, and an axis of extent `parts` takes its
@@ -98,7 +104,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Reduce, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Place, Reduce, Grouped>;
 
 struct Op {
   OpKind kind;

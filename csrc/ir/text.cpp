@@ -27,6 +27,9 @@ struct AttributePrinter {
   std::string operator()(const Slice& s) const {
     return cat(" {starts=[", print_dims(s.starts), "], strides=[", print_dims(s.strides), "]}");
   }
+  std::string operator()(const Place& p) const {
+    return cat(" {starts=[", print_dims(p.starts), "], shape=[", print_dims(p.shape), "]}");
+  }
   std::string operator()(const Dims& d) const { return cat(" {dims=[", print_dims(d.dims), "]}"); }
   std::string operator()(const Reduce& r) const {
     return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
@@ -203,10 +206,11 @@ class Parser {
     } else if (key == "starts") {
       Slice slice{dims(), {}};
       expect(',');
-      expect_word("strides");
+      const bool is_place = word("strides or shape") == "shape";
       expect('=');
       slice.strides = dims();
       result = slice;
+      if (is_place) result = Place{slice.starts, slice.strides};
     } else {
       require(key == "mode", "value, dims, starts or mode before this");
       const std::string mode = word("rows, contraction or batch");

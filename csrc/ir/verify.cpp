@@ -13,6 +13,12 @@ constexpr size_t kMaxRank = 32;
 // Leaves room for what splits round up and for sums of sizes in 64 bits.
 constexpr int64_t kMaxBytes = int64_t{1} << 60;
 
+std::string print_list(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (int64_t n : numbers) text += cat(text.empty() ? "" : ",", n);
+  return cat("[", text, "]");
+}
+
 // One op under inspection; errors begin with its name, as the caller wrote it.
 struct Inference {
   const Fusion& fusion;
@@ -99,6 +105,53 @@ struct Inference {
                  s.strides[i], " apart, do not lie inside");
       result.axes[i].extent = extent;
     }
+    return result;
+  }
+
+  Value place() const {
+    const Place& p = get<Place>("starts=[...], shape=[...]");
+    const Value& x = in(0);
+    bool inside = p.starts.size() == x.axes.size() && p.shape.size() == x.axes.size();
+    for (size_t i = 0; inside && i < x.axes.size(); ++i) {
+      inside = p.starts[i] >= 0 && p.starts[i] <= p.shape[i] && x.axes[i].extent <= p.shape[i] - p.starts[i];
+    }
+    JF_REQUIRE(inside, "[place] ", type(0), " from ", print_list(p.starts), " on is no part of an array of shape ",
+               print_list(p.shape));
+    Value result{"", x.dtype, x.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kIteration;
+    return result;
+  }
+
+  // The operands fill the result along one axis, in their order.
+  Value concat() const {
+    const Dims& d = get<Dims>("dims=[axis]");
+    Value result{"", in(0).dtype, {}};
+    int64_t filled = 0;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Op* op = nullptr;
+      for (const Op& other : fusion.ops) {
+        if (other.output == inputs[i]) op = &other;
+      }
+      const Place* p = op == nullptr ? nullptr : std::get_if<Place>(&op->attribute);
+      JF_REQUIRE(p != nullptr, "[concat] operand ", i, " must be the result of place");
+      if (i == 0) {
+        for (int64_t extent : p->shape) result.axes.push_back({extent});
+        JF_REQUIRE(d.dims.size() == 1 && d.dims[0] >= 0 && d.dims[0] < static_cast<int64_t>(result.axes.size()),
+                   "[concat] expected one axis below rank ", result.axes.size());
+      }
+      JF_REQUIRE(in(i).dtype == result.dtype, "[concat] operands must have equal dtypes, got ", type(0), " and ",
+                 type(i));
+      for (size_t a = 0; a < result.axes.size(); ++a) {
+        const bool along = static_cast<int64_t>(a) == d.dims[0];
+        const bool fits = p->shape == shape(result) && p->starts[a] == (along ? filled : 0) &&
+                          (along || in(i).axes[a].extent == result.axes[a].extent);
+        JF_REQUIRE(fits, "[concat] operand ", i, ", ", type(i), " from ", print_list(p->starts), " on, does not go on from ",
+                   filled, " along axis ", d.dims[0], " of ", print_list(p->shape));
+      }
+      filled += in(i).axes[d.dims[0]].extent;
+    }
+    JF_REQUIRE(filled == result.axes[d.dims[0]].extent, "[concat] the operands fill ", filled, " of ",
+               result.axes[d.dims[0]].extent, " elements of axis ", d.dims[0]);
     return result;
   }
 
@@ -249,7 +302,8 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
   const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
-  JF_REQUIRE(inputs.size() == arity || optional_starts, "[", op.name, "] expected ", arity, " operands, got ",
+  const bool many = kind == OpKind::kConcat && inputs.size() > arity;
+  JF_REQUIRE(inputs.size() == arity || optional_starts || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
              kMaxRank);
@@ -260,12 +314,14 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   inference.check_operand_types();
   switch (op.op_class) {
     case OpClass::kConstant: return inference.constant(stated);
+    case OpClass::kConcat: return inference.concat();
     case OpClass::kIota: return inference.iota(stated);
     case OpClass::kPointwise: return inference.pointwise(stated);
     case OpClass::kGrouped: return inference.grouped(stated);
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
       if (kind == OpKind::kSlice) return inference.slice(stated);
+      if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();
@@ -298,6 +354,14 @@ void verify(const Fusion& fusion) {
     JF_REQUIRE(inferred == value, "[verify] ", value.name, " = ", info(op.kind).name, "(...) has type ",
                print_type(inferred), ", but the fusion says ", print_type(value));
     defined[op.output] = true;
+  }
+  std::vector<int> placed(count, 0);
+  for (const Op& op : fusion.ops) {
+    for (ValueId id : op.inputs) placed[id] += op.kind == OpKind::kConcat;
+  }
+  for (const Op& op : fusion.ops) {
+    JF_REQUIRE(placed[op.output] < 2, "[verify] ", fusion.values[op.output].name,
+               " is an operand of concat twice; place it once for each");
   }
   JF_REQUIRE(std::find(defined.begin(), defined.end(), false) == defined.end(), "[verify] a value has no definition");
   JF_REQUIRE(!fusion.outputs.empty(), "[verify] the fusion has no output");

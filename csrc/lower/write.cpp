@@ -393,6 +393,7 @@ class Writer {
       case OpClass::kReduce:
         emit(loops::Accumulate{array_of_[op.output], element(item, item), ir::fold_of(op.kind), operands[0]}, when);
         return;
+      case OpClass::kConcat: JF_CHECK(false, "a concat in a generated kernel");
       case OpClass::kGrouped: JF_CHECK(false, "a grouped product in a generated kernel");
     }
     if (shared_of_[op.output] >= 0) {
@@ -432,14 +433,16 @@ class Writer {
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
     const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[item.value], item.value);
-    const std::vector<int64_t> strides = graph::strides(ir::shape(fusion_.values[item.value]));
+    const schedule::Storage to = schedule::storage(fusion_, item.value);
     std::vector<int64_t> weights;
     for (size_t a = 0; a < nodes.size(); ++a) {
       weights.resize(std::max<size_t>(weights.size(), nodes[a] + 1), 0);
-      weights[nodes[a]] = strides[a];
+      weights[nodes[a]] = to.weights[a];
     }
-    const RegisterId value = input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
-    const auto [offset, step] = position(at, weights);
+    const RegisterId value =
+        input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
+    const auto [position_of_item, step] = position(at, weights);
+    const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
     for (Parallel parallel : {Parallel::kThread, Parallel::kThreadY, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {

@@ -1,5 +1,6 @@
 #include "plan/plan.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -37,6 +38,12 @@ void link(const ir::Fusion& fusion, Plan& plan) {
       if (from->second != kFromOutside) segment.reason += cat("; reads ", name, " of segment ", from->second);
     }
     for (ir::ValueId id : segment.outputs) stored_by.emplace(id, static_cast<int>(i));
+    for (const ir::Op& op : plan.fusion.ops) {
+      if (op.kind != ir::OpKind::kConcat) continue;
+      const bool whole = std::all_of(op.inputs.begin(), op.inputs.end(),
+                                     [&](ir::ValueId placed) { return stored_by.count(placed) > 0; });
+      if (whole) stored_by.emplace(op.output, static_cast<int>(i));
+    }
   }
 }
 

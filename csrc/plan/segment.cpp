@@ -142,7 +142,7 @@ class Drafter {
         level = cluster_level_[cluster] + 1;
       } else {
         const bool moves = op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice;
-        level += (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
+        level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
       }
       rose = rose || level > level_[op.output];
       level_[op.output] = level;
@@ -236,6 +236,11 @@ class Drafter {
       want_in_memory(op.inputs[0], level_[value] - 1, "a slice reads its values from memory, of iteration domain ");
     }
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
+    if (op.kind == OpKind::kConcat) {
+      // Nothing to do: whoever computes an operand stores it in its place.
+      for (ValueId id : op.inputs) want_in_memory(id, level_[value] - 1, "its outputs have the iteration domain ");
+      return;
+    }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
     if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {

@@ -22,6 +22,7 @@ using ir::ValueId;
 constexpr int64_t kMaxLanes = 64;      // of a vector axis
 constexpr int64_t kMaxUnroll = 64;     // more only makes the source longer
 constexpr int64_t kMaxCount = 1 << 20;  // of iterations, tasks
+constexpr int64_t kWarp = 32;
 
 // Whether a strategy can make a fusion as one kernel, and the kernel's fusion: its values in place, each computed once
 // for every place of the loops at which it is needed.
@@ -254,6 +255,11 @@ struct Checker {
     const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;
     JF_REQUIRE(folded != columns, "[reduction] lane_loop: loop ", p.lane_loop, folded ? " is folded" : " is kept",
                "; threads along ", columns ? "columns need a loop that is kept" : "rows need one that is folded");
+    const bool kept = std::find(facts.folded.begin(), facts.folded.end(), false) != facts.folded.end();
+    JF_REQUIRE(kept || p.along != ThreadsAlong::kRows, "[reduction] along: there is one row; expected row");
+    // Warps fold among themselves.
+    JF_REQUIRE(p.threads % kWarp == 0 || kWarp % p.threads == 0, "[reduction] threads: expected a power of two up to ",
+               kWarp, " or a multiple of it, got ", p.threads);
     at_most("threads times threads_y", p.threads * p.threads_y, target.max_threads_per_block);
     at_most("unroll", p.unroll, kMaxUnroll);
   }

@@ -70,10 +70,10 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     }
   }
   for (ValueId id : segment.outputs) {
-    const std::vector<int64_t> strides = graph::strides(ir::shape(segment.values[id]));
+    const schedule::Storage to = schedule::storage(segment, id);
     const schedule::Domain& domain = aligned.domains[id];
     accesses.push_back(
-        {along_loops(domain, of_nodes(segment, domain, id, strides)), size_of(segment.values[id].dtype)});
+        {along_loops(domain, of_nodes(segment, domain, id, to.weights)), size_of(segment.values[id].dtype), to.offset});
     if (is_input[id]) accesses.push_back(accesses.back());
   }
   return accesses;

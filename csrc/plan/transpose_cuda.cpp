@@ -26,7 +26,7 @@ constexpr int64_t kWord = 4;
 
 struct Facts {
   size_t across = 0;  // the loop along which some inputs are contiguous
-  std::vector<const Access*> transposed;
+  std::vector<const Access*> transposed = {};
   int64_t bytes = 0;  // of an element of each of them
 };
 

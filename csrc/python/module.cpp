@@ -99,6 +99,10 @@ void bind_builder(nb::module_& m) {
           },
           "value"_a, "permutation"_a)
       .def(
+          "concat",
+          [](Builder& b, const std::vector<ir::ValueId>& values, int64_t axis) { return b.concat(values, axis); },
+          "values"_a, "axis"_a)
+      .def(
           "slice",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& starts, const std::vector<int64_t>& strides,
              const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },

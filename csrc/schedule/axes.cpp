@@ -161,7 +161,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
-  } else if (op.kind == ir::OpKind::kCopy || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
+  } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }
@@ -185,6 +185,24 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
     stride *= extents[a];
   }
   return reading;
+}
+
+Storage storage(const ir::Fusion& fusion, ValueId output) {
+  std::vector<int64_t> shape = ir::shape(fusion.values[output]);
+  std::vector<int64_t> starts(shape.size(), 0);
+  for (const ir::Op& op : fusion.ops) {
+    const ir::Place* place = op.output == output ? std::get_if<ir::Place>(&op.attribute) : nullptr;
+    if (place == nullptr) continue;
+    shape = place->shape;
+    starts = place->starts;
+  }
+  Storage storage{std::vector<int64_t>(shape.size(), 0)};
+  int64_t stride = 1;
+  for (size_t a = shape.size(); a-- > 0; stride *= shape[a]) {
+    storage.weights[a] = stride;
+    storage.offset += stride * starts[a];
+  }
+  return storage;
 }
 
 }  // namespace jf::schedule

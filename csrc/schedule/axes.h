@@ -57,5 +57,11 @@ struct Reading {
   int64_t offset = 0;
 };
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
+// Where an element of an output is stored: offset + the sum of weights[a] * (index of axis a).
+struct Storage {
+  std::vector<int64_t> weights;
+  int64_t offset = 0;
+};
+Storage storage(const ir::Fusion& fusion, ValueId output);
 
 }  // namespace jf::schedule
