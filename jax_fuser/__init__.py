@@ -8,7 +8,7 @@ from ._fuse import fuse
 from ._grouped_matmul import grouped_matmul, ragged_dot, ragged_dot_general
 from ._nested import NestedTensor, as_flattened, as_nested, debug_checks
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "InternalError",

@@ -21,24 +21,23 @@ Example:
   >>> y.shape
   (6, 8)
 
-nvFuser's scheduling calls, and what they are here. A call takes the name of a value where nvFuser's takes a tensor, and
-a new value's name is its result.
+nvFuser's scheduling calls, and what they are here: values go by name, and a call that makes a value returns its name.
 
 | `fd.sched` | here | what differs |
 |---|---|---|
-| `split`, `merge`, `reorder` | `Scheduler.split`, `merge`, `reorder` | `inner_split` is `inner`; `reorder` takes the old axis of each new one |
-| `parallelize` | `Scheduler.parallelize` | types are names: `grid_x` is "block", `block_x` "thread", `vectorize` "vector"; "task" on CPU |
-| `rfactor`, `reduction_factor` | `Scheduler.rfactor` | one name; parts are runs of consecutive indices; before other transforms |
-| `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses instructions |
-| `set_memory_type` | `Scheduler.set_memory` | "register" or "shared"; global memory is what inputs and outputs are in |
-| `set_allocation_as_loop` | `Scheduler.set_allocation` | of a shared value; from an axis on, with a pad; global arrays are always as JAX has them |
-| `transform_like`, `parallelize_like` | the same | `selected_tensors` is `selected`; all parallel types are copied, on all axes |
+| `split`, `merge`, `reorder` | the same | `inner_split` is `inner`; the order lists old axes |
+| `parallelize` | the same | names: `grid_x` is "block", `block_x` "thread", `vectorize` "vector"; CPU has "task" |
+| `rfactor`, `reduction_factor` | `rfactor` | before other transforms; parts are runs of consecutive indices |
+| `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses them |
+| `set_memory_type` | `set_memory` | "register" or "shared"; inputs and outputs are in global memory |
+| `set_allocation_as_loop` | `set_allocation` | of shared values, with a pad; JAX lays out global memory |
+| `transform_like`, `parallelize_like` | the same | `selected`; parallel types are copied on all axes |
 | `inline_at`, `inline_most` | the same | a position that cannot be is refused, not lessened |
-| `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | facts of the fusion, not of the schedule |
-| `to_string`, `user_schedule_ir` | `str(scheduler)`, `str(scheduler.fusion)` | both parse back |
-| `can_schedule`, `find_compatible_schedulers` | the same, as functions | they take a fusion and a platform; a reason is returned, not printed |
-| `compute_pointwise_heuristics`, `compute_reduction_heuristics` | `compute_heuristics` | one function; the parameters are a dict |
-| `schedule` | `schedule` | returns a schedule that can be edited further; without a strategy, `propose` |
+| `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | what is computed, not how |
+| `to_string`, `user_schedule_ir` | `str(s)`, `str(s.fusion)` | both parse back |
+| `can_schedule`, `find_compatible_schedulers` | the same | functions of a fusion and a platform |
+| `compute_pointwise_heuristics`, `.._reduction_..` | `compute_heuristics` | one function; parameters are a dict |
+| `schedule` | `schedule` | returns a schedule to go on from; without a strategy, `propose` |
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
 """
 
@@ -195,7 +194,7 @@ def find_compatible_schedulers(fusion: Fusion, platform: str | None = None) -> l
 
 
 def compute_heuristics(fusion: Fusion, strategy: str, platform: str | None = None) -> Parameters:
-    """Return the parameters that a strategy would schedule the whole fusion with; edit them and pass them to `schedule`.
+    """Return the parameters that a strategy would schedule the whole fusion with, to edit and pass to `schedule`.
 
     csrc/plan says what each is: pointwise.h, reduction.h and transpose_cuda.h.
 

@@ -267,6 +267,324 @@ def test_a_folded_axis_stays_apart(call, message):
         getattr(scheduler, call[0])("t2", *call[1:])
 
 
+# Copies of values.
+
+
+EDITS_OF_THE_FUSION = {
+    "after an input": ("cache_after", X),
+    "after a broadcast": ("cache_after", STRETCHED),
+    "after a value": ("cache_after", T),
+    "after an output that is read": ("cache_after", U),
+    "before an output": ("cache_before", Y),
+    "before an output that is read": ("cache_before", U),
+    "before a value": ("cache_before", T),
+    "fork": ("cache_fork", U),
+}
+
+
+def check_act(scheduler: jf.ir.Scheduler) -> None:
+    x, r = inputs()
+    got = jf.ir.run(scheduler.schedule, x, r)
+    assert_close(got[0], np.tanh(x + r) * x)
+    assert_close(got[1], x + r)
+    assert jf.ir.Fusion(str(scheduler.fusion)) == scheduler.fusion
+    assert jf.ir.Schedule(scheduler.fusion, str(scheduler)) == scheduler.schedule
+
+
+@pytest.mark.parametrize("edit", EDITS_OF_THE_FUSION)
+def test_a_cached_value_does_not_change_the_result(edit):
+    call, value = EDITS_OF_THE_FUSION[edit]
+    start = scheduled(vector_with_a_remainder)
+    scheduler = jf.ir.Scheduler(start)
+    made = getattr(scheduler, call)(value)
+    assert made == f"{value}_cache" and scheduler.fusion.shape(made) == scheduler.fusion.shape(value)
+    assert start.fusion == act() and made not in start.fusion.values
+    assert all(scheduler.schedule.loops(v) == start.loops(v) for v in (U, T, Y))
+    if value != X:  # the copy of an input has the loops of an array until it is scheduled
+        check_act(scheduler)
+    for name in (f"{made}_cache", f"{value}_cache_2"):
+        scheduler.transform_like(Y)
+        scheduler.parallelize_like(Y)
+        scheduler.inline_most()
+        check_act(scheduler)
+        if call == "cache_after":
+            assert scheduler.cache_after(made if name.startswith(made + "_c") else value) == name
+
+
+def test_who_reads_what_after_an_edit():
+    def text(call: str) -> str:
+        scheduler = jf.ir.Scheduler(act())
+        getattr(scheduler, call)(U)
+        return str(scheduler.fusion)
+
+    for line in (f"{U}_cache: f32[16,10] = copy({U})", f"tanh({U}_cache)"):
+        assert line in text("cache_after")
+    for line in (f"{U}_cache: f32[16,10] = add(", f"{U}: f32[16,10] = copy({U}_cache)", f"tanh({U})"):
+        assert line in text("cache_before")
+    for line in (f"{U}_cache: f32[16,10] = add(", f"{U}: f32[16,10] = copy({U}_cache)", f"tanh({U}_cache)"):
+        assert line in text("cache_fork")
+
+
+def test_a_fold_can_be_cached():
+    x, _ = inputs()
+    for call in ("cache_before", "cache_after"):
+        b = jf.ir.Builder("twice")
+        rows = b.reduce("reduce_max", b.input("x", "f32", [ROWS, COLUMNS]), [1])
+        b.output(b.pointwise("square", [rows]))
+        scheduler = jf.ir.Scheduler(b.finish())
+        made = getattr(scheduler, call)("t1")
+        assert scheduler.fusion.is_reduction("t1") == (call == "cache_after") != scheduler.fusion.is_reduction(made)
+        scheduler.inline_most()
+        assert_close(jf.ir.run(scheduler.schedule, x)[0], np.square(x.max(axis=1)))
+
+
+# Folds in two.
+
+
+@pytest.mark.parametrize("parts", range(1, 11))
+def test_rfactor_folds_runs_first(parts):
+    fusion, (x, _) = row_sums(), inputs()
+    scheduler = jf.ir.Scheduler(fusion)
+    scheduler.split("t2", 1, parts, inner=False)
+    made = scheduler.rfactor("t2", [2])
+    assert made == "t2_parts" and scheduler.fusion.shape(made) == [ROWS, parts]
+    scheduler.transform_like(made, ["t1"])
+    for inlined in (False, True):
+        if inlined:
+            scheduler.inline_most()
+        assert jf.ir.Schedule(scheduler.fusion, str(scheduler)) == scheduler.schedule
+        assert jf.ir.Fusion(str(scheduler.fusion)) == scheduler.fusion
+        assert_close(jf.ir.run(scheduler.schedule, x)[0], np.square(x).sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("split", "axes", "order"),
+    [
+        (None, [0], [1, 2, 0]),
+        (None, [-1], [0, 1, 2]),
+        ((0, 2), [1], [0, 2, 3, 1]),
+        ((0, 2), [1, 3], [0, 2, 1, 3]),
+        ((2, 3), [3], [0, 1, 2, 3]),
+    ],
+)
+def test_rfactor_of_several_folded_axes(split, axes, order):
+    x = np.random.default_rng(0).normal(size=(6, 5, 7)).astype(np.float32)
+    b = jf.ir.Builder("columns")
+    b.output(b.reduce("reduce_max", b.input("x", "f32", [6, 5, 7]), [0, 2]))
+    scheduler = jf.ir.Scheduler(b.finish())
+    if split:
+        scheduler.split("t1", *split, inner=False)
+    made = scheduler.rfactor("t1", axes)
+    scheduler.reorder(made, order)
+    assert scheduler.fusion.is_reduction(made) and scheduler.fusion.is_reduction("t1")
+    assert_close(jf.ir.run(scheduler.schedule, x)[0], x.max(axis=(0, 2)))
+
+
+def test_parts_over_the_threads_of_a_block():
+    b = jf.ir.Builder("sums")
+    b.output(b.reduce("reduce_sum", b.pointwise("square", [b.input("x", "f32", [16, 1024])]), [1]))
+    scheduler = jf.ir.Scheduler(b.finish())
+    scheduler.split("t2", 1, 128, inner=False)
+    made = scheduler.rfactor("t2", [2])
+    scheduler.transform_like(made, ["t1"])
+    scheduler.parallelize(made, 0, "block")
+    scheduler.parallelize(made, 1, "thread")
+    scheduler.parallelize_like(made, ["t1"])
+    scheduler.parallelize("t2", 0, "block")
+    scheduler.parallelize("t2", 1, "thread")
+    scheduler.inline_most()
+    lowered = jf.ir.lower(scheduler.schedule, "cuda")
+    assert "combine t2 by add over threads" in lowered.as_text("loops")
+    nvrtc_compiles(scheduler.schedule)
+
+
+def nvrtc_compiles(schedule: jf.ir.Schedule) -> None:
+    if _core.nvrtc()[0] is None:
+        pytest.skip(f"no NVRTC here: {_core.nvrtc()[1]}")
+    assert _core.compile_cuda(f"{schedule.fusion}{schedule}", _core.cuda_target_for(90))
+
+
+# Shared memory.
+
+
+def transposed_by_hand(pad: int) -> jf.ir.Scheduler:
+    b = jf.ir.Builder("transposed")
+    b.output(b.transpose(b.input("x", "f32", [64, 96]), [1, 0]))
+    scheduler = jf.ir.Scheduler(b.finish())
+    tile = scheduler.cache_after("x")
+    scheduler.split("t1", 1, 32)
+    scheduler.split("t1", 0, 32)
+    scheduler.reorder("t1", [0, 2, 1, 3])
+    scheduler.merge("t1", 0)
+    scheduler.transform_like("t1")
+    scheduler.reorder(tile, [0, 2, 1])
+    scheduler.set_memory(tile, "shared")
+    scheduler.set_allocation(tile, 1, pad)
+    for value in (tile, "t1"):
+        scheduler.merge(value, 1)
+        scheduler.split(value, 1, 128)
+        scheduler.parallelize(value, 0, "block")
+        scheduler.parallelize(value, 2, "thread")
+    scheduler.inline_most()
+    return scheduler
+
+
+def test_a_padded_tile_in_shared_memory():
+    scheduler = transposed_by_hand(pad=1)
+    assert "shared (3,5 pad 1)" in str(scheduler)
+    assert jf.ir.Schedule(scheduler.fusion, str(scheduler)) == scheduler.schedule
+    source = jf.ir.lower(scheduler.schedule, "cuda").as_text("source")
+    assert "x_cache[1056]" in source and "__syncthreads" in source  # 32 rows of 32 + 1
+    assert "x_cache[1024]" in jf.ir.lower(transposed_by_hand(pad=0).schedule, "cuda").as_text("source")
+    nvrtc_compiles(scheduler.schedule)
+
+
+# Strategies.
+
+
+def strategy_cases() -> dict[str, tuple[Callable, list[np.ndarray], list[str]]]:
+    random = np.random.default_rng(0)
+
+    def array(*shape):
+        return random.normal(size=shape).astype(np.float32)
+
+    return {
+        "row": (lambda x, r: jnp.tanh(x + r) * x, [array(16, 10), array(10)], ["pointwise"]),
+        "two places": (lambda r: jnp.tanh(r)[:, None] - jnp.tanh(r)[None, :], [array(12)], ["pointwise"]),
+        "unused input": (lambda x, y: y * 2, [array(3), array(4, 5)], ["pointwise"]),
+        "across": (lambda x, y: x + y.T, [array(64, 48), array(48, 64)], ["transpose", "pointwise"]),
+        "softmax": (lambda x: jax.nn.softmax(x, axis=1), [array(16, 10)], ["reduction"]),
+        "columns": (lambda x: (x * x).sum(axis=0), [array(16, 10)], ["reduction"]),
+        "all": (lambda x: (x * x).sum(), [array(5, 7)], ["reduction"]),
+        "two folds": (lambda x: (x.sum(axis=0), x.sum(axis=1)), [array(16, 10)], []),
+    }
+
+
+@pytest.mark.parametrize("case", strategy_cases())
+def test_strategies_by_name(case):
+    f, arrays, fits = strategy_cases()[case]
+    fusion = jf.ir.trace(f, *arrays, name="f")
+    want = jax.tree.leaves(f(*arrays))
+    assert jf.ir.find_compatible_schedulers(fusion, "cuda") == fits
+    assert jf.ir.find_compatible_schedulers(fusion, "cpu") == [s for s in fits if s != "transpose"]
+    for strategy in ("pointwise", "transpose", "reduction"):
+        fit, reason = jf.ir.can_schedule(fusion, strategy, "cuda")
+        assert fit == (strategy in fits) == (not reason)
+        if not fit:
+            with pytest.raises(jf.UserError) as error:
+                jf.ir.schedule(fusion, strategy, "cuda")
+            assert str(error.value) == reason
+    for strategy in fits:
+        for platform in ("cpu", "cuda") if strategy != "transpose" else ("cuda",):
+            parameters = jf.ir.compute_heuristics(fusion, strategy, platform)
+            schedule = jf.ir.schedule(fusion, strategy, platform)
+            assert schedule == jf.ir.schedule(fusion, strategy, platform, parameters)
+            assert schedule.fusion.inputs == fusion.inputs and jf.ir.Fusion(str(schedule.fusion)) == schedule.fusion
+            if platform == "cuda":
+                nvrtc_compiles(schedule)
+                continue
+            for got, array in zip(jf.ir.run(schedule, *arrays), want):
+                assert_close(got, array)
+
+
+EDITED_PARAMETERS = [
+    ("row", "pointwise", {"lanes": 4, "lane_loop": 0}),
+    ("row", "pointwise", {"collapse": [2], "lane_loop": 0, "tasks": 3}),
+    ("across", "pointwise", {"tile": 1, "tile_loop": -1}),
+    ("softmax", "reduction", {"keep": "nothing", "lane_loop": 0, "chunk": 2, "lanes": 4}),
+    ("softmax", "reduction", {"keep": "rows", "lanes": 1, "tasks": 5}),
+    ("columns", "reduction", {"lane_loop": 0, "lanes": 8}),
+]
+
+
+@pytest.mark.parametrize(("case", "strategy", "parameters"), EDITED_PARAMETERS)
+def test_edited_parameters_give_the_same_result(case, strategy, parameters):
+    f, arrays, _ = strategy_cases()[case]
+    fusion = jf.ir.trace(f, *arrays, name="f")
+    schedule = jf.ir.schedule(fusion, strategy, "cpu", parameters)
+    assert schedule != jf.ir.schedule(fusion, strategy, "cpu")
+    assert_close(jf.ir.run(schedule, *arrays)[0], f(*arrays))
+
+
+@pytest.mark.parametrize(
+    ("case", "strategy", "parameters"),
+    [
+        ("row", "pointwise", {"lanes": 2, "threads": 64, "unroll": 2, "two_axes": True}),
+        ("across", "transpose", {"tile": 32, "lanes": 2, "threads": 128}),
+        ("softmax", "reduction", {"along": "rows", "threads": 64, "keep": "nothing"}),
+        ("columns", "reduction", {"threads": 4, "threads_y": 8}),
+    ],
+)
+def test_edited_parameters_compile_for_cuda(case, strategy, parameters):
+    f, arrays, _ = strategy_cases()[case]
+    fusion = jf.ir.trace(f, *arrays, name="f")
+    schedule = jf.ir.schedule(fusion, strategy, "cuda", parameters)
+    assert schedule != jf.ir.schedule(fusion, strategy, "cuda")
+    nvrtc_compiles(schedule)
+
+
+BAD_PARAMETERS = {
+    "name": ("row", "pointwise", "cpu", {"lane": 4}, r"\[pointwise\] it has no parameter 'lane' here; it has collapse"),
+    "lanes": ("row", "pointwise", "cpu", {"lanes": 3}, r"\[pointwise\] lanes: expected a power of two up to 64, got 3"),
+    "type": ("row", "pointwise", "cpu", {"lanes": "4"}, r"\[pointwise\] lanes: expected an integer"),
+    "list": ("row", "pointwise", "cpu", {"collapse": [1]}, r"collapse: .* sum to 2, got a sum of 1"),
+    "loop": ("row", "pointwise", "cpu", {"lane_loop": 2}, r"lane_loop: expected a loop in \[0, 2\), got 2"),
+    "zero": ("row", "pointwise", "cpu", {"tasks": 0}, r"tasks: expected an integer from 1 to"),
+    "tile": ("row", "pointwise", "cpu", {"tile": 4}, r"tile: a tile of 4 needs a tile_loop"),
+    "threads": ("row", "pointwise", "cuda", {"threads": 2048}, r"threads: expected at most 1024, got 2048"),
+    "other platform": ("row", "pointwise", "cuda", {"tasks": 2}, r"no parameter 'tasks' here"),
+    "word": ("softmax", "reduction", "cpu", {"keep": "all"}, r"keep: expected nothing, dear or rows, got 'all'"),
+    "along": ("softmax", "reduction", "cuda", {"along": "columns"}, r"lane_loop: loop 1 is folded; threads along col"),
+    "one row": ("all", "reduction", "cuda", {"along": "rows"}, r"along: there is one row"),
+    "warp": ("softmax", "reduction", "cuda", {"threads": 48}, r"threads: expected a power of two up to 32 or a mult"),
+    "block": (
+        "softmax",
+        "reduction",
+        "cuda",
+        {"threads": 64, "threads_y": 32},
+        r"threads times threads_y: .* got 2048",
+    ),
+    "large tile": ("across", "transpose", "cuda", {"tile": 128}, r"\[transpose\] tiles of 128 x 128 .* a smaller tile"),
+    "wrong loop": ("across", "transpose", "cuda", {"loop": 1}, r"\[transpose\] expected a loop in \[0, 1\), got 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PARAMETERS)
+def test_a_wrong_parameter_is_named(name):
+    case, strategy, platform, parameters, message = BAD_PARAMETERS[name]
+    f, arrays, _ = strategy_cases()[case]
+    with pytest.raises(jf.UserError, match=message):
+        jf.ir.schedule(jf.ir.trace(f, *arrays, name="f"), strategy, platform, parameters)
+
+
+def test_a_wrong_strategy_is_named():
+    for call in (jf.ir.can_schedule, jf.ir.compute_heuristics, jf.ir.schedule):
+        with pytest.raises(ValueError, match=rf"{call.__name__}: strategy must be one of .*got 'matmul'"):
+            call(act(), "matmul", "cpu")
+        with pytest.raises(ValueError, match=rf"{call.__name__}: platform must be"):
+            call(act(), "pointwise", "tpu")
+    with pytest.raises(TypeError, match=r"schedule: parameter lanes must be a bool, int, str or list of int, got 4\.0"):
+        jf.ir.schedule(act(), "pointwise", "cpu", {"lanes": 4.0})
+    with pytest.raises(ValueError, match=r"schedule: parameter lanes is out of range"):
+        jf.ir.schedule(act(), "pointwise", "cpu", {"lanes": 2**80})
+
+
+WHY_NOT = {
+    "pointwise": (lambda b, x: b.reduce("reduce_sum", x, [0]), r"\[pointwise\] t1 folds axes; use reduction"),
+    "transpose": (lambda b, x: b.pointwise("neg", [x]), r"\[transpose\] f reads no long input along another axis"),
+    "reduction": (lambda b, x: b.pointwise("neg", [x]), r"\[reduction\] f folds no axis; use pointwise"),
+}
+
+
+@pytest.mark.parametrize("strategy", WHY_NOT)
+def test_a_strategy_says_why_not(strategy):
+    build, message = WHY_NOT[strategy]
+    b = jf.ir.Builder("f")
+    b.output(build(b, b.input("x", "f32", [8, 4])))
+    with pytest.raises(jf.UserError, match=message):
+        jf.ir.compute_heuristics(b.finish(), strategy, "cuda")
+
+
 # What is refused.
 
 # The last call of each list is refused.
@@ -309,9 +627,67 @@ REFUSED = {
     "inline": ([("inline_at", T, 3)], r"\[inline_at\] t4 agrees in 2 outer loop axes .* \[0, 2\], got 3"),
     "inline other loops": ([("merge", Y, 0), ("inline_at", T, 1)], r"\[inline_at\] t4 agrees in 0 outer"),
     "memory name": ([("set_memory", T, "global")], r"\[set_memory\] t4: unknown memory 'global'; expected register"),
+    "allocation of a register": (
+        [("set_allocation", T, 0)],
+        r"\[set_allocation\] t4 is kept in registers, .*set_memory",
+    ),
+    "allocation axis": (
+        [("set_memory", T, "shared"), ("set_allocation", T, 2)],
+        r"\[set_allocation\] t4 has 2 loop axes; .* got 2",
+    ),
+    "allocation pad": (
+        [("set_memory", T, "shared"), ("set_allocation", T, 0, -1)],
+        r"\[set_allocation\] t4: expected a pad of 0 to 1048576 elements, got -1",
+    ),
+    "cache after nothing": ([("cache_after", Y)], r"\[cache_after\] no op reads t5; for an output use cache_before"),
+    "cache after value": ([("cache_after", "q")], r"\[cache_after\] act has no value 'q'"),
+    "cache before an input": ([("cache_before", X)], r"\[cache_before\] x is an input, .*use cache_after"),
+    "fork of a value": ([("cache_fork", T)], r"\[cache_fork\] t4 is not an output; use cache_after"),
+    "fork of nothing": ([("cache_fork", Y)], r"\[cache_fork\] no op reads t5; use cache_before"),
+    "rfactor": ([("rfactor", Y, [1])], r"\[rfactor\] t5 is not a reduction"),
+    "like selected": ([("transform_like", Y, ["q"])], r"\[transform_like\] act has no value 'q'"),
     "memory of an input": ([("set_memory", X, "shared")], r"\[set_memory\] x is an input"),
     "like value": ([("transform_like", "q")], r"\[transform_like\] act has no value 'q'"),
 }
+
+
+REFUSED_RFACTOR = {
+    "axis": ([], [2], r"\[rfactor\] t2 has 2 loop axes; .* \[-2, 2\), got 2"),
+    "kept": ([], [0], r"\[rfactor\] axis 0 of t2 is not folded; expected some of its folded axes, 1"),
+    "all": ([], [1], r"\[rfactor\] t2 folds its axes 1; .* got 1: split the folded axis first"),
+    "none": ([], [], r"\[rfactor\] t2 folds its axes 1; .* got 0: split the folded axis first"),
+    "twice": ([("split", "t2", 1, 5, False)], [2, -1], r"\[rfactor\] t2: axis 2 is named twice"),
+    "outer": ([("split", "t2", 1, 5, False)], [1], r"\[rfactor\] axes 1 and 2 of t2 .* name axis 2 and not 1"),
+    "runs": ([("split", "t2", 1, 6)], [2], r"\[rfactor\] axis 1 .* 2 runs of 6 .* use split\(1, 2, inner=False\)"),
+    "empty runs": ([("split", "t2", 1, 11, False)], [2], r"\[reduce_sum\] expected 1 to 10 parts .*got 11"),
+    "transforms": ([("reorder", "t2", [1, 0])], [0], r"\[rfactor\] t2 has other transforms .*call rfactor first"),
+    "parallel": ([("parallelize", "t2", 0, "task")], [1], r"\[rfactor\] t2 has parallel axes .* before parallelize"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_RFACTOR)
+def test_an_rfactor_that_cannot_be_changes_nothing(case):
+    calls, axes, message = REFUSED_RFACTOR[case]
+    scheduler = jf.ir.Scheduler(row_sums())
+    for call, *arguments in calls:
+        getattr(scheduler, call)(*arguments)
+    before = scheduler.schedule
+    with pytest.raises(jf.UserError, match=message):
+        scheduler.rfactor("t2", axes)
+    assert scheduler.schedule == before and scheduler.fusion == row_sums()
+
+
+def test_rfactor_does_not_round_between():
+    b = jf.ir.Builder("low")
+    x = b.input("x", "bf16", [8, 4])
+    b.output(b.reduce("reduce_sum", x, [0, 1]))
+    b.output(b.reduce("reduce_max", x, [0, 1]))
+    scheduler = jf.ir.Scheduler(b.finish())
+    with pytest.raises(jf.UserError, match=r"\[rfactor\] t1 is bf16, to which its parts would be rounded; .* f32"):
+        scheduler.rfactor("t1", [1])
+    assert scheduler.rfactor("t2", [1]) == "t2_parts"
+    with pytest.raises(jf.UserError, match=r"\[rfactor\] t2_parts folds its axes 1; expected some but not all"):
+        scheduler.rfactor("t2_parts", [1])
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -231,12 +231,29 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
+// By node of another tree: the node of this one with the same index, for roots and what both trees merge alike.
+std::vector<int> Indexer::same_merges(const schedule::AxisTree& of, std::span<const int> root_of) const {
+  std::vector<int> twins(of.extents.size(), -1);
+  std::copy(root_of.begin(), root_of.end(), twins.begin());
+  for (const schedule::Step& step : of.steps) {
+    const MergeStep* theirs = std::get_if<MergeStep>(&step);
+    if (theirs == nullptr || twins[theirs->outer] < 0 || twins[theirs->inner] < 0) continue;
+    const int taken = consumer_[twins[theirs->outer]];
+    const MergeStep* own = taken < 0 ? nullptr : std::get_if<MergeStep>(&tree_.steps[taken]);
+    if (own == nullptr || own->outer != twins[theirs->outer] || own->inner != twins[theirs->inner]) continue;
+    twins[theirs->output] = own->output;
+  }
+  return twins;
+}
+
 std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                           std::span<const int> root_of) const {
   std::vector<Digits> digits(of.extents.size());
   for (size_t node = 0; node < weights.size(); ++node) {
     if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
   }
+  const std::vector<int> twins = same_merges(of, root_of);
+  Walk walk(*this, true);
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
     if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
@@ -249,14 +266,17 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
     } else if (const MergeStep* m = std::get_if<MergeStep>(&*step)) {
       Digits outer = digits[m->output], inner;
       if (outer.empty()) continue;
-      if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) return std::nullopt;
+      if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) {
+        if (twins[m->output] < 0) return std::nullopt;
+        walk.digits[twins[m->output]] = std::move(digits[m->output]);
+        continue;
+      }
       digits[m->outer] = std::move(outer);
       digits[m->inner] = std::move(inner);
     } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&*step)) {
       if (!digits[w->output].empty()) return std::nullopt;
     }
   }
-  Walk walk(*this, true);
   for (size_t root = 0; root < root_of.size(); ++root) {
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }

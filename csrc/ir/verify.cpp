@@ -99,8 +99,9 @@ struct Inference {
     Value result{"", x.dtype, x.axes};
     for (size_t i = 0; i < rank; ++i) {
       const int64_t extent = stated.axes[i].extent, size = x.axes[i].extent;
-      const bool inside = s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
-                          (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
+      const bool inside =
+          s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
+          (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
       JF_REQUIRE(inside, "[slice] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i], " on, ",
                  s.strides[i], " apart, do not lie inside");
       result.axes[i].extent = extent;
@@ -145,8 +146,8 @@ struct Inference {
         const bool along = static_cast<int64_t>(a) == d.dims[0];
         const bool fits = p->shape == shape(result) && p->starts[a] == (along ? filled : 0) &&
                           (along || in(i).axes[a].extent == result.axes[a].extent);
-        JF_REQUIRE(fits, "[concat] operand ", i, ", ", type(i), " from ", print_list(p->starts), " on, does not go on from ",
-                   filled, " along axis ", d.dims[0], " of ", print_list(p->shape));
+        JF_REQUIRE(fits, "[concat] operand ", i, ", ", type(i), " from ", print_list(p->starts),
+                   " on, does not go on from ", filled, " along axis ", d.dims[0], " of ", print_list(p->shape));
       }
       filled += in(i).axes[d.dims[0]].extent;
     }

@@ -149,8 +149,8 @@ struct Array {
 };
 
 struct Kernel {
-  std::string name;  // an identifier, the entry point
-  std::vector<Buffer> buffers;   // parameters first, then shared ones
+  std::string name;             // an identifier, the entry point
+  std::vector<Buffer> buffers;  // parameters first, then shared ones
   std::vector<Array> arrays;
   std::vector<DType> registers;  // dtype of the value that the register holds
   int width = 1;                 // lanes; a power of two

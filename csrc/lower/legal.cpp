@@ -31,8 +31,9 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask ||
-                                                             parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
+    const bool folded_apart =
+        axes.reduced[axes.loop[l]] &&
+        (parallel == Parallel::kTask || parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
     JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
@@ -127,9 +128,11 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   // A part of the stack of XLA's threads; a kernel that keeps more is slow anyway.
   constexpr int64_t kMaxArrayBytes = int64_t{1} << 18;
   int64_t bytes = 0;
-  for (const loops::Array& array : kernel.arrays) bytes += array.size * kernel.width * size_of(compute_dtype(array.dtype));
-  JF_REQUIRE(bytes <= kMaxArrayBytes, "[lower] ", kernel.name, " keeps ", bytes, " bytes in each thread's registers and ",
-             "stack; at most ", kMaxArrayBytes, ": inline more, or compute some values again");
+  for (const loops::Array& array : kernel.arrays)
+    bytes += array.size * kernel.width * size_of(compute_dtype(array.dtype));
+  JF_REQUIRE(bytes <= kMaxArrayBytes, "[lower] ", kernel.name, " keeps ", bytes,
+             " bytes in each thread's registers and ", "stack; at most ", kMaxArrayBytes,
+             ": inline more, or compute some values again");
   if (target.platform == Platform::kCpu) return;
   const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
   JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,

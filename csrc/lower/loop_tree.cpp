@@ -32,10 +32,26 @@ class Arranger {
     for (Item& item : tree_.items) {
       for (int& loop : item.loops) loop = loop < 0 ? -1 : find(loop);
     }
+    check_folds();
     return std::move(tree_);
   }
 
  private:
+  // A fold is complete after its loops, so nothing in them can read it.
+  void check_folds() const {
+    for (size_t i = 0; i < tree_.items.size(); ++i) {
+      const std::vector<int> way = path(tree_.items[i]);
+      for (int number : waits_[i]) {
+        const Item& fold = tree_.items[number];
+        for (size_t l = fold.shared; is_fold(fold) && l < fold.loops.size(); ++l) {
+          const bool inside = fold.loops[l] >= 0 && std::find(way.begin(), way.end(), fold.loops[l]) != way.end();
+          JF_REQUIRE(!inside, "[lower] ", fusion_.values[tree_.items[i].value].name, " reads ",
+                     fusion_.values[fold.value].name, " inside of loop ", l, " that folds it; inline less");
+        }
+      }
+    }
+  }
+
   const Domain& domain(const Item& item) const { return schedule_.domains[item.value]; }
 
   void list_items() {
@@ -65,7 +81,8 @@ class Arranger {
     std::iota(parent_.begin(), parent_.end(), 0);
   }
 
-  // A value and its consumers share its inlined loops; an output is stored where it is computed, or where its folds end.
+  // A value and its consumers share its inlined loops; an output is stored where it is computed, or where its folds
+  // end.
   void share_loops() {
     for (size_t i = 0; i < tree_.items.size(); ++i) {
       const Item& consumer = tree_.items[i];
@@ -170,7 +187,8 @@ class Arranger {
       ++placed;
       int last = -1;
       for (int other : clusters[c].after) last = std::max(last, place[other]);
-      for (int p = static_cast<int>(result.size()); clusters[c].loop >= 0 && place[c] < 0 && --p >= std::max(last, 0);) {
+      for (int p = static_cast<int>(result.size());
+           clusters[c].loop >= 0 && place[c] < 0 && --p >= std::max(last, 0);) {
         if (!equal_loops(clusters[c], clusters[result[p]])) continue;
         if (p == last && !waits_by_iteration(clusters[c], clusters[result[p]])) continue;
         unite(clusters[c].loop, clusters[result[p]].loop);
@@ -200,7 +218,8 @@ class Arranger {
         if (made.count(before) == 0) continue;
         const Item& from = tree_.items[before];
         const bool shared = schedule_.domains[from.value].memory == schedule::Memory::kShared;
-        if (is_fold(from) || shared || position(from, producer.loop) != position(tree_.items[number], user.loop)) return false;
+        if (is_fold(from) || shared || position(from, producer.loop) != position(tree_.items[number], user.loop))
+          return false;
       }
     }
     return true;
@@ -215,18 +234,24 @@ class Arranger {
     if (a.loop < 0 || b.loop < 0) return false;
     const Loop &x = tree_.loops[find(a.loop)], &y = tree_.loops[find(b.loop)];
     if (x.extent != y.extent || x.parallel != y.parallel) return false;
-    return x.parallel != schedule::Parallel::kVector || root_extents(a) == root_extents(b);
+    return x.parallel != schedule::Parallel::kVector || lane_extent(a) == lane_extent(b);
   }
   // Lanes of one loop end at one place.
-  std::set<int64_t> root_extents(const Cluster& cluster) const {
-    const std::vector<int64_t>& logical = domain(tree_.items[cluster.items[0]]).logical;
-    return {logical.begin(), logical.end()};
+  int64_t lane_extent(const Cluster& cluster) const {
+    const Item& item = tree_.items[cluster.items[0]];
+    const AxisTree tree = schedule::replay(domain(item), fusion_.values[item.value].name);
+    for (const schedule::Step& step : tree.steps) {
+      const auto* split = std::get_if<schedule::SplitStep>(&step);
+      if (split != nullptr && split->inner == tree.loop.back()) return tree.extents[split->input];
+    }
+    return tree.extents[tree.loop.back()];
   }
 
   [[noreturn]] void refuse(const std::vector<Cluster>& clusters, const std::vector<int>& missing) const {
     std::string names;
     for (size_t c = 0; c < clusters.size(); ++c) {
-      if (missing[c] > 0) names += cat(names.empty() ? "" : ", ", fusion_.values[tree_.items[clusters[c].items[0]].value].name);
+      if (missing[c] > 0)
+        names += cat(names.empty() ? "" : ", ", fusion_.values[tree_.items[clusters[c].items[0]].value].name);
     }
     throw UserError(cat("[lower] the loops of ", names,
                         " each need values of another one that are complete only after it; inline less"));
@@ -235,9 +260,9 @@ class Arranger {
   const Fusion& fusion_;
   const Schedule& schedule_;
   LoopTree tree_;
-  std::vector<int> item_of_;              // by value, -1 for an input
-  std::vector<std::vector<int>> waits_;   // by item: items whose values it reads
-  std::vector<int> parent_;               // union-find over loops
+  std::vector<int> item_of_;             // by value, -1 for an input
+  std::vector<std::vector<int>> waits_;  // by item: items whose values it reads
+  std::vector<int> parent_;              // union-find over loops
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "lower/lower.h"
 
 #include <algorithm>
-#include <algorithm>
 #include <set>
 
 #include "base/error.h"

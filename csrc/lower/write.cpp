@@ -315,7 +315,8 @@ class Writer {
     auto [at, step] = position(indexer, weights);
     at = add(std::move(at), loops::constant(offset));
     for (const auto& [input, known] : loads_) {
-      const bool same = input == id && known.lane_step == step && graph::same(known.at, at) && same_condition(known.when, when);
+      const bool same =
+          input == id && known.lane_step == step && graph::same(known.at, at) && same_condition(known.when, when);
       if (same) return known.result;
     }
     const RegisterId loaded = new_register(fusion_.values[id].dtype);
@@ -445,7 +446,8 @@ class Writer {
     const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
-    for (Parallel parallel : {Parallel::kThread, Parallel::kThreadY, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
+    for (Parallel parallel :
+         {Parallel::kThread, Parallel::kThreadY, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
       if (extent_of(tree_, parallel) == 1 || runs_on(item, parallel)) continue;
       loops::Body body;
       body.push_back(std::move(statement));
@@ -469,9 +471,9 @@ class Writer {
   std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
   std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
   ThreadVariables threads_;
-  std::vector<Guarded> statements_;                 // of the body being written
-  std::vector<std::pair<ValueId, Loaded>> loads_;   // in scope
-  std::optional<graph::LaneVariable> lane_;         // inside a Vector
+  std::vector<Guarded> statements_;                // of the body being written
+  std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
+  std::optional<graph::LaneVariable> lane_;        // inside a Vector
   std::optional<int64_t> lane_limit_;
   bool any_item_ = false;
   bool even_ = true;

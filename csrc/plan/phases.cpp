@@ -82,6 +82,12 @@ class Splitter {
 
   void decide() {
     for (ValueId id : segment_.outputs) by_end_[id] = true;
+    // Where a value equals its maximum must not depend on how the compiler rounds it the second time.
+    std::vector<bool> compared(segment_.values.size(), false);
+    for (const Op& op : segment_.ops) {
+      if (op.kind != OpKind::kEq && op.kind != OpKind::kNe) continue;
+      for (ValueId id : op.inputs) compared[id] = true;
+    }
     // Forwards: the cost of computing a value from memory.
     for (const Op& op : segment_.ops) {
       int cost = cost_of(op);
@@ -101,7 +107,9 @@ class Splitter {
         for (ValueId id : op->inputs) needed_[id].insert(reduces ? phase_[op->output] - 1 : kOutside);
         continue;
       }
-      kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && cost_[op->output] >= kDear;
+      const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
+      const bool dear = cost_[op->output] >= kDear || rounded;
+      kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
       for (ValueId id : op->inputs) {
         if (kept_[op->output]) {
           needed_[id].insert(*needed.begin());

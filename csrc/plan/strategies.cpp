@@ -19,8 +19,8 @@ using ir::Fusion;
 using ir::OpKind;
 using ir::ValueId;
 
-constexpr int64_t kMaxLanes = 64;      // of a vector axis
-constexpr int64_t kMaxUnroll = 64;     // more only makes the source longer
+constexpr int64_t kMaxLanes = 64;       // of a vector axis
+constexpr int64_t kMaxUnroll = 64;      // more only makes the source longer
 constexpr int64_t kMaxCount = 1 << 20;  // of iterations, tasks
 constexpr int64_t kWarp = 32;
 
@@ -247,9 +247,7 @@ struct Checker {
     at_most("threads", p.threads, target.max_threads_per_block);
     at_most("unroll", p.unroll, kMaxUnroll);
   }
-  void operator()(const CpuReduction& p, const Traffic& facts) const {
-    reduction(p.lane_loop, p.lanes, facts);
-  }
+  void operator()(const CpuReduction& p, const Traffic& facts) const { reduction(p.lane_loop, p.lanes, facts); }
   void operator()(const CudaReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
     const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;

@@ -22,7 +22,8 @@ const std::vector<std::string>& strategies();
 using Parameter = std::variant<bool, int64_t, std::string, std::vector<int64_t>>;
 using Parameters = std::map<std::string, Parameter>;
 
-// What the compiler would choose for the whole fusion as one kernel. Throws UserError where the strategy cannot make it.
+// What the compiler would choose for the whole fusion as one kernel. Throws UserError where the strategy cannot make
+// it.
 Parameters parameters_of(const ir::Fusion& fusion, std::string_view strategy, const Target& target);
 
 struct StrategyKernel {

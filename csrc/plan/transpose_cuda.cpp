@@ -104,8 +104,8 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   for (const Access* access : found->transposed) narrowest = std::min(narrowest, access->bytes);
   CudaTranspose p;
   p.loop = static_cast<int>(found->across);
-  p.lanes = std::min({kWord / narrowest, vector_lanes(facts, facts.extents.size() - 1),
-                      vector_lanes(facts, found->across)});
+  p.lanes =
+      std::min({kWord / narrowest, vector_lanes(facts, facts.extents.size() - 1), vector_lanes(facts, found->across)});
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
@@ -122,7 +122,8 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
              " and not along the last one; choose another loop");
   JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", p.lanes,
-             " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes, ": a smaller tile");
+             " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
+             ": a smaller tile");
 
   TransposeKernel result;
   std::vector<ValueId> copies;

@@ -2,10 +2,10 @@
 #include "python/schedule_bindings.h"
 
 #include <nanobind/operators.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -329,9 +329,7 @@ void bind_edits(nb::class_<Scheduler>& c) {
   auto cache = [&c](const char* call, Edit edit, const char* value, const char* doc) {
     c.def(
         call,
-        [call, edit](S& s, Name name) {
-          return s.edit(edit(*s.fusion, s.scheduler->schedule(), s.id(name, call)));
-        },
+        [call, edit](S& s, Name name) { return s.edit(edit(*s.fusion, s.scheduler->schedule(), s.id(name, call))); },
         nb::arg(value), doc);
   };
   cache("cache_after", &schedule::cache_after, "value",

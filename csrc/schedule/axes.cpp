@@ -161,7 +161,8 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
-  } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
+  } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace ||
+             ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }

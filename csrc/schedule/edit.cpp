@@ -76,7 +76,8 @@ class Editor {
     domain(from).inline_at = std::min<int>(inline_at, static_cast<int>(domain(from).loop.size()));
     for (Domain& domain : schedule_.domains) {
       for (Transform& transform : domain.transforms) {
-        if (auto* insert = std::get_if<Insert>(&transform); insert != nullptr && insert->like == from) insert->like = to;
+        if (auto* insert = std::get_if<Insert>(&transform); insert != nullptr && insert->like == from)
+          insert->like = to;
       }
     }
   }

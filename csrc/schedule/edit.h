@@ -1,5 +1,5 @@
-// Edits of a scheduled fusion: copies of values, and reductions taken apart. What is computed stays the same; a schedule
-// has more values to place.
+// Edits of a scheduled fusion: copies of values, and reductions taken apart. What is computed stays the same; a
+// schedule has more values to place.
 //
 // Each call takes a fusion with its schedule and returns others, with values numbered as in the text form. The schedule
 // of every other value stays; only a value inlined deeper than its new consumers allow is inlined less deep. Throws
@@ -28,8 +28,8 @@ Edited cache_after(const ir::Fusion& fusion, const Schedule& schedule, ValueId v
 Edited cache_before(const ir::Fusion& fusion, const Schedule& schedule, ValueId value);
 // The same for an output, but ops read the new value instead of the output.
 Edited cache_fork(const ir::Fusion& fusion, const Schedule& schedule, ValueId output);
-// A new reduction folds the loop axes `axes` of a reduction, which folds the others afterwards. With the inner axis of a
-// split among `axes`, the new one folds every run of consecutive indices by itself. Both begin with their own axes.
+// A new reduction folds the loop axes `axes` of a reduction, which folds the others afterwards. With the inner axis of
+// a split among `axes`, the new one folds every run of consecutive indices by itself. Both begin with their own axes.
 Edited rfactor(const ir::Fusion& fusion, const Schedule& schedule, ValueId value, const std::vector<int>& axes);
 
 }  // namespace jf::schedule

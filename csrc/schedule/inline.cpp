@@ -100,8 +100,8 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   if (domain.memory == Memory::kShared) {
     // The threads of a block compute it together, before any of them reads it.
     int blocks = 0;
-    while (blocks < rank && (domain.loop[blocks].parallel == Parallel::kBlock ||
-                             domain.loop[blocks].parallel == Parallel::kBlockY)) {
+    while (blocks < rank &&
+           (domain.loop[blocks].parallel == Parallel::kBlock || domain.loop[blocks].parallel == Parallel::kBlockY)) {
       ++blocks;
     }
     return blocks;

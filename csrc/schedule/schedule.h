@@ -22,6 +22,9 @@ using ir::ValueId;
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY };
 constexpr int kParallelTypes = 8;
 
+// A shared value is far smaller.
+constexpr int64_t kMaxPad = 1 << 20;
+
 // Where a value is kept from where it is computed to where it is used. kShared: one copy for the threads of a block.
 enum class Memory : uint8_t { kRegister, kShared };
 
@@ -75,8 +78,8 @@ struct LoopAxis {
 // reduced. A reduction in parts begins with the split of its first reduced axis into (part, element of the part); the
 // part is the value's axis.
 struct Domain {
-  std::vector<int64_t> logical;       // extents of the root axes
-  std::vector<bool> reduced;          // which of them are reduced; empty for none
+  std::vector<int64_t> logical;  // extents of the root axes
+  std::vector<bool> reduced;     // which of them are reduced; empty for none
   bool in_parts = false;
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results

@@ -146,7 +146,8 @@ void Scheduler::set_allocation(ValueId value, int first_axis, int64_t pad) {
   const int first = checked_axis(value, first_axis, "set_allocation");
   JF_REQUIRE(target.memory == Memory::kShared, "[set_allocation] ", name,
              " is kept in registers, which have no layout; call set_memory(shared) first");
-  JF_REQUIRE(pad >= 0, "[set_allocation] ", name, ": expected a pad of 0 or more elements, got ", pad);
+  JF_REQUIRE(pad >= 0 && pad <= kMaxPad, "[set_allocation] ", name, ": expected a pad of 0 to ", kMaxPad,
+             " elements, got ", pad);
   const AxisTree tree = replay(target, name);
   target.storage.assign(tree.loop.begin() + first, tree.loop.end());
   target.pad = pad;

@@ -68,6 +68,8 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule) {
       JF_REQUIRE(node >= 0 && node < static_cast<int>(tree.extents.size()), "[set_allocation] ", value, " has no axis ",
                  node, " among its ", tree.extents.size(), " axes and their parts");
     }
+    JF_REQUIRE(domain.pad >= 0 && domain.pad <= kMaxPad, "[set_allocation] ", value, ": expected a pad of 0 to ",
+               kMaxPad, " elements, got ", domain.pad);
     JF_REQUIRE(domain.inline_at >= 0 && domain.inline_at <= static_cast<int>(domain.loop.size()), "[inline_at] ", value,
                " has ", domain.loop.size(), " loop axes; cannot inline at ", domain.inline_at);
   }

@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "grouped/cpu/blocks.h"
 #include "grouped/cpu/kernels.h"
-#include "runtime/output_pages.h"
 #include "grouped/cpu/segments.h"
+#include "runtime/output_pages.h"
 
 namespace jf::grouped {
 namespace {
