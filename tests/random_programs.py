@@ -84,7 +84,10 @@ FOLDS = [
     lambda xp, x, axis, keep: x.var(axis, keepdims=keep),
     logsumexp,
 ]
-FOLD_KINKS = [lambda xp, x, axis, keep: x.max(axis, keepdims=keep), lambda xp, x, axis, keep: x.min(axis, keepdims=keep)]
+FOLD_KINKS = [
+    lambda xp, x, axis, keep: x.max(axis, keepdims=keep),
+    lambda xp, x, axis, keep: x.min(axis, keepdims=keep),
+]
 ROWS = [lambda xp, x, again, axis: softmax(xp, x, axis), layer_norm, rms_norm, centered]
 INTEGER = [
     lambda xp, x, y: x + y,
@@ -157,7 +160,8 @@ class Program:
             self.extents = [int(n) for n in rng.choice(sizes, rank)]
             if np.prod(self.extents) <= largest:
                 break
-        self.dtypes = dtypes or ("float32", "float32", *rng.choice(["float32", "bfloat16", "float16"], 1), "int32", "int8")
+        third = rng.choice(["float32", "bfloat16", "float16"], 1)
+        self.dtypes = dtypes or ("float32", "float32", *third, "int32", "int8")
         self.pool = [self.input(dtype) for dtype in self.dtypes]
         self.inputs = len(self.pool)
         # As JAX arrays hold them.
@@ -246,14 +250,13 @@ class Program:
             x = self.pick(lambda v: v.decides)
             y = self.pick(lambda v: v.decides and v.dtype == self.pool[x].dtype, x)
             a, b = (self.pick(lambda v: v.dtype == self.pool[floats].dtype, x) for _ in range(2))
-            if a is None or b is None or not fits(self.pool[y].shape, self.pool[a].shape) or not fits(
-                np.broadcast_shapes(self.pool[y].shape, self.pool[a].shape), self.pool[b].shape
-            ):
+            if a is None or b is None:
+                return None
+            shapes = [self.pool[i].shape for i in (x, y, a, b)]
+            if not all(fits(s, t) for s in shapes for t in shapes):
                 return None
             compare = one(COMPARE)
-            return Step(
-                lambda xp, x, y, a, b: xp.where(compare(xp, x, y), a, b), [x, y, a, b], self.pool[floats].dtype
-            )
+            return Step(lambda xp, x, y, a, b: xp.where(compare(xp, x, y), a, b), [x, y, a, b], self.pool[floats].dtype)
         if kind == "cast":
             x = self.pick(lambda v: v.largest() < 100)
             if x is None:

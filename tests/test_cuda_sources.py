@@ -6,8 +6,11 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jax_fuser as jf
 from jax_fuser import _core
 
 FLOATS, INTEGERS = ("f32", "bf16", "f16", "f64"), ("s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64")
@@ -147,6 +150,37 @@ def test_pointwise_kernels_spill_nothing(dtype, columns, sm, tmp_path):
     nvrtc_or_skip()
     for r in assert_no_spills(gelu(dtype, 4096, columns), tmp_path, sm):
         assert r["STACK"] == 0 and r["REG"] <= 128
+
+
+def layer_norm(x, g, b):
+    y = x.astype("float32")
+    y = y - y.mean(-1, keepdims=True)
+    return (y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6) * g + b).astype(x.dtype)
+
+
+FUSIONS = {
+    "softmax": lambda x, g, b: jax.nn.softmax(x.astype("float32"), -1).astype(x.dtype),
+    "softmax backward": lambda x, g, b: jax.vjp(lambda x: jax.nn.softmax(x, -1), x)[1](x)[0],
+    "layer norm": layer_norm,
+    "layer norm backward": lambda x, g, b: jax.vjp(layer_norm, x, g, b)[1](x),
+    "column sum": lambda x, g, b: x.astype("float32").sum(0),
+    "full sum": lambda x, g, b: x.astype("float32").sum(),
+    "transpose": lambda x, g, b: x.T * 2,
+    "halves": lambda x, g, b: jnp.concatenate([x[:, 1:301] * 2, jnp.tanh(x[:, :300])], axis=1),
+}
+
+
+@pytest.mark.parametrize("sm", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "columns"), [(16384, 8192), (65536, 768), (8191, 5003), (3, 100000)])
+@pytest.mark.parametrize("name", FUSIONS)
+def test_fusions_with_reductions_spill_nothing(name, rows, columns, dtype, sm, tmp_path):
+    nvrtc_or_skip()
+    if sm == 80 and rows != 16384:
+        pytest.skip("one size is enough for the older instructions")
+    args = [jax.ShapeDtypeStruct(s, dtype) for s in ((rows, columns), (columns,), (columns,))]
+    for r in assert_no_spills(str(jf.ir.trace(FUSIONS[name], *args)), tmp_path, sm):
+        assert r["STACK"] == 0
 
 
 GROUPED = [

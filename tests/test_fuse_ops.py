@@ -202,3 +202,17 @@ def test_bitcast(device, types):
         x = x[np.asarray(~jnp.isnan(x.view(jnp.dtype(there))))]  # a machine may quiet a NaN
         f = jf.fuse(lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, there), back) ^ 1)
         np.testing.assert_array_equal(f(x), x ^ 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [((257, 33), (1, 0)), ((40, 40, 40), (1, 2, 0)), ((5, 257, 33), (2, 0, 1)), ((17, 31, 2, 33), (3, 0, 1, 2))],
+    ids=str,
+)
+def test_transposes_of_axes_that_move_together(device, shape, order):
+    # Axes that stay neighbours are one loop, which the tiles of a transpose cut wherever they end.
+    x, y = jnp.arange(np.prod(shape), dtype="float32").reshape(shape), jnp.ones([shape[a] for a in order])
+    f = lambda x, y: jnp.transpose(x, order) + y  # noqa: E731
+    np.testing.assert_array_equal(jf.fuse(f)(x, y), f(x, y))
+    source = jf.ir.lower(jf.ir.trace(f, x, y), "cuda").as_text("source")  # needs no GPU
+    assert "__shared__" in source and "__syncthreads" in source

@@ -15,8 +15,9 @@ from random_programs import Program, is_float
 
 import jax_fuser as jf
 
-# Programs in all, each compiled as a fusion of its own or as a part of one, and how many at once.
-PROGRAMS, BATCH = 2000, 20
+# Programs, most of them compiled as fusions of their own, and how many at once.
+PROGRAMS, BATCH = {"cpu": 2000, "cuda": 400}, 20
+SEEDS = 10
 COMPILERS = 2  # threads that compile
 
 
@@ -38,12 +39,13 @@ def failures(programs, as_one):
     except Exception:
         # One that does not compile: found by itself.
         outputs = [None] * len(programs)
-    return [
-        p.report()
-        for p, got in zip(programs, outputs)
-        if got is None and any(p.fails(i, ()) for i in p.outputs)
-        or got is not None and any(p.wrong(g, i) for g, i in zip(got, p.outputs))
-    ]
+    return [p.report() for p, got in zip(programs, outputs) if is_wrong(p, got)]
+
+
+def is_wrong(program, got):
+    if got is None:
+        return any(program.fails(i, ()) for i in program.outputs)
+    return any(program.wrong(g, i) for g, i in zip(got, program.outputs))
 
 
 def check(device, programs, as_one, wide=False):
@@ -59,11 +61,11 @@ def check_batches(device, batches):
     assert not found, f"{len(found)} programs are wrong\n\n" + "\n\n".join(found)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_programs(device, seed):
-    count = PROGRAMS // 10
+    count = PROGRAMS["cpu" if device.platform == "cpu" else "cuda"] // SEEDS
     programs = [Program([seed, i]) for i in range(count)]
-    check_batches(device, [(programs[i : i + BATCH], i // BATCH % 2 == 1) for i in range(0, count, BATCH)])
+    check_batches(device, [(programs[i : i + BATCH], i // BATCH % 4 == 1) for i in range(0, count, BATCH)])
 
 
 def test_large_programs(device):

@@ -187,6 +187,22 @@ def test_scalars_made_by_a_reduction_stay_in_its_region(device):
         assert_close(got, want)
 
 
+def test_results_broadcast_along_some_of_the_folded_axes(device):
+    def f(x):
+        total, rows = x.sum(), x.sum((1, 2))
+        return (
+            jnp.broadcast_to(total, (2,)),
+            jnp.broadcast_to(total + 1, (3, 1, 1)),
+            jnp.broadcast_to(rows[:, None], (5, 3)),
+            jnp.broadcast_to(rows[:, None], (5, 2)),
+            x * jnp.broadcast_to(rows[:, None], (5, 3))[:, :, None],
+        )
+
+    x = values((5, 3, 2), "float32")
+    for got, want in zip(jf.fuse(f)(x), f(x)):
+        assert_close(got, want)
+
+
 # Normalisations and losses.
 
 
