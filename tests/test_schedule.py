@@ -576,6 +576,17 @@ WHY_NOT = {
 }
 
 
+def test_what_no_single_kernel_makes():
+    x, _ = inputs()
+    fusion = jf.ir.trace(lambda x: jnp.concatenate([x * 2, x + 1]), x, name="joined")
+    ok, reason = jf.ir.can_schedule(fusion, "pointwise", "cpu")
+    assert not ok and "put together in memory" in reason
+    empty = jf.ir.Fusion("fusion f(x: f32[0,4]) -> (y) { y: f32[0,4] = neg(x) }")
+    assert jf.ir.can_schedule(empty, "pointwise", "cpu") == (False, "[pointwise] y has no elements")
+    single = jf.ir.Fusion("fusion f(x: f32[1,4]) -> (y) { y: f32[] = reduce_sum(x) {dims=[0,1]} }")
+    assert "squeeze it" in jf.ir.can_schedule(single, "reduction", "cpu")[1]
+
+
 @pytest.mark.parametrize("strategy", WHY_NOT)
 def test_a_strategy_says_why_not(strategy):
     build, message = WHY_NOT[strategy]

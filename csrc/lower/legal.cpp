@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
 #include "schedule/axes.h"
@@ -105,6 +106,8 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     const std::string& value = segment.values[op.output].name;
     JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", value,
                " is a grouped product; it runs in a segment of its own");
+    JF_REQUIRE(op.kind != ir::OpKind::kConcat, "[lower] ", value,
+               " is a concat, which is no work: make its operands outputs instead");
     const Domain& domain = schedule.domains[op.output];
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || target.platform == Platform::kCuda, "[lower] ", value,
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
@@ -137,6 +140,15 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
   JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
              " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+  bool folds = false;
+  codegen::for_each(kernel.body, [&](const auto& node) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
+      folds = folds || node.threads || node.threads_y;
+    }
+  });
+  const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
+  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
+             " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
   JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most 65535: use block for the longer axis");
 }

@@ -33,6 +33,8 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
     const std::string& value = fusion.values[op.output].name;
     JF_REQUIRE(op.kind != OpKind::kGroupedMatmul, "[", strategy, "] ", value,
                " is a grouped product, which has kernels of its own");
+    JF_REQUIRE(op.kind != OpKind::kConcat, "[", strategy, "] ", value,
+               " is put together in memory by the kernels of its parts; see propose");
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (reduce == nullptr) continue;
     folds = true;
