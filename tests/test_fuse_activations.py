@@ -71,13 +71,11 @@ def check(dtype, of):
     assert [c.primitive for c in report.cuts if "moves" not in c.reason] == []
 
 
-def test_glu_is_cut_at_its_slices(device):
+def test_glu_is_one_kernel_with_its_slices(device):
     x = jnp.linspace(-2, 2, 40).reshape(4, 10)
     f = jf.fuse(jax.nn.glu)
     assert_close(f(x), jax.nn.glu(x))
-    cuts = {c.primitive: c.reason for c in jf.explain(f)(x).cuts}
-    assert set(cuts.values()) == {"moves data between positions"}
-    assert len(jf.explain(f)(x).regions) == 1
+    assert not jf.explain(f)(x).cuts
 
 
 def test_broadcasting(device):
