@@ -154,6 +154,7 @@ class Program:
     def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0):
         self.seed, self.steps, self.smooth = seed, [], smooth
         rng = self.rng = np.random.default_rng(seed)
+        self.fold_rng = np.random.default_rng([*seed, 1])
         largest = self.largest = largest or int(rng.choice([2000, 2000, 2000, 10000, 10000, 40000]))
         rank = int(rng.choice([1, 2, 2, 3, 3, 4]))
         while True:
@@ -196,9 +197,13 @@ class Program:
             if not step.exact:
                 eps = ROUNDING[step.dtype.name]
                 twice = len(set(step.operands)) < len(operands)
+                # A sum is as exact as its largest partial sums, however small it ends.
+                folds = exact.size < max(v.exact.size for v in operands)
                 noisy = []
                 for k in range(2):
                     samples = [v.noisy[k] for v in operands]
+                    if folds:
+                        samples = [self.noise(x, eps, self.fold_rng) for x in samples]
                     sample = step(np, [self.noise(x, eps) for x in samples] if twice else samples, True)
                     noisy.append(self.noise(np.asarray(sample), eps))
         value = Value(step.dtype, exact, noisy)
@@ -209,8 +214,9 @@ class Program:
         self.pool.append(value)
         self.steps.append(step)
 
-    def noise(self, x, eps):
-        return x * (1 + eps * self.rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x
+    def noise(self, x, eps, rng=None):
+        rng = rng or self.rng
+        return x * (1 + eps * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x
 
     def pick(self, test=lambda v: True, like=None):
         fit = [i for i, v in enumerate(self.pool) if test(v) and (like is None or fits(self.pool[like].shape, v.shape))]
