@@ -216,3 +216,8 @@ def test_transposes_of_axes_that_move_together(device, shape, order):
     np.testing.assert_array_equal(jf.fuse(f)(x, y), f(x, y))
     source = jf.ir.lower(jf.ir.trace(f, x, y), "cuda").as_text("source")  # needs no GPU
     assert "__shared__" in source and "__syncthreads" in source
+
+
+def test_function_named_like_a_result():
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(jf.fuse(lambda x: x * 2 + 1, name="t1")(x), x * 2 + 1)
