@@ -142,6 +142,13 @@ class Writer {
     if (item.op == nullptr) return item.value == shared;
     return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
   }
+  // Whether a node both computes and reads some shared value.
+  bool shares_inside(const Node& node) const {
+    for (ValueId id = 0; id < static_cast<ValueId>(shared_of_.size()); ++id) {
+      if (shared_of_[id] >= 0 && touches(node, id, false) && touches(node, id, true)) return true;
+    }
+    return false;
+  }
   void sync() { statements_.push_back({{}, {loops::Sync{}}, true}); }
 
   static bool in_scope(const Item& producer, const Item& user) {
@@ -224,10 +231,7 @@ class Writer {
     const size_t loads = loads_.size();
     std::vector<Guarded> body = write(node.body, depth + 1);
     // The next iteration writes again what this one reads.
-    const bool again = is_serial(loop.parallel) && std::any_of(body.begin(), body.end(), [](const Guarded& statement) {
-                         return std::holds_alternative<loops::Sync>(statement.stmt.node);
-                       });
-    if (again) body.push_back({{}, {loops::Sync{}}, true});
+    if (is_serial(loop.parallel) && shares_inside(node)) body.push_back({{}, {loops::Sync{}}, true});
     Guarded statement = enclose(std::move(body), node.loop, threads_);
     loads_.resize(loads);
     auto& inner = std::get<loops::For>(statement.stmt.node);
