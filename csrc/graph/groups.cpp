@@ -2,10 +2,10 @@
 
 #include <functional>
 #include <map>
-#include <numeric>
 #include <tuple>
 
 #include "base/error.h"
+#include "base/union_find.h"
 
 namespace jf::graph {
 namespace {
@@ -15,23 +15,6 @@ using schedule::InsertStep;
 using schedule::MergeStep;
 using schedule::SplitStep;
 using schedule::SwizzleStep;
-
-class UnionFind {
- public:
-  explicit UnionFind(int count) : parent_(count) { std::iota(parent_.begin(), parent_.end(), 0); }
-  int find(int x) {
-    while (parent_[x] != x) x = parent_[x] = parent_[parent_[x]];
-    return x;
-  }
-  // The smaller number represents the group, so that groups do not depend on the order of calls.
-  void unite(int a, int b) {
-    a = find(a), b = find(b);
-    parent_[std::max(a, b)] = std::min(a, b);
-  }
-
- private:
-  std::vector<int> parent_;
-};
 
 // Gives equal keys equal numbers.
 template <class Key>

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/union_find.h"
 
 namespace jf::lower {
 namespace {
@@ -77,8 +78,7 @@ class Arranger {
         tree_.loops.push_back({axis.extent, axis.parallel});
       }
     }
-    parent_.resize(count);
-    std::iota(parent_.begin(), parent_.end(), 0);
+    same_loops_ = UnionFind(count);
   }
 
   // A value and its consumers share its inlined loops; an output is stored where it is computed, or where its folds
@@ -97,7 +97,7 @@ class Arranger {
 
   // A loop runs where some item in it changes along it.
   void drop_repeats() {
-    std::vector<bool> runs(parent_.size(), false);
+    std::vector<bool> runs(tree_.loops.size(), false);
     for (const Item& item : tree_.items) {
       const AxisTree tree = schedule::replay(domain(item), fusion_.values[item.value].name);
       for (size_t l = 0; l < item.loops.size(); ++l) {
@@ -111,14 +111,8 @@ class Arranger {
     }
   }
 
-  int find(int x) {
-    while (parent_[x] != x) x = parent_[x] = parent_[parent_[x]];
-    return x;
-  }
-  void unite(int a, int b) {
-    a = find(a), b = find(b);
-    parent_[std::max(a, b)] = std::min(a, b);
-  }
+  int find(int loop) { return same_loops_.find(loop); }
+  void unite(int a, int b) { same_loops_.unite(a, b); }
 
   // Items that stand together at one level: those of one loop, or one item.
   struct Cluster {
@@ -262,7 +256,7 @@ class Arranger {
   LoopTree tree_;
   std::vector<int> item_of_;             // by value, -1 for an input
   std::vector<std::vector<int>> waits_;  // by item: items whose values it reads
-  std::vector<int> parent_;              // union-find over loops
+  UnionFind same_loops_{0};
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Where values are computed among each other's loops: inline_at, inline_most.
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "base/error.h"
+#include "base/union_find.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
 
@@ -18,42 +18,33 @@ class SharedLoops {
   // Lets values share their outermost `level` loops, unless some loop would then wait for a value that is complete only
   // after it.
   bool share(int level, const std::vector<ValueId>& values) {
-    while (static_cast<int>(groups_.size()) < level) {
-      groups_.emplace_back(fusion_.values.size());
-      std::iota(groups_.back().begin(), groups_.back().end(), 0);
-    }
-    Groups together = groups_[level - 1];
+    while (static_cast<int>(groups_.size()) < level) groups_.emplace_back(static_cast<int>(fusion_.values.size()));
+    UnionFind together = groups_[level - 1];
     // The first value is new among the others, its consumers; alone it ties nothing that was not tied.
     bool consumers_tied = true;
-    for (size_t i = 2; i < values.size(); ++i) consumers_tied &= find(together, values[1]) == find(together, values[i]);
-    for (ValueId id : values) together[find(together, id)] = find(together, values[0]);
+    for (size_t i = 2; i < values.size(); ++i) consumers_tied &= together.find(values[1]) == together.find(values[i]);
+    for (ValueId id : values) together.unite(id, values[0]);
     if (!consumers_tied && !in_order(level, together)) return false;
     groups_[level - 1] = std::move(together);
     return true;
   }
 
  private:
-  using Groups = std::vector<int>;  // union-find over values
-
-  static int find(Groups& groups, int x) {
-    while (groups[x] != x) x = groups[x] = groups[groups[x]];
-    return x;
-  }
-
-  bool in_order(int level, Groups& groups) const {
+  bool in_order(int level, UnionFind& groups) const {
     std::set<std::pair<int, int>> edges;
     for (const ir::Op& op : fusion_.ops) {
-      const int to = find(groups, op.output);
+      const int to = groups.find(op.output);
       for (ValueId id : op.inputs) {
-        const int from = find(groups, id);
+        const int from = groups.find(id);
         const bool whole = !schedule_.domains[id].reduced.empty() || schedule_.domains[id].memory == Memory::kShared;
         if (from != to) edges.emplace(from, to);
         if (from == to && whole && schedule_.domains[id].inline_at < level) return false;
       }
     }
-    std::vector<int> waits(groups.size(), 0), ready;
+    const size_t count = fusion_.values.size();
+    std::vector<int> waits(count, 0), ready;
     for (const auto& [from, to] : edges) ++waits[to];
-    for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t g = 0; g < count; ++g) {
       if (waits[g] == 0) ready.push_back(static_cast<int>(g));
     }
     size_t done = 0;
@@ -62,12 +53,12 @@ class SharedLoops {
         if (--waits[edge->second] == 0) ready.push_back(edge->second);
       }
     }
-    return done == groups.size();
+    return done == count;
   }
 
   const ir::Fusion& fusion_;
   const Schedule& schedule_;
-  std::vector<Groups> groups_;  // by level, from 1
+  std::vector<UnionFind> groups_;  // by level, from 1
 };
 
 }  // namespace
