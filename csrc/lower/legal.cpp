@@ -7,6 +7,7 @@
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "lower/allocation.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -113,6 +114,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
       widths.insert(domain.loop.back().extent);
@@ -140,6 +142,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
   JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
              " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+  const int64_t shared = codegen::shared_memory(kernel).bytes;
+  JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
+             " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
+             ": inline shared values deeper, or store smaller parts of them");
   bool folds = false;
   codegen::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {

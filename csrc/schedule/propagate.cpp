@@ -176,6 +176,16 @@ std::vector<Transform> align(const Alignment& alignment, const std::vector<Inser
   return transforms;
 }
 
+// Whether the axes that a value is stored over are made by the same transforms in both domains.
+bool keeps_storage(const Domain& before, const Domain& after, const std::string& value) {
+  Domain common = before;
+  const auto [end, other] = std::mismatch(before.transforms.begin(), before.transforms.end(), after.transforms.begin(),
+                                          after.transforms.end());
+  common.transforms.assign(before.transforms.begin(), end);
+  const int nodes = static_cast<int>(replay(common, value).extents.size());
+  return std::all_of(before.storage.begin(), before.storage.end(), [&](int node) { return node < nodes; });
+}
+
 // What stands for each axis of the reference where a value lacks it: an axis of the value's anchor, which its consumers
 // have.
 std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId reference, const Found& anchor) {
@@ -209,6 +219,10 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
     JF_REQUIRE(!domain.in_parts || domain.transforms.front() == schedule_.domains[id].transforms.front(),
                "[transform_like] ", fusion_.values[id].name, " is folded in parts; ", fusion_.values[reference].name,
                " must begin with the same split: take a value folded in as many parts as reference");
+    JF_REQUIRE(keeps_storage(schedule_.domains[id], domain, fusion_.values[id].name), "[transform_like] ",
+               fusion_.values[id].name,
+               " is stored over axes that it would no longer have; leave it out of `selected`, ",
+               "or call set_memory and set_allocation afterwards");
     domain.loop.assign(like.loop.size(), LoopAxis{});
     for (size_t i = 0; i < like.loop.size(); ++i) domain.loop[i].extent = like.loop[i].extent;
     domain.inline_at = 0;

@@ -159,6 +159,9 @@ void Scheduler::set_memory(ValueId value, Memory memory) {
   JF_REQUIRE(!is_input, "[set_memory] ", fusion_.values[value].name,
              " is an input, which is in global memory; only what the fusion computes can be kept elsewhere");
   target.memory = memory;
+  if (memory == Memory::kShared) return;
+  target.storage.clear();
+  target.pad = 0;
 }
 
 }  // namespace jf::schedule
