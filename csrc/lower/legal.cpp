@@ -142,10 +142,6 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
   JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
              " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
-  const int64_t shared = codegen::shared_memory(kernel).bytes;
-  JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
-             " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
-             ": inline shared values deeper, or store smaller parts of them");
   bool folds = false;
   codegen::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
@@ -155,6 +151,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
              " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
+  const int64_t shared = codegen::shared_memory(kernel).bytes;
+  JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
+             " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
+             ": inline shared values deeper, or store smaller parts of them");
   JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most 65535: use block for the longer axis");
 }

@@ -230,18 +230,31 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
   schedule_ = std::move(changed);
 }
 
-void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected) {
+void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected, std::optional<int> position,
+                                 const std::vector<Parallel>& types) {
   const std::vector<LoopAxis> like = domain(reference, "parallelize_like").loop;
+  const int rank = static_cast<int>(like.size());
+  JF_REQUIRE(!position || (*position >= 0 && *position <= rank), "[parallelize_like] ", fusion_.values[reference].name,
+             " has ", rank, " loop axes; expected a position in [0, ", rank, "], got ", position.value_or(0));
+  const size_t count = position.value_or(rank);
   const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
+  Schedule changed = schedule_;
   for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
-    Domain& domain = schedule_.domains[id];
+    Domain& domain = changed.domains[id];
     if ((is_input[id] && !is_output[id]) || !is_selected(selected, id)) continue;
-    const bool same = std::equal(domain.loop.begin(), domain.loop.end(), like.begin(), like.end(),
-                                 [](const LoopAxis& a, const LoopAxis& b) { return a.extent == b.extent; });
-    if (!same || domain.loop == like) continue;
-    domain.loop = like;
+    bool same = position ? domain.loop.size() >= count : domain.loop.size() == count;
+    for (size_t l = 0; same && l < count; ++l) same = domain.loop[l].extent == like[l].extent;
+    if (!same) continue;
+    const std::vector<LoopAxis> before = domain.loop;
+    for (size_t l = 0; l < count; ++l) {
+      const bool copied = types.empty() || std::find(types.begin(), types.end(), like[l].parallel) != types.end();
+      if (copied) domain.loop[l].parallel = like[l].parallel;
+    }
+    if (domain.loop == before) continue;
+    check_parallel(domain, fusion_.values[id].name);
     domain.inline_at = 0;
   }
+  schedule_ = std::move(changed);
 }
 
 }  // namespace jf::schedule
