@@ -31,7 +31,7 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses them |
 | `set_memory_type` | `set_memory` | "register" or "shared"; inputs and outputs are in global memory |
 | `set_allocation_as_loop` | `set_allocation` | of shared values, with a pad; JAX lays out global memory |
-| `transform_like`, `parallelize_like` | the same | `selected`, `position`, `types`; nothing to pad |
+| `transform_like`, `parallelize_like` | the same | `selected`, `position`, `types`; padding is a transform, `pad` |
 | `inline_at`, `inline_most` | the same | `inline_at` is for one value; `best_effort` lessens its position |
 | `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | what is computed, not how |
 | `to_string`, `user_schedule_ir` | `str(s)`, `str(s.fusion)` | both parse back |

@@ -272,6 +272,13 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           "merge", [](S& s, Name value, int axis) { s.scheduler->merge(s.id(value, "merge"), axis); }, "value"_a,
           "axis"_a, "The axis and the next one become one.")
       .def(
+          "pad",
+          [](S& s, Name value, int axis, int64_t multiple) { s.scheduler->pad(s.id(value, "pad"), axis, multiple); },
+          "value"_a, "axis"_a, "to_multiple_of"_a,
+          "Extend the axis at its end to the next multiple of a number, of the threads of a warp for example; the "
+          "iterations added have no element. It is a split by the new extent and a merge of its two axes, and the text "
+          "of the schedule says so.")
+      .def(
           "reorder",
           [](S& s, Name value, const std::vector<int>& order) { s.scheduler->reorder(s.id(value, "reorder"), order); },
           "value"_a, "order"_a, "New axis i is old axis order[i].")

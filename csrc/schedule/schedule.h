@@ -23,6 +23,8 @@ using ir::ValueId;
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY };
 constexpr int kParallelTypes = 8;
 
+// A split by more only makes iterations without an element.
+constexpr int64_t kMaxFactor = int64_t{1} << 40;
 // A shared value is far smaller.
 constexpr int64_t kMaxPad = 1 << 20;
 
@@ -110,6 +112,9 @@ class Scheduler {
 
   void split(ValueId value, int axis, int64_t factor, bool inner = true);
   void merge(ValueId value, int axis);
+  // Extends the axis at its end to the next multiple of `multiple`; the iterations added have no element. The same as a
+  // split by that extent, with a remainder, and a merge of its two axes, and recorded so.
+  void pad(ValueId value, int axis, int64_t multiple);
   // `order` lists all loop axes: new axis i is old axis order[i].
   void reorder(ValueId value, const std::vector<int>& order);
   // Axis y becomes x ^ y.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
 
@@ -114,6 +115,22 @@ void Scheduler::split(ValueId value, int axis, int64_t factor, bool inner) {
 void Scheduler::merge(ValueId value, int axis) {
   domain(value, "merge");
   apply(value, Merge{checked_axis(value, axis, "merge")});
+}
+
+void Scheduler::pad(ValueId value, int axis, int64_t multiple) {
+  Domain& target = domain(value, "pad");
+  const int at = checked_axis(value, axis, "pad");
+  const int64_t extent = target.loop[at].extent;
+  JF_REQUIRE(multiple > 0 && multiple <= kMaxFactor, "[pad] axis ", at, " of ", fusion_.values[value].name,
+             ": expected a multiple of 1 to ", kMaxFactor, ", got ", multiple);
+  const int64_t padded = round_up(extent, multiple);
+  JF_REQUIRE(target.loop[at].parallel == Parallel::kSerial, "[pad] axis ", at, " of ", fusion_.values[value].name,
+             " is already ", name(target.loop[at].parallel), "; transform axes before parallelizing them");
+  JF_REQUIRE(padded <= kMaxFactor, "[pad] axis ", at, " of ", fusion_.values[value].name, " has extent ", extent,
+             "; the next multiple of ", multiple, " is above ", kMaxFactor);
+  if (padded == extent) return;
+  apply(value, Split{at, padded});
+  apply(value, Merge{at});
 }
 
 void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
