@@ -67,10 +67,31 @@ bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op,
   return true;
 }
 
+// By value: whether two of its axes are one to the permissive mapping, as where an array meets its own transpose. Then a
+// group does not say which of them a loop runs over.
+std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, const graph::IndexGraph& graph) {
+  std::vector<bool> result;
+  for (size_t id = 0; id < segment.values.size(); ++id) {
+    const Domain& domain = schedule.domains[id];
+    std::vector<int> nodes;
+    for (size_t root = 0; root < domain.logical.size(); ++root) {
+      if (domain.logical[root] > 1) nodes.push_back(static_cast<int>(root));
+    }
+    for (const schedule::Step& step : schedule::replay(domain, segment.values[id].name).steps) {
+      if (const auto* insert = std::get_if<schedule::InsertStep>(&step)) nodes.push_back(insert->output);
+    }
+    std::set<int> groups;
+    for (int node : nodes) groups.insert(graph.group(graph::Mapping::kPermissive, {static_cast<ValueId>(id), node}));
+    result.push_back(groups.size() < nodes.size());
+  }
+  return result;
+}
+
 // A value must have the index that its consumer reads: in the loops that they share, and, where it is kept in registers
 // between loops of their own, in those too.
 void check_reads(const Fusion& segment, const Schedule& schedule) {
   const graph::IndexGraph graph(segment, schedule);
+  const std::vector<bool> unclear = maps_itself(segment, schedule, graph);
   std::vector<bool> computed(segment.values.size(), false);
   for (const Op& op : segment.ops) {
     computed[op.output] = true;
@@ -88,7 +109,9 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
                    " is kept in registers from its loop axis ", l, " on, but its consumer ",
                    segment.values[op.output].name,
                    " has another axis there; use transform_like, parallelize_like and inline_most");
-        if (graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l))) continue;
+        const bool mapped =
+            graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l));
+        if (mapped && !unclear[id] && !unclear[op.output]) continue;
         if (!same) same = same_indices(segment, schedule, op, operand);
         JF_REQUIRE(*same, "[lower] loop axis ", l, " of ", segment.values[id].name,
                    " runs over other elements than that of its consumer ", segment.values[op.output].name,

@@ -97,7 +97,10 @@ class Writer {
       const ir::Value& value = fusion_.values[item.value];
       if (is_shared(item.value)) {
         shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
-        kernel_.buffers.push_back({value.name, value.dtype, true, storage_of(item).elements});
+        std::string name = value.name;
+        const auto taken = [&](const loops::Buffer& buffer) { return buffer.name == name; };
+        while (std::any_of(kernel_.buffers.begin(), kernel_.buffers.end(), taken)) name += "_shared";  // of an output
+        kernel_.buffers.push_back({name, value.dtype, true, storage_of(item).elements});
         continue;
       }
       int64_t size = 1;

@@ -186,6 +186,20 @@ bool keeps_storage(const Domain& before, const Domain& after, const std::string&
   return std::all_of(before.storage.begin(), before.storage.end(), [&](int node) { return node < nodes; });
 }
 
+// Throws UserError unless the transforms of a value give it the loops of the reference.
+void check_like(const Domain& domain, const Domain& like, const std::string& value, const std::string& reference) {
+  AxisTree tree;
+  try {
+    tree = replay(domain, value);
+  } catch (const UserError& error) {
+    throw UserError(cat("[transform_like] ", value, " cannot have the loops of ", reference, ": ", error.what()));
+  }
+  bool same = tree.loop.size() == like.loop.size();
+  for (size_t i = 0; same && i < tree.loop.size(); ++i) same = tree.extents[tree.loop[i]] == like.loop[i].extent;
+  JF_REQUIRE(same, "[transform_like] ", value, " cannot have the loops of ", reference,
+             ": its axes have other extents; schedule it by itself");
+}
+
 // What stands for each axis of the reference where a value lacks it: an axis of the value's anchor, which its consumers
 // have.
 std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId reference, const Found& anchor) {
@@ -216,9 +230,12 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
                ir::print_type(fusion_.values[reference]), "); schedule it by itself");
     domain.transforms = align(found->alignment, axes_to_insert(like.logical, reference, *aligner[found->anchor]));
     domain.transforms.insert(domain.transforms.end(), like.transforms.begin(), like.transforms.end());
-    JF_REQUIRE(!domain.in_parts || domain.transforms.front() == schedule_.domains[id].transforms.front(),
-               "[transform_like] ", fusion_.values[id].name, " is folded in parts; ", fusion_.values[reference].name,
+    const bool same_parts = !domain.in_parts || (!domain.transforms.empty() &&
+                                                 domain.transforms.front() == schedule_.domains[id].transforms.front());
+    JF_REQUIRE(same_parts, "[transform_like] ", fusion_.values[id].name, " is folded in parts; ",
+               fusion_.values[reference].name,
                " must begin with the same split: take a value folded in as many parts as reference");
+    check_like(domain, like, fusion_.values[id].name, fusion_.values[reference].name);
     JF_REQUIRE(keeps_storage(schedule_.domains[id], domain, fusion_.values[id].name), "[transform_like] ",
                fusion_.values[id].name,
                " is stored over axes that it would no longer have; leave it out of `selected`, ",
