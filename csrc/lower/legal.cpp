@@ -67,8 +67,8 @@ bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op,
   return true;
 }
 
-// By value: whether two of its axes are one to the permissive mapping, as where an array meets its own transpose. Then a
-// group does not say which of them a loop runs over.
+// By value: whether two of its axes are one to the permissive mapping, as where an array meets its own transpose. Then
+// a group does not say which of them a loop runs over.
 std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, const graph::IndexGraph& graph) {
   std::vector<bool> result;
   for (size_t id = 0; id < segment.values.size(); ++id) {
@@ -126,6 +126,13 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
 void check_legal(const Fusion& segment, const Schedule& schedule, const Target& target) {
   schedule::verify(segment, schedule);
   std::set<int64_t> widths;
+  auto check_lanes = [&](ValueId id) {
+    const Domain& domain = schedule.domains[id];
+    if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
+    widths.insert(domain.loop.back().extent);
+    JF_REQUIRE(widths.size() < 2, "[lower] ", segment.values[id].name, " has ", domain.loop.back().extent,
+               " lanes and another value has not; give all vector axes one extent");
+  };
   for (const Op& op : segment.ops) {
     const std::string& value = segment.values[op.output].name;
     JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", value,
@@ -139,14 +146,11 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
-    if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
-      widths.insert(domain.loop.back().extent);
-    }
-    JF_REQUIRE(widths.size() < 2, "[lower] ", value, " has ", domain.loop.back().extent,
-               " lanes and another value has not; give all vector axes one extent");
+    check_lanes(op.output);
   }
   for (ValueId id : segment.outputs) {
     check_parallel_types(segment, id, schedule.domains[id], target);
+    check_lanes(id);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
   check_reads(segment, schedule);

@@ -174,11 +174,15 @@ class Writer {
     for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
     return reduced;
   }
-  // The element of a kept value that belongs to an iteration of `user`.
+  // The element of a kept value that belongs to an iteration of `user`. Where the user has other loops, the value is
+  // the same along its own, and its first element will do.
   IndexPtr element(const Item& kept, const Item& user) const {
     IndexPtr at = loops::constant(0);
     for (int position : kept_positions(kept)) {
-      at = add(mul(at, loops::constant(tree_.loops[kept.loops[position]].extent)), variable(user.loops[position]));
+      const int64_t extent = tree_.loops[kept.loops[position]].extent;
+      const int loop = position < static_cast<int>(user.loops.size()) ? user.loops[position] : -1;
+      const bool alike = loop >= 0 && tree_.loops[loop].extent == extent;
+      at = add(mul(at, loops::constant(extent)), alike ? variable(loop) : loops::constant(0));
     }
     return at;
   }
