@@ -122,7 +122,7 @@ def test_equal_functions_are_cut_alike():
 def test_only_what_is_read_later_goes_through_memory():
     """The rows' sums, not the rows."""
     x = array(64, 500)
-    found = segments(lambda x: jnp.exp(x) - jnp.exp(x).sum(1).max(), x)
+    found = segments(lambda x: x - jnp.exp(x).sum(1).max(), x)
     assert 0 < found.workspace < x.nbytes // 16
 
 

@@ -134,7 +134,7 @@ class Writer {
     }
     return storage;
   }
-  // Whether a node computes or reads a shared value.
+  // Whether a node computes a shared value or reads it from memory: not from the register of its own iteration.
   bool touches(const Node& node, ValueId shared, bool reads) const {
     if (node.item < 0) {
       return std::any_of(node.body.begin(), node.body.end(),
@@ -142,7 +142,7 @@ class Writer {
     }
     const Item& item = tree_.items[node.item];
     if (!reads) return item.op != nullptr && item.value == shared;
-    if (item.op == nullptr) return item.value == shared;
+    if (item.op == nullptr || in_scope(tree_.items[item_of_[shared]], item)) return false;
     return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
   }
   // Whether a node both computes and reads some shared value.
