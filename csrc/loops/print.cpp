@@ -95,7 +95,9 @@ struct Printer {
   void operator()(const Set& set) { line(element(set.array, set.at), " = ", reg(set.value)); }
   void operator()(const Accumulate& a) { line(element(a.array, a.at), " ", ir::info(a.op).name, "= ", reg(a.value)); }
   void operator()(const Combine& combine) {
-    line("combine ", kernel.arrays.at(combine.array).name, " by ", ir::info(combine.op).name, " over",
+    std::string names;
+    for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
+    line("combine ", names, " by ", ir::info(combine.op).name, " over",
          combine.lanes ? " lanes" : "", combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
   }
   void operator()(const Sync&) { line("sync"); }
