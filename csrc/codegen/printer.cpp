@@ -206,7 +206,8 @@ struct Printer {
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
       const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
-      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value, on(), ");");
+      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
+           on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }

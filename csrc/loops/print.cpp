@@ -97,8 +97,8 @@ struct Printer {
   void operator()(const Combine& combine) {
     std::string names;
     for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
-    line("combine ", names, " by ", ir::info(combine.op).name, " over",
-         combine.lanes ? " lanes" : "", combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
+    line("combine ", names, " by ", ir::info(combine.op).name, " over", combine.lanes ? " lanes" : "",
+         combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
   }
   void operator()(const Sync&) { line("sync"); }
 };
