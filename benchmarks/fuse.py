@@ -138,7 +138,7 @@ def measure(pattern: Pattern, rows: int, columns: int, dtype: str, *, quick: boo
     want = jax.tree.leaves(pattern.f(*[a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in args]))
     for c, t in zip(contenders, case.timings):
         if not t.note:
-            got = [jnp.asarray(r) for r in jax.tree.leaves(c.run())]
+            got = [r if isinstance(r, jax.Array) else jnp.from_dlpack(r) for r in jax.tree.leaves(c.run())]
             t.error = max(relative_error(g, w) for g, w in zip(got, want))
     return case
 

@@ -21,7 +21,7 @@ struct CudaTranspose {
 };
 // Nothing where no input is worth it.
 std::optional<CudaTranspose> propose_transpose(const ir::Fusion& segment, const Target& target);
-// "cuda transpose loop=0 tile=64 lanes=8 threads=128"
+// "cuda transpose loop=0 tile=128 lanes=8 threads=512"
 std::string print(const CudaTranspose& parameters);
 
 struct TransposeKernel {
