@@ -11,10 +11,8 @@ namespace jf {
 
 JF_FUNCTION bool is_first_thread() { return threadIdx.x + threadIdx.y == 0; }
 
-// How many of `rows` rows from `first` on are below the limit.
-JF_FUNCTION int rows_below(int rows, long first, long limit) {
-  return limit - first < rows ? int(limit - first) : rows;
-}
+// How many of `count` numbers from `first` on are below the limit; not more than 0 where none is.
+JF_FUNCTION int below(int count, long first, long limit) { return limit - first < count ? int(limit - first) : count; }
 
 template <int kStages, long kStageSize>
 struct Ring {

@@ -277,7 +277,7 @@ struct Printer {
   void operator()(const BulkLoad& load) {
     const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
     std::string rows = cat(load.rows);
-    if (load.limit) rows = cat("jf::rows_below(", rows, ", ", index(load.limit->first), ", ", load.limit->second, ")");
+    for (const auto& [first, limit] : load.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
     line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
          offset(load.from), ", ", rows, load.row == 1 ? "" : cat(" * ", load.row), ");");
   }

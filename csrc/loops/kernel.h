@@ -134,15 +134,15 @@ struct Sync {};
 struct OpenRing {
   int ring;
 };
-// One thread begins a copy to the stage that is filled next: the first `rows` times `row` elements, `row` at a time, as
-// far as the limit allows: those rows r for which limit.first + r is below limit.second.
+// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the other,
+// the first ones, those r for which index + r is below every limit.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage
   int buffer;
   IndexPtr from;  // elements
   int64_t rows, row;
-  std::optional<std::pair<IndexPtr, int64_t>> limit = {};
+  Condition limits = {};
 };
 // No more copies to this stage: the next ones fill the next stage.
 struct CommitRing {

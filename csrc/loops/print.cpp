@@ -102,9 +102,10 @@ struct Printer {
   const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }
   void operator()(const OpenRing& open) { line("open ", ring(open.ring)); }
   void operator()(const BulkLoad& load) {
+    std::string limits = load.limits.empty() ? "" : cat(" by ", load.row);
+    for (const auto& [first, limit] : load.limits) limits += cat(" while ", text(first), " + run < ", limit);
     line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
-         text(load.from), "] * ", load.rows * load.row,
-         load.limit ? cat(" by ", load.row, " below ", load.limit->second, " from ", text(load.limit->first)) : "");
+         text(load.from), "] * ", load.rows * load.row, limits);
   }
   void operator()(const CommitRing& commit) { line("commit ", ring(commit.ring)); }
   void operator()(const AwaitRing& await) {

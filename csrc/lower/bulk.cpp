@@ -161,22 +161,24 @@ class Writer {
       if (!always) conditions.push_back({at, bound.bound});
       return;
     }
-    JF_REQUIRE(!load.limit.has_value() && load.row == 1, "[lower] ", name(),
-               " has bulk axes that end at two places; split them by factors that divide them");
-    load.row = unit;
-    load.rows = along / unit;
+    JF_REQUIRE(unit_ == 0 || unit_ == unit, "[lower] ", name(),
+               " has bulk axes that end at several places; split them by factors that divide them");
+    if (unit_ == 0) load.rows = along / unit;
+    load.row = unit_ = unit;
     if (first->kind == IndexKind::kConst) {
       load.rows = std::min(load.rows, bound.bound - first->value);
     } else {
-      load.limit = {first, bound.bound};
+      load.limits.push_back({first, bound.bound});
     }
   }
 
   void check_bytes(const loops::BulkLoad& load) const {
     int64_t whole = load.rows;
-    if (load.limit) whole = std::gcd(std::gcd(whole, load.limit->second), graph::multiple_of(load.limit->first));
+    for (const auto& [first, limit] : load.limits) {
+      whole = std::gcd(std::gcd(whole, limit), graph::multiple_of(first));
+    }
     JF_REQUIRE(divides(kBulkBytes, whole * load.row * element_bytes()), "[lower] the bulk axes of ", name(), " copy ",
-               load.rows * load.row, load.limit ? " or fewer" : "", " elements of ", element_bytes(),
+               load.rows * load.row, load.limits.empty() ? "" : " or fewer", " elements of ", element_bytes(),
                " bytes; expected a multiple of ", kBulkBytes, " bytes: choose another split, or load by threads");
     const auto check = [&](const IndexPtr& at, const std::string& where) {
       const int64_t multiple = graph::multiple_of(at);
@@ -194,6 +196,7 @@ class Writer {
   std::vector<Axis> axes_;
   std::vector<int64_t> variables_;  // of the bulk axes
   std::vector<Loop> loops_;         // outermost first
+  int64_t unit_ = 0;                // of the limits, in elements; 0 where there are none
   graph::Indexer indexer_;          // last: it takes what the others hold
 };
 
