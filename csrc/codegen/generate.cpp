@@ -21,7 +21,7 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false;
+  bool math = false, fold = false, fold_threads = false, bulk = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) { fold |= declare.fill.has_value(); }
@@ -30,6 +30,7 @@ struct Needs {
     fold = true;
     fold_threads |= c.threads || c.threads_y;
   }
+  void operator()(const OpenRing&) { bulk = true; }
   template <class Other>
   void operator()(const Other&) {}
 };
@@ -48,6 +49,7 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.math) include(language.math);
   if (needs.fold) include(language.fold);
   if (needs.fold_threads) include(language.fold_threads);
+  if (needs.bulk) include(language.bulk);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;

@@ -33,7 +33,7 @@ struct Printer {
   bool in_vector = false;
   bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
   int divergent = 0;    // how many enclosing statements leave out some threads of a block
-  std::vector<std::string> buffers = {}, arrays = {};
+  std::vector<std::string> buffers = {}, arrays = {}, rings = {};
   std::set<int> declared = {};
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
@@ -271,6 +271,33 @@ struct Printer {
     check_all_threads("sync");
     line(dialect.sync);
   }
+
+  const Ring& ring(int number, const char* what) const {
+    JF_CHECK(!dialect.bulk.empty(), "kernel ", kernel.name, " copies in bulk, which its language cannot");
+    check_all_threads(what);
+    return kernel.rings.at(number);
+  }
+  void operator()(const OpenRing& open) {
+    const auto& [buffer, barriers, stages, size, variable] = ring(open.ring, "ring");
+    const auto [entry, fresh] = variables.insert({variable, {cat(rings.at(open.ring), ".stage"), 1}});
+    JF_CHECK(fresh, "kernel ", kernel.name, " opens ring ", open.ring, " twice");
+    line("jf::Ring<", stages, ", ", size, "> ", rings[open.ring], "(", buffers.at(barriers), ");");
+  }
+  void operator()(const BulkLoad& load) {
+    const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
+    std::string rows = cat(load.rows);
+    for (const auto& [first, limit] : load.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
+    line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
+         offset(load.from), ", ", rows, load.row == 1 ? "" : cat(" * ", load.row), ");");
+  }
+  void operator()(const CommitRing& commit) {
+    ring(commit.ring, "commit");
+    line(rings.at(commit.ring), ".commit();");
+  }
+  void operator()(const AwaitRing& await) {
+    ring(await.ring, "wait");
+    line(rings.at(await.ring), ".await();");
+  }
 };
 
 }  // namespace
@@ -281,9 +308,10 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
   std::vector<std::string> names;
   for (const Buffer& buffer : kernel.buffers) names.push_back(buffer.name);
   for (const Array& array : kernel.arrays) names.push_back(array.name);
+  for (const Ring& ring : kernel.rings) names.push_back(cat(kernel.buffers.at(ring.buffer).name, "_ring"));
   names = safe_names(names);
-  const auto first_array = names.begin() + kernel.buffers.size();
-  const std::vector<std::string> arrays(first_array, names.end());
+  const auto first_array = names.begin() + kernel.buffers.size(), first_ring = first_array + kernel.arrays.size();
+  const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, names.end());
   names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -300,6 +328,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
   }
   printer.buffers = std::move(names);
   printer.arrays = arrays;
+  printer.rings = rings;
   printer.registers.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));

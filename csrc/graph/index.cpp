@@ -231,11 +231,19 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-// By node of another tree: the node of this one with the same index, for roots and what both trees merge alike.
-std::vector<int> Indexer::same_merges(const schedule::AxisTree& of, std::span<const int> root_of) const {
+// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split alike.
+std::vector<int> Indexer::same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const {
   std::vector<int> twins(of.extents.size(), -1);
   std::copy(root_of.begin(), root_of.end(), twins.begin());
   for (const schedule::Step& step : of.steps) {
+    if (const SplitStep* split = std::get_if<SplitStep>(&step); split != nullptr && twins[split->input] >= 0) {
+      const int taken = consumer_[twins[split->input]];
+      const SplitStep* own = taken < 0 ? nullptr : std::get_if<SplitStep>(&tree_.steps[taken]);
+      const bool alike = own != nullptr && tree_.extents[own->outer] == of.extents[split->outer] &&
+                         tree_.extents[own->inner] == of.extents[split->inner];
+      if (alike) twins[split->outer] = own->outer, twins[split->inner] = own->inner;
+      continue;
+    }
     const MergeStep* theirs = std::get_if<MergeStep>(&step);
     if (theirs == nullptr || twins[theirs->outer] < 0 || twins[theirs->inner] < 0) continue;
     const int taken = consumer_[twins[theirs->outer]];
@@ -252,7 +260,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   for (size_t node = 0; node < weights.size(); ++node) {
     if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
   }
-  const std::vector<int> twins = same_merges(of, root_of);
+  const std::vector<int> twins = same_parts(of, root_of);
   Walk walk(*this, true);
   IndexPtr swizzled = loops::constant(0);
   // Backwards, from parts to what they were cut from.
@@ -262,7 +270,12 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
       if (outer.empty() && inner.empty()) continue;
       if (outer.empty()) outer = {{of.extents[s->outer], 0}};
       if (inner.empty()) inner = {{of.extents[s->inner], 0}};
-      if (product(inner) != of.extents[s->inner]) return std::nullopt;
+      if (product(inner) != of.extents[s->inner]) {
+        if (twins[s->inner] < 0) return std::nullopt;
+        walk.digits[twins[s->outer]] = std::move(digits[s->outer]);
+        walk.digits[twins[s->inner]] = std::move(digits[s->inner]);
+        continue;
+      }
       digits[s->input] = joined(outer, inner, true);
     } else if (const MergeStep* m = std::get_if<MergeStep>(&*step)) {
       Digits outer = digits[m->output], inner;

@@ -58,7 +58,7 @@ class Indexer {
   struct Walk;
 
   loops::IndexPtr index(int node) const;
-  std::vector<int> same_merges(const schedule::AxisTree& of, std::span<const int> root_of) const;
+  std::vector<int> same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const;
   bool reaches_lane(int node) const;
 
   schedule::AxisTree tree_;

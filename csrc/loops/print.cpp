@@ -101,6 +101,18 @@ struct Printer {
          combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
   }
   void operator()(const Sync&) { line("sync"); }
+  const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }
+  void operator()(const OpenRing& open) { line("open ", ring(open.ring)); }
+  void operator()(const BulkLoad& load) {
+    std::string limits = load.limits.empty() ? "" : cat(" by ", load.row);
+    for (const auto& [first, limit] : load.limits) limits += cat(" while ", text(first), " + run < ", limit);
+    line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
+         text(load.from), "] * ", load.rows * load.row, limits);
+  }
+  void operator()(const CommitRing& commit) { line("commit ", ring(commit.ring)); }
+  void operator()(const AwaitRing& await) {
+    line("i", kernel.rings.at(await.ring).variable, " = await ", ring(await.ring));
+  }
 };
 
 }  // namespace
@@ -116,6 +128,9 @@ std::string print(const Kernel& kernel) {
     } else {
       printer.line(buffer.written ? "out " : "in ", buffer.name, ": ", name(buffer.dtype));
     }
+  }
+  for (const Ring& ring : kernel.rings) {
+    printer.line("ring ", kernel.buffers.at(ring.buffer).name, ": ", ring.stages, " stages of ", ring.stage_size);
   }
   for (const Array& array : kernel.arrays) {
     printer.line("array ", array.name, ": ", name(array.dtype), "[", array.size, "]");

@@ -7,6 +7,7 @@
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "lower/bulk.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -20,7 +21,8 @@ using schedule::Parallel;
 using schedule::Schedule;
 
 bool is_parallel(Parallel parallel) {
-  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector;
+  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector &&
+         parallel != Parallel::kBulk;
 }
 
 void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domain, const Target& target) {
@@ -124,6 +126,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_parallel_types(segment, id, schedule.domains[id], target);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
+  check_bulk(segment, schedule, target);
   check_reads(segment, schedule);
 }
 
@@ -149,6 +152,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
              " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
+  const int64_t shared = codegen::shared_memory(kernel).bytes;
+  JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
+             " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
+             ": share less, or in fewer stages");
   JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most 65535: use block for the longer axis");
 }

@@ -108,6 +108,9 @@ class Arranger {
     }
     for (Item& item : tree_.items) {
       for (int& loop : item.loops) loop = runs[find(loop)] ? loop : -1;
+      // One thread begins bulk copies, in loops of its own.
+      if (item.op == nullptr || !schedule::is_bulk(domain(item))) continue;
+      std::fill(item.loops.begin() + item.shared, item.loops.end(), -1);
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "graph/index.h"
+#include "lower/bulk.h"
 #include "lower/guards.h"
 #include "schedule/axes.h"
 
@@ -30,6 +31,7 @@ loops::Parallel to_loops(Parallel parallel) {
     case Parallel::kBlockY: return loops::Parallel::kBlockY;
     case Parallel::kThread: return loops::Parallel::kThread;
     case Parallel::kThreadY: return loops::Parallel::kThreadY;
+    case Parallel::kBulk: break;
   }
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
@@ -50,6 +52,7 @@ class Writer {
         register_of_(fusion.values.size(), -1),
         array_of_(fusion.values.size(), -1),
         shared_of_(fusion.values.size(), -1),
+        ring_of_(fusion.values.size(), -1),
         is_operand_(fusion.values.size(), false) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
@@ -66,6 +69,10 @@ class Writer {
 
   bool run() {
     std::vector<Guarded> statements = write(tree_.body, 0);
+    if (!kernel_.rings.empty()) statements.insert(statements.begin(), {{}, {loops::Sync{}}, true});
+    for (size_t ring = kernel_.rings.size(); ring-- > 0;) {
+      statements.insert(statements.begin(), {{}, {loops::OpenRing{static_cast<int>(ring)}}, true});
+    }
     kernel_.body = close(std::move(statements), threads_);
     return even_;
   }
@@ -90,7 +97,7 @@ class Writer {
   void make_arrays() {
     std::vector<bool> kept(fusion_.values.size(), false);
     for (const Item& item : tree_.items) {
-      if (is_fold(item)) kept[item.value] = true;
+      if (is_fold(item) || is_bulk(item)) kept[item.value] = true;
       if (item.op == nullptr) continue;
       for (ValueId id : item.op->inputs) {
         if (item_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) kept[id] = true;
@@ -102,6 +109,7 @@ class Writer {
       if (is_shared(item.value)) {
         shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
         kernel_.buffers.push_back({value.name, value.dtype, true, storage_of(item).elements});
+        if (is_bulk(item)) make_ring(item);
         continue;
       }
       int64_t size = 1;
@@ -109,6 +117,65 @@ class Writer {
       array_of_[item.value] = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back({value.name, value.dtype, size});
     }
+  }
+  void make_ring(const Item& item) {
+    loops::Buffer& buffer = kernel_.buffers.back();
+    const int64_t stages = schedule_.domains[item.value].stages, size = stage_size(buffer.shared_size, buffer.dtype);
+    const int number = shared_of_[item.value], variable = next_variable_++;
+    buffer.shared_size = stages * size;
+    ring_of_[item.value] = static_cast<int>(kernel_.rings.size());
+    kernel_.rings.push_back({number, number + 1, stages, size, variable});
+    kernel_.buffers.push_back({buffer.name + "_full", DType::kU64, true, stages});
+  }
+  bool is_bulk(const Item& item) const {
+    return item.op != nullptr && schedule::is_bulk(schedule_.domains[item.value]);
+  }
+  // Whether its copies run ahead of the loop.
+  bool is_circular(const Item& item, int loop) const {
+    return is_bulk(item) && schedule_.domains[item.value].stages > 1 && item.shared > 0 &&
+           item.loops[item.shared - 1] == loop && tree_.loops[loop].extent > 1;
+  }
+  bool is_circular(const Item& item) const {
+    return item.shared > 0 && item.loops[item.shared - 1] >= 0 && is_circular(item, item.loops[item.shared - 1]);
+  }
+  // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
+  BulkStatements bulk(const Item& item, const IndexPtr& innermost) {
+    BulkCopy copy{fusion_, schedule_.domains[item.value], *item.op};
+    copy.input = input_number_[item.op->inputs[0]];
+    copy.ring = ring_of_[item.value];
+    for (int p = 0; p < item.shared; ++p) copy.outer.push_back(variable(item.loops[p]));
+    if (innermost != nullptr) copy.outer.back() = innermost;
+    copy.storage = storage_of(item).weights;
+    return write_bulk(copy, next_variable_);
+  }
+  void emit(std::vector<Guarded> statements) {
+    for (Guarded& statement : statements) statements_.push_back(std::move(statement));
+  }
+  // Copies for the first iterations of a loop.
+  void fill_first(const Item& item) {
+    const Domain& domain = schedule_.domains[item.value];
+    const int64_t count = std::min<int64_t>(domain.prefetch, domain.loop[item.shared - 1].extent);
+    if (count == 1) return emit(bulk(item, loops::constant(0)).fill);
+    const int variable = next_variable_++;
+    Guarded loop = enclose(bulk(item, loops::variable(variable)).fill, variable, threads_);
+    auto& inner = std::get<loops::For>(loop.stmt.node);
+    inner.extent = count;
+    inner.parallel = loops::Parallel::kUnroll;
+    statements_.push_back(std::move(loop));
+  }
+  // In each iteration of a loop, copies for a later one, where it comes.
+  std::vector<Guarded> fill_ahead(const Item& item) {
+    const Domain& domain = schedule_.domains[item.value];
+    const int64_t extent = domain.loop[item.shared - 1].extent;
+    if (extent <= domain.prefetch) return {};
+    const IndexPtr later = add(variable(item.loops[item.shared - 1]), loops::constant(domain.prefetch));
+    std::vector<Guarded> statements = bulk(item, later).fill;
+    for (Guarded& statement : statements) statement.when.push_back({later, extent});
+    return statements;
+  }
+  void await(ValueId id) {
+    const BulkStatements here = bulk(tree_.items[item_of_[id]], nullptr);
+    statements_.push_back({here.when, {loops::AwaitRing{ring_of_[id]}}, true});
   }
   bool is_shared(ValueId id) const { return schedule_.domains[id].memory == schedule::Memory::kShared; }
 
@@ -124,7 +191,8 @@ class Writer {
     if (nodes.empty()) {
       for (size_t p = item.shared; p < item.loops.size(); ++p) {
         const int loop = item.loops[p];
-        if (loop >= 0 && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
+        const bool runs = loop >= 0 || (is_bulk(item) && !axes.inserted[axes.loop[p]]);
+        if (runs && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
       }
     }
     Storage storage{std::vector<int64_t>(axes.extents.size(), 0), 1};
@@ -200,13 +268,25 @@ class Writer {
   }
   void append(const std::vector<Node>& nodes, size_t depth) {
     std::vector<ValueId> written;  // shared, since the threads met last
+    std::vector<ValueId> filled;   // in bulk, not waited for yet
     for (const Node& node : nodes) {
+      std::erase_if(filled, [&](ValueId id) {
+        const bool read = touches(node, id, true);
+        if (read) await(id);
+        return read;
+      });
+      if (node.item >= 0 && is_bulk(tree_.items[node.item])) {
+        const Item& item = tree_.items[node.item];
+        if (!is_circular(item)) emit(bulk(item, nullptr).fill);
+        filled.push_back(item.value);
+        continue;
+      }
       if (std::any_of(written.begin(), written.end(), [&](ValueId id) { return touches(node, id, true); })) {
         sync();
         written.clear();
       }
       for (ValueId id = 0; id < static_cast<ValueId>(shared_of_.size()); ++id) {
-        if (shared_of_[id] >= 0 && touches(node, id, false)) written.push_back(id);
+        if (shared_of_[id] >= 0 && ring_of_[id] < 0 && touches(node, id, false)) written.push_back(id);
       }
       std::vector<int> here;
       items_with_home(node, depth, here);
@@ -218,6 +298,7 @@ class Writer {
       }
       for (int number : here) combine(tree_.items[number]);
     }
+    JF_CHECK(filled.empty(), kernel_.name, " copies ", fusion_.values[filled.front()].name, " and does not read it");
   }
   // Items in the node that have an array and whose array lives in the node's parent.
   void items_with_home(const Node& node, size_t depth, std::vector<int>& found) const {
@@ -233,9 +314,18 @@ class Writer {
     if (loop.parallel == Parallel::kVector) return write_vector(node, depth);
     if (loop.extent == 1) return append(node.body, depth + 1);
     const size_t loads = loads_.size();
-    std::vector<Guarded> body = write(node.body, depth + 1);
+    std::vector<Guarded> body = write(node.body, depth + 1), ahead;
     // The next iteration writes again what this one reads.
     if (is_serial(loop.parallel) && shares_inside(node)) body.push_back({{}, {loops::Sync{}}, true});
+    for (const Item& item : tree_.items) {
+      if (!is_circular(item, node.loop)) continue;
+      fill_first(item);
+      for (Guarded& copy : fill_ahead(item)) ahead.push_back(std::move(copy));
+    }
+    if (!ahead.empty()) {
+      body = together(std::move(body), node.loop, threads_);
+      body.insert(body.begin(), std::make_move_iterator(ahead.begin()), std::make_move_iterator(ahead.end()));
+    }
     Guarded statement = enclose(std::move(body), node.loop, threads_);
     loads_.resize(loads);
     auto& inner = std::get<loops::For>(statement.stmt.node);
@@ -348,7 +438,13 @@ class Writer {
                " is stored over axes that its reader cuts unevenly; choose others by set_allocation");
     even_ = even_ && p->lane_step.has_value();
     const RegisterId result = new_register(fusion_.values[id].dtype);
-    emit(loops::Load{result, shared_of_[id], p->at, p->lane_step.value_or(0)}, when);
+    IndexPtr at = p->at;
+    if (ring_of_[id] >= 0) {
+      const loops::Ring& ring = kernel_.rings[ring_of_[id]];
+      const IndexPtr stage = ring.stages > 1 ? loops::variable(ring.variable) : loops::constant(0);
+      at = add(std::move(at), mul(stage, loops::constant(ring.stage_size)));
+    }
+    emit(loops::Load{result, shared_of_[id], std::move(at), p->lane_step.value_or(0)}, when);
     return result;
   }
 
@@ -362,7 +458,7 @@ class Writer {
   RegisterId operand(const Item& item, size_t i, const graph::Indexer& indexer, const loops::Condition& when) {
     const ValueId id = item.op->inputs[i];
     const std::vector<int> axes = schedule::result_axes(fusion_, *item.op, i);
-    if (shared_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) {
+    if (shared_of_[id] >= 0 && (ring_of_[id] >= 0 || !in_scope(tree_.items[item_of_[id]], item))) {
       const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[id], id);
       std::vector<int> root_of(schedule_.domains[id].logical.size(), -1);
       for (size_t a = 0; a < axes.size(); ++a) root_of[nodes[a]] = axes[a];
@@ -496,6 +592,7 @@ class Writer {
   std::vector<RegisterId> register_of_;  // by value
   std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
   std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
+  std::vector<int> ring_of_;             // by value: the ring that bulk copies of it fill, -1 for others
   std::vector<bool> is_operand_;         // by value
   ThreadVariables threads_;
   std::vector<Guarded> statements_;                // of the body being written

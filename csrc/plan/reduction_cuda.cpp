@@ -168,7 +168,10 @@ int unroll(Loops& loops, int axis, int64_t count) {
 
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
   const Shape shape = shape_of(facts.traffic);
-  return facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
+  CudaReduction p =
+      facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
+  p.blocks = blocks_of_stages(facts, p, target);
+  return p;
 }
 
 void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic, const CudaReduction& p) {

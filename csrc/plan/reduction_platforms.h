@@ -14,11 +14,16 @@ struct RowFacts {
 };
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target);
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target);
+// A grid whose blocks all run at once, for rows that come in stages.
+int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& parameters, const Target& target);
 
 // Write the loops of the reference.
 void schedule_cpu(schedule::Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic,
                   const CpuReduction& parameters);
 void schedule_cuda(schedule::Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic,
                    const CudaReduction& parameters);
+// The whole schedule where rows come in stages: `rows` are the copies of the inputs.
+void schedule_stages(schedule::Scheduler& scheduler, const ir::Fusion& fusion, ir::ValueId reference,
+                     const std::vector<ir::ValueId>& rows, const Traffic& traffic, const CudaReduction& parameters);
 
 }  // namespace jf::plan

@@ -285,7 +285,9 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             s.scheduler->parallelize(id, axis, parallel_named(parallel, value));
           },
           "value"_a, "axis"_a, "parallel"_a,
-          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y.")
+          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y, and bulk (sm_90): the "
+          "innermost "
+          "axes of a shared copy of an input, moved by one instruction.")
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {
@@ -319,7 +321,16 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           },
           "value"_a, "first_axis"_a, "pad"_a = 0,
           "Store a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards; "
-          "`pad` more elements between rows keep columns off one memory bank.");
+          "`pad` more elements between rows keep columns off one memory bank.")
+      .def(
+          "circular_buffer",
+          [](S& s, Name value, int stages, std::optional<int> prefetch) {
+            s.scheduler->circular_buffer(s.id(value, "circular_buffer"), stages, prefetch.value_or(stages - 1));
+          },
+          "value"_a, "stages"_a, "prefetch"_a = nb::none(),
+          "Keep `stages` copies of a shared value with bulk axes: while one iteration of the loop that it is inlined "
+          "in "
+          "runs, those of the `prefetch` next ones (default stages - 1) are on their way.");
 }
 
 void bind_edits(nb::class_<Scheduler>& c) {

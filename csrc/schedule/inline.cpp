@@ -61,6 +61,11 @@ class SharedLoops {
   std::vector<UnionFind> groups_;  // by level, from 1
 };
 
+bool runs_together(Parallel parallel) {
+  return parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBlock ||
+         parallel == Parallel::kBlockY;
+}
+
 }  // namespace
 
 int Scheduler::common_loops(ValueId value) const {
@@ -89,6 +94,13 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   const int rank = static_cast<int>(domain.loop.size());
   const AxisTree tree = replay(domain, fusion_.values[op.output].name);
   if (domain.memory == Memory::kShared) {
+    // One thread begins the copy, in any loop that all threads of the block run together.
+    if (is_bulk(domain)) {
+      int common = 0;
+      while (common < rank && runs_together(domain.loop[common].parallel)) ++common;
+      while (common > 0 && tree.inserted[tree.loop[common - 1]]) --common;
+      return common;
+    }
     // The threads of a block compute it together, before any of them reads it.
     int blocks = 0;
     while (blocks < rank &&

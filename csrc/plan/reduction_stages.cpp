@@ -1,0 +1,106 @@
+// Reductions whose rows come by bulk copies, ahead of the row that the block works on.
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "plan/reduction_platforms.h"
+#include "plan/strategy_loops.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::ValueId;
+using schedule::Parallel;
+using schedule::Scheduler;
+
+// Threads of a multiprocessor, where each has 64 registers, and stages that hide the latency of memory.
+constexpr int64_t kThreads = 1024, kUsualStages = 3;
+
+// The loops of the reference become [blocks, rows of a block one after the other, rows side by side, row], those that
+// there are. Returns the position of the row.
+int rows_in_turn(Scheduler& scheduler, ValueId reference, const Traffic& traffic, const CudaReduction& p) {
+  collapse(scheduler, reference, traffic.collapse);
+  enum Group { kKept, kAcross, kFolded, kGroups };
+  std::vector<int> order;
+  int count[kGroups] = {};
+  for (int group = 0; group < kGroups; ++group) {
+    for (int loop = 0; loop < loop_rank(scheduler, reference); ++loop) {
+      if ((traffic.folded[loop] ? kFolded : traffic.across[loop] ? kAcross : kKept) != group) continue;
+      order.push_back(loop);
+      ++count[group];
+    }
+  }
+  scheduler.reorder(reference, order);
+  int position = 0;
+  for (int n : count) {
+    for (int i = 1; i < n; ++i) scheduler.merge(reference, position);
+    position += n > 0;
+  }
+  const bool kept = count[kKept] > 0, across = count[kAcross] > 0;
+  JF_REQUIRE(kept || across, "[reduction] stages: there is one row, so none to load ahead; expected stages=1");
+  const int row = kept + across;
+  if (p.threads_y > 1) scheduler.split(reference, row - 1, p.threads_y);
+  const int side_by_side = p.threads_y > 1;
+  if (across) return row + side_by_side;
+  // Blocks that run at once work on neighbouring rows.
+  scheduler.split(reference, 0, p.blocks);
+  std::vector<int> blocks_first = {1, 0};
+  for (int axis = 2; axis < loop_rank(scheduler, reference); ++axis) blocks_first.push_back(axis);
+  scheduler.reorder(reference, blocks_first);
+  return row + 1 + side_by_side;
+}
+
+}  // namespace
+
+int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Target& target) {
+  if (p.along != ThreadsAlong::kRow) return 1;
+  const Phases phases = split_phases(facts.segment, facts.traffic, p.keep, true);
+  int64_t folded = 1, row_bytes = 0;
+  for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {
+    if (facts.traffic.folded[loop]) folded *= facts.traffic.extents[loop];
+  }
+  for (ValueId id : phases.rows) row_bytes += size_of(phases.fusion.values[id].dtype) * folded * p.threads_y;
+  const int64_t by_threads = kThreads / (p.threads * p.threads_y);
+  const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
+  return target.multiprocessors * std::max<int64_t>(1, std::min(by_threads, by_memory));
+}
+
+void schedule_stages(Scheduler& scheduler, const ir::Fusion& fusion, ValueId reference,
+                     const std::vector<ValueId>& rows, const Traffic& traffic, const CudaReduction& p) {
+  JF_REQUIRE(!rows.empty(), "[reduction] stages: ", fusion.name,
+             " reads no input that has every element of its rows in their order; expected stages=1");
+  const int row = rows_in_turn(scheduler, reference, traffic, p);
+  const bool blocks = row > 1 + (p.threads_y > 1);
+  scheduler.transform_like(reference, rows);
+  for (ValueId id : rows) {
+    if (blocks) scheduler.parallelize(id, 0, Parallel::kBlock);
+    scheduler.parallelize(id, row, Parallel::kBulk);
+    if (p.threads_y > 1) scheduler.parallelize(id, row - 1, Parallel::kBulk);
+    scheduler.set_memory(id, schedule::Memory::kShared);
+    scheduler.circular_buffer(id, static_cast<int>(p.stages), static_cast<int>(p.stages) - 1);
+  }
+  // [.., vectors, vectors of a thread side by side, thread, lanes]
+  if (p.lanes > 1) {
+    scheduler.split(reference, row, p.lanes);
+    scheduler.parallelize(reference, row + 1, Parallel::kVector);
+  }
+  scheduler.split(reference, row, p.threads);
+  scheduler.parallelize(reference, row + 1, Parallel::kThread);
+  if (loop_extent(scheduler, reference, row) <= p.unroll) {
+    scheduler.parallelize(reference, row, Parallel::kUnroll);
+  } else if (p.unroll > 1) {
+    scheduler.split(reference, row, p.unroll);
+    scheduler.parallelize(reference, row + 1, Parallel::kUnroll);
+  }
+  if (p.threads_y > 1) scheduler.parallelize(reference, row - 1, Parallel::kThreadY);
+  if (blocks) scheduler.parallelize(reference, 0, Parallel::kBlock);
+
+  std::set<ValueId> others(fusion.outputs.begin(), fusion.outputs.end());
+  for (const ir::Op& op : fusion.ops) others.insert(op.output);
+  for (ValueId id : rows) others.erase(id);
+  const std::vector<ValueId> selected(others.begin(), others.end());
+  scheduler.transform_like(reference, selected);
+  scheduler.parallelize_like(reference, selected);
+}
+
+}  // namespace jf::plan
