@@ -16,8 +16,14 @@ using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
+// Functions that need fewer digits for a bf16.
+bool has_short_form(ir::OpKind op) {
+  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
+}
+
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
+  if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -177,7 +183,8 @@ struct Printer {
       line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
     } else if (load.lane_stride == 1) {
       const int64_t n = multiple(load.offset);
-      line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
+      line(definition, load.once ? "jf::load_once<" : "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ",
+           at, on(), end);
     } else {
       line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
     }

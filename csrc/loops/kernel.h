@@ -70,6 +70,7 @@ struct Load {
   IndexPtr offset;  // elements, of lane 0
   int64_t lane_stride;
   Condition when = {};  // elsewhere nothing is read and the register holds zeros
+  bool once = false;    // nothing else reads these elements
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {
