@@ -223,10 +223,6 @@ template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {
   return load_strided(Type<L>{}, p + offset, One{}, on);
 }
-template <class L, int kMultiple = 1, class M, class On = All>
-JF_FUNCTION L load_once(const M* p, long offset, On on = {}) {
-  return load<L>(p, offset, on);
-}
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);

@@ -21,17 +21,7 @@ struct alignas(sizeof(E) * N) Chunk {
 template <class T>
 struct Type {};
 
-template <bool kOnce, class Piece>
-JF_FUNCTION Piece load_piece(const Piece* p) {
-  if constexpr (kOnce && sizeof(Piece) == 16) {
-    Chunk<u64, 2> words;
-    ptx::load_once(p, words.v[0], words.v[1]);
-    return bits_as<Piece>(words);
-  } else {
-    return *p;
-  }
-}
-template <int kMultiple, bool kOnce, class T, int W, class M>
+template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
   Lanes<T, W> x;
@@ -39,7 +29,7 @@ JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
     using Piece = Chunk<u32, kCount / 2>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
-      const Piece piece = load_piece<kOnce>(reinterpret_cast<const Piece*>(p) + i);
+      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
 #pragma unroll
       for (int j = 0; j < kCount; j += 2) {
         x.v[i * kCount + j] = decode_low(M{}, piece.v[j / 2]);
@@ -50,7 +40,7 @@ JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
     using Piece = Chunk<Stored<M>, kCount>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
-      const Piece piece = load_piece<kOnce>(reinterpret_cast<const Piece*>(p) + i);
+      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x.v[i * kCount + j] = decode(M{}, piece.v[j]);
     }
@@ -115,7 +105,7 @@ JF_FUNCTION void store_strided(M* p, long stride, const Lanes<T, W>& x, On on) {
     if (is_active(on, i)) store_one(p + i * stride, x.v[i]);
   }
 }
-template <int kMultiple, bool kOnce, class T, int W, class M>
+template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>> type, const M* p, First on) {
   return load_strided(type, p, 1, on);
 }
@@ -127,12 +117,7 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
 // L is the Lanes type of the result; kMultiple divides the offset.
 template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {
-  return load_lanes<kMultiple, false>(Type<L>{}, p + offset, on);
-}
-// Of elements that nobody reads again.
-template <class L, int kMultiple = 1, class M, class On = All>
-JF_FUNCTION L load_once(const M* p, long offset, On on = {}) {
-  return load_lanes<kMultiple, true>(Type<L>{}, p + offset, on);
+  return load_lanes<kMultiple>(Type<L>{}, p + offset, on);
 }
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {

@@ -183,8 +183,7 @@ struct Printer {
       line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
     } else if (load.lane_stride == 1) {
       const int64_t n = multiple(load.offset);
-      line(definition, load.once ? "jf::load_once<" : "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ",
-           at, on(), end);
+      line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
     } else {
       line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
     }

@@ -31,10 +31,6 @@ static __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
   return x;
 }
 
-// 16 bytes of global memory that nobody reads again, past the first cache.
-static __device__ __forceinline__ void load_once(const void* p, unsigned long& low, unsigned long& high) {
-  asm("ld.global.nc.L1::no_allocate.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(__cvta_generic_to_global(p)));
-}
 // 16 bytes at an address of global memory that is a multiple of 16.
 static __device__ __forceinline__ void store_global(void* p, unsigned long low, unsigned long high) {
   asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(low), "l"(high));

@@ -70,7 +70,6 @@ struct Load {
   IndexPtr offset;  // elements, of lane 0
   int64_t lane_stride;
   Condition when = {};  // elsewhere nothing is read and the register holds zeros
-  bool once = false;    // nothing else reads these elements
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {
@@ -135,8 +134,8 @@ struct Sync {};
 struct OpenRing {
   int ring;
 };
-// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the other,
-// the first ones, those r for which index + r is below every limit.
+// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
+// other, the first ones, those r for which index + r is below every limit.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage

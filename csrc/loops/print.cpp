@@ -69,7 +69,7 @@ struct Printer {
     (*this)(guard.body);
   }
   void operator()(const Load& load) {
-    line(typed(load.result), load.once ? " = load once " : " = load ", access(load.buffer, load.offset, load.lane_stride),
+    line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
          load.when.empty() ? "" : cat(" if ", condition(load.when)));
   }
   void operator()(const FromIndex& from) {

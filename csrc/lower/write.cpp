@@ -74,9 +74,6 @@ class Writer {
       statements.insert(statements.begin(), {{}, {loops::OpenRing{static_cast<int>(ring)}}, true});
     }
     kernel_.body = close(std::move(statements), threads_);
-    std::vector<int> loads(kernel_.buffers.size(), 0);
-    for_loads(kernel_.body, [&](loops::Load& load) { ++loads[load.buffer]; });
-    for_loads(kernel_.body, [&](loops::Load& load) { load.once = load.once && loads[load.buffer] == 1; });
     return even_;
   }
 
@@ -88,17 +85,6 @@ class Writer {
     RegisterId result;
   };
 
-  template <class F>
-  static void for_loads(loops::Body& body, const F& f) {
-    for (loops::Stmt& stmt : body) {
-      std::visit(
-          [&](auto& node) {
-            if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Load>) f(node);
-            if constexpr (requires { node.body; }) for_loads(node.body, f);
-          },
-          stmt.node);
-    }
-  }
   IndexPtr variable(int loop) const {
     return loop < 0 || tree_.loops[loop].extent == 1 ? loops::constant(0) : loops::variable(loop);
   }
@@ -422,9 +408,8 @@ class Writer {
   }
 
   // An element of input `id`, at weights of the root axes.
-  // `once`: no other iteration reads it.
   RegisterId load(ValueId id, const graph::Indexer& indexer, const std::vector<int64_t>& weights, int64_t offset,
-                  const loops::Condition& when, bool once) {
+                  const loops::Condition& when) {
     auto [at, step] = position(indexer, weights);
     at = add(std::move(at), loops::constant(offset));
     for (const auto& [input, known] : loads_) {
@@ -433,7 +418,7 @@ class Writer {
       if (same) return known.result;
     }
     const RegisterId loaded = new_register(fusion_.values[id].dtype);
-    emit(loops::Load{loaded, input_number_[id], at, step, {}, once}, when);
+    emit(loops::Load{loaded, input_number_[id], at, step}, when);
     loads_.push_back({id, {at, step, when, loaded}});
     return loaded;
   }
@@ -441,13 +426,6 @@ class Writer {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
       return x.second == y.second && graph::same(x.first, y.first);
     });
-  }
-
-  // Whether the loops around an item are more than the elements of an input that it reads, but for what they overrun.
-  bool repeats(ValueId input, const Item& item) const {
-    double iterations = 1;
-    for (int loop : item.loops) iterations *= loop < 0 ? 1.0 : static_cast<double>(tree_.loops[loop].extent);
-    return iterations >= 2.0 * static_cast<double>(ir::elements(fusion_.values[input]));
   }
 
   // What an operand or an output reads; `root_of`: for each root axis of the value, the user's that has its index.
@@ -488,7 +466,7 @@ class Writer {
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
-    return load(id, indexer, from.weights, from.offset, when, !repeats(id, item));
+    return load(id, indexer, from.weights, from.offset, when);
   }
 
   void write_item(const Item& item) {
@@ -585,7 +563,7 @@ class Writer {
       weights[nodes[a]] = to.weights[a];
     }
     const RegisterId value =
-        input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when, false) : computed(item.value, item);
+        input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
     const auto [position_of_item, step] = position(at, weights);
     const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
