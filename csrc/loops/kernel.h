@@ -134,8 +134,8 @@ struct Sync {};
 struct OpenRing {
   int ring;
 };
-// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the other,
-// the first ones, those r for which index + r is below every limit.
+// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
+// other, the first ones, those r for which index + r is below every limit.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage
