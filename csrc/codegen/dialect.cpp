@@ -50,8 +50,7 @@ std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,
   std::string text;
   if (memory.dynamic) text += "  extern __shared__ __align__(128) char shared[];\n";
   if (memory.scratch > 0) {
-    text += memory.dynamic ? cat("  char (&scratch)[", memory.scratch, "] = *reinterpret_cast<char (*)[",
-                                 memory.scratch, "]>(shared);\n")
+    text += memory.dynamic ? "  char* const scratch = shared;\n"
                            : cat("  __shared__ __align__(128) char scratch[", memory.scratch, "];\n");
   }
   for (size_t i = 0; i < names.size(); ++i) {

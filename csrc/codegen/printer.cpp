@@ -27,6 +27,7 @@ std::string dtype_arguments(const Compute& compute, DType result) {
 struct Printer {
   const Kernel& kernel;
   const Dialect& dialect;
+  const SharedMemory memory;
   std::string out = {};
   int depth = 1;
   bool in_vector = false;
@@ -37,7 +38,7 @@ struct Printer {
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
-  int loads = 0, results = 0;
+  int loads = 0, results = 0, folds = 0;
   Variables variables = {};
 
   template <class... Args>
@@ -204,7 +205,9 @@ struct Printer {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
-      line("jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value, on(), ");");
+      const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
+      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
+           on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }
@@ -242,9 +245,10 @@ struct Printer {
     }
   }
   void operator()(const Combine& combine) {
-    const std::string& name = array(combine.array);
     if (!combine.threads && !combine.threads_y) {
-      if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", name, ");");
+      for (int id : combine.arrays) {
+        if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", array(id), ");");
+      }
       return;
     }
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " folds over threads that its language does not have");
@@ -254,8 +258,13 @@ struct Printer {
                                     std::pair(combine.threads_y, "jf::kY")}) {
       if (set) over += cat(over.empty() ? "" : " | ", word);
     }
-    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over, ">(",
-         name, scratch_bytes(kernel, combine) > 0 ? ", scratch" : "", ");");
+    const SharedMemory::Scratch& own = memory.folds.at(folds++);
+    if (own.again && own.bytes > 0) over += " | jf::kAgain";
+    const std::string from = own.bytes == 0 ? "nullptr" : own.offset == 0 ? "scratch" : cat("scratch + ", own.offset);
+    std::string names;
+    for (int id : combine.arrays) names += cat(", ", array(id));
+    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over,
+         ">(jf::Scratch<", own.bytes, ">{", from, "}", names, ");");
   }
   void operator()(const Sync&) {
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " waits for threads that its language does not have");
@@ -311,9 +320,9 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
       parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }
 
-  Printer printer{.kernel = kernel, .dialect = dialect};
+  Printer printer{.kernel = kernel, .dialect = dialect, .memory = shared_memory(kernel)};
   printer.out = dialect.opening(kernel, kernel.name, parameters);
-  if (const SharedMemory memory = shared_memory(kernel); memory.bytes > 0) {
+  if (const SharedMemory& memory = printer.memory; memory.bytes > 0) {
     JF_CHECK(dialect.shared, "kernel ", kernel.name, " shares memory between threads that its language does not have");
     printer.out += dialect.shared(kernel, memory, names);
   }

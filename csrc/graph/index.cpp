@@ -166,7 +166,7 @@ struct Indexer::Walk {
   bool ends_at(int node) {
     if (indexer.known_[node] == nullptr) return false;
     settle(digits[node], indexer.known_[node]);
-    if (node == indexer.lane_node_) step_lanes(digits[node]);
+    if (node == indexer.lane_node_ || node == indexer.vector_node_) step_lanes(digits[node]);
     digits[node].clear();
     return true;
   }
@@ -262,6 +262,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   }
   const std::vector<int> twins = same_parts(of, root_of);
   Walk walk(*this, true);
+  IndexPtr swizzled = loops::constant(0);
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
     if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
@@ -287,13 +288,29 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
       digits[m->outer] = std::move(outer);
       digits[m->inner] = std::move(inner);
     } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&*step)) {
-      if (!digits[w->output].empty()) return std::nullopt;
+      const Digits& stored = digits[w->output];
+      if (stored.empty()) continue;
+      if (stored.size() != 1) return std::nullopt;
+      schedule::AxisTree before = of;
+      before.steps.resize(of.steps.rend() - step - 1);
+      IndexPtr index[2];
+      for (const auto& [node, result] : {std::pair(w->x, &index[0]), std::pair(w->y, &index[1])}) {
+        std::vector<int64_t> own(of.extents.size(), 0);
+        own[node] = 1;
+        const std::optional<Position> p = position(before, own, root_of);
+        if (!p || p->lane_step != 0) return std::nullopt;
+        *result = p->at;
+      }
+      const IndexPtr weight = loops::constant(stored[0].coefficient);
+      swizzled = add(std::move(swizzled), mul(bit_xor(std::move(index[0]), std::move(index[1])), weight));
     }
   }
   for (size_t root = 0; root < root_of.size(); ++root) {
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }
-  return walk.run(0);
+  Position result = walk.run(0);
+  result.at = add(std::move(result.at), std::move(swizzled));
+  return result;
 }
 
 std::vector<Bound> Indexer::bounds(bool folded) const {

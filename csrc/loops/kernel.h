@@ -120,10 +120,10 @@ struct Accumulate {
   ir::OpKind op;
   RegisterId value;
 };
-// Folds every element of the array over its lanes, over the threads along x, over those along y: whichever are set.
-// Afterwards all of them hold the result. Every thread of the block gets here.
+// Folds every element of the arrays, all of one dtype, over its lanes, over the threads along x, over those along y:
+// whichever are set. Afterwards all of them hold the result. Every thread of the block gets here.
 struct Combine {
-  int array;
+  std::vector<int> arrays;
   ir::OpKind op;
   bool lanes, threads, threads_y;
 };

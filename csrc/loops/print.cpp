@@ -95,8 +95,10 @@ struct Printer {
   void operator()(const Set& set) { line(element(set.array, set.at), " = ", reg(set.value)); }
   void operator()(const Accumulate& a) { line(element(a.array, a.at), " ", ir::info(a.op).name, "= ", reg(a.value)); }
   void operator()(const Combine& combine) {
-    line("combine ", kernel.arrays.at(combine.array).name, " by ", ir::info(combine.op).name, " over",
-         combine.lanes ? " lanes" : "", combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
+    std::string names;
+    for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
+    line("combine ", names, " by ", ir::info(combine.op).name, " over", combine.lanes ? " lanes" : "",
+         combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
   }
   void operator()(const Sync&) { line("sync"); }
   const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }

@@ -52,7 +52,11 @@ class Writer {
         register_of_(fusion.values.size(), -1),
         array_of_(fusion.values.size(), -1),
         shared_of_(fusion.values.size(), -1),
-        ring_of_(fusion.values.size(), -1) {
+        ring_of_(fusion.values.size(), -1),
+        is_operand_(fusion.values.size(), false) {
+    for (const ir::Op& op : fusion.ops) {
+      for (ValueId id : op.inputs) is_operand_[id] = true;
+    }
     for (size_t i = 0; i < fusion.inputs.size(); ++i) input_number_[fusion.inputs[i]] = static_cast<int>(i);
     for (size_t i = 0; i < tree.items.size(); ++i) {
       if (tree.items[i].op != nullptr) item_of_[tree.items[i].value] = static_cast<int>(i);
@@ -486,6 +490,10 @@ class Writer {
       }
       case OpClass::kConstant:
       case OpClass::kPointwise: {
+        if (rounds_at_store(op)) {
+          result = operands[0];
+          break;
+        }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
         emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
@@ -504,6 +512,13 @@ class Writer {
     if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result});
   }
 
+  // A store rounds what it stores: a conversion that is only stored would round twice.
+  bool rounds_at_store(const ir::Op& op) const {
+    if (op.kind != ir::OpKind::kConvert || shared_of_[op.output] >= 0 || array_of_[op.output] >= 0) return false;
+    const DType from = fusion_.values[op.inputs[0]].dtype, to = fusion_.values[op.output].dtype;
+    return compute_dtype(to) != to && compute_dtype(from) == compute_dtype(to) && !is_operand_[op.output];
+  }
+
   void declare(const Item& item) {
     loops::Declare statement{array_of_[item.value], std::nullopt};
     if (is_fold(item)) statement.fill = ir::fold_of(item.op->kind);
@@ -511,7 +526,7 @@ class Writer {
   }
   void combine(const Item& item) {
     if (!is_fold(item)) return;
-    loops::Combine statement{array_of_[item.value], ir::fold_of(item.op->kind), false, false, false};
+    loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false};
     const std::vector<bool> reduced = reduced_loops(item);
     for (size_t p = 0; p < item.loops.size(); ++p) {
       if (!reduced[p] || item.loops[p] < 0) continue;
@@ -529,7 +544,14 @@ class Writer {
                  " is folded over threads inside of a ", name(parallel), " loop of ", extent, " iterations, but ",
                  extent_of(tree_, parallel), " threads run; give all such loops one extent");
     }
-    statements_.push_back({{}, {statement}, meets});
+    // The threads meet once for folds that follow each other.
+    auto* last = statements_.empty() ? nullptr : std::get_if<loops::Combine>(&statements_.back().stmt.node);
+    auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
+    const bool together = last != nullptr && meets && last->op == statement.op && last->lanes == statement.lanes &&
+                          last->threads == statement.threads && last->threads_y == statement.threads_y &&
+                          dtype(*last) == dtype(statement);
+    if (together) return last->arrays.push_back(array_of_[item.value]);
+    statements_.push_back({{}, {std::move(statement)}, meets});
   }
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
@@ -571,6 +593,7 @@ class Writer {
   std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
   std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
   std::vector<int> ring_of_;             // by value: the ring that bulk copies of it fill, -1 for others
+  std::vector<bool> is_operand_;         // by value
   ThreadVariables threads_;
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
