@@ -156,6 +156,35 @@ bool Places::shares_inside(const Node& node) const {
   return false;
 }
 
+// Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
+bool Places::meets(const loops::Combine& combine) const {
+  constexpr int64_t kWarp = 32;
+  const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
+  return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
+}
+
+bool Places::reads_shared(const loops::Stmt& statement) const {
+  const auto reads = [&](const auto& node) {
+    using Node = std::decay_t<decltype(node)>;
+    if constexpr (std::is_same_v<Node, loops::Load>) return kernel_.buffers[node.buffer].shared_size > 0;
+    if constexpr (requires { node.body; }) {
+      return std::any_of(node.body.begin(), node.body.end(), [&](const loops::Stmt& s) { return reads_shared(s); });
+    }
+    return false;
+  };
+  return std::visit(reads, statement.node);
+}
+
+bool Places::meet_after_reads(const std::vector<Guarded>& statements) const {
+  bool met = false;
+  for (const Guarded& statement : statements) {
+    const auto* combine = std::get_if<loops::Combine>(&statement.stmt.node);
+    const bool fold = combine != nullptr && meets(*combine);
+    met = fold || std::holds_alternative<loops::Sync>(statement.stmt.node) || (met && !reads_shared(statement.stmt));
+  }
+  return met;
+}
+
 bool Places::in_scope(const Item& producer, const Item& user) {
   const std::vector<int> a = path(producer), b = path(user);
   return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());

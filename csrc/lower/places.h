@@ -41,6 +41,9 @@ class Places {
   // Whether a node both computes and reads some shared value.
   bool shares_inside(const Node& node) const;
 
+  // Whether the threads surely meet after the last statement that reads shared memory.
+  bool meet_after_reads(const std::vector<Guarded>& statements) const;
+
   // Whether what is computed in all loops of the producer is there for the user.
   static bool in_scope(const Item& producer, const Item& user);
   std::vector<bool> reduced_loops(const Item& item) const;
@@ -77,6 +80,8 @@ class Places {
  private:
   void make_arrays();
   void make_ring(const Item& item);
+  bool meets(const loops::Combine& combine) const;
+  bool reads_shared(const loops::Stmt& statement) const;
   std::vector<int> kept_positions(const Item& item) const;
   BulkStatements bulk(const Item& item, const loops::IndexPtr& innermost);
 };

@@ -135,7 +135,9 @@ class Writer : Places {
     const size_t loads = loads_.size();
     std::vector<Guarded> body = write(node.body, depth + 1), ahead;
     // The next iteration writes again what this one reads.
-    if (is_serial(loop.parallel) && shares_inside(node)) body.push_back({{}, {loops::Sync{}}, true});
+    if (is_serial(loop.parallel) && shares_inside(node) && !meet_after_reads(body)) {
+      body.push_back({{}, {loops::Sync{}}, true});
+    }
     for (const Item& item : tree_.items) {
       if (!is_circular(item, node.loop)) continue;
       emit(fill_first(item));
