@@ -79,13 +79,60 @@ bool Places::is_circular(const Item& item) const {
 
 // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
 BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
-  BulkCopy copy{fusion_, schedule_.domains[item.value], *item.op};
-  copy.input = input_number_[item.op->inputs[0]];
-  copy.ring = ring_of_[item.value];
+  BulkCopy copy{fusion_, schedule_.domains[item.value], item.value};
   for (int p = 0; p < item.shared; ++p) copy.outer.push_back(variable(item.loops[p]));
   if (innermost != nullptr) copy.outer.back() = innermost;
-  copy.storage = storage_of(item).weights;
+  const schedule::Reading from = schedule::reading(fusion_, *item.op, 0);
+  copy.buffer = input_number_[item.op->inputs[0]];
+  copy.weights = from.weights;
+  copy.offset = from.offset;
+  copy.shared = ring_of_[item.value];
+  copy.in_shared = [&](const graph::Indexer& at) { return at.position(storage_of(item).weights).at; };
   return write_bulk(copy, next_variable_);
+}
+
+Guarded Places::bulk_store(const Item& item) {
+  const Domain& domain = schedule_.domains[item.value];
+  const ir::Op& op = *tree_.items[item_of_[item.value]].op;
+  BulkCopy copy{fusion_, domain, item.value};
+  for (int p = 0; p < schedule::first_bulk(domain); ++p) copy.outer.push_back(variable(item.loops[p]));
+  const schedule::Storage to = schedule::storage(fusion_, item.value);
+  copy.buffer = static_cast<int>(fusion_.inputs.size() + item.output);
+  copy.weights = to.weights;
+  copy.offset = to.offset;
+  copy.shared = shared_of_[op.inputs[0]];
+  copy.in_shared = [&](const graph::Indexer& at) { return in_shared(op.inputs[0], at, roots_read(op, 0)).at; };
+  return write_bulk_store(copy, next_variable_);
+}
+
+bool Places::overwrites_stored(const Node& node, size_t depth) const {
+  for (const Item& item : tree_.items) {
+    if (item.op != nullptr || !is_bulk_store(item)) continue;
+    const ValueId from = tree_.items[item_of_[item.value]].op->inputs[0];
+    const auto comes_back = [&](int loop) {
+      return loop >= 0 && is_serial(tree_.loops[loop].parallel) && tree_.loops[loop].extent > 1;
+    };
+    if (home(tree_.items[item_of_[from]]) != depth || !touches(node, from, false)) continue;
+    if (std::any_of(item.loops.begin(), item.loops.end(), comes_back)) return true;
+  }
+  return false;
+}
+
+graph::Position Places::in_shared(ValueId id, const graph::Indexer& user, const std::vector<int>& root_of) const {
+  const schedule::AxisTree axes = schedule::replay(schedule_.domains[id], fusion_.values[id].name);
+  const std::optional<graph::Position> p = user.position(axes, storage_of(tree_.items[item_of_[id]]).weights, root_of);
+  JF_REQUIRE(p.has_value(), "[lower] ", fusion_.values[id].name,
+             " is stored over axes that its reader cuts unevenly; choose others by set_allocation");
+  return *p;
+}
+
+std::vector<int> Places::roots_read(const ir::Op& op, size_t operand) const {
+  const ValueId id = op.inputs[operand];
+  const std::vector<int> axes = schedule::result_axes(fusion_, op, operand);
+  const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[id], id);
+  std::vector<int> root_of(schedule_.domains[id].logical.size(), -1);
+  for (size_t a = 0; a < axes.size(); ++a) root_of[nodes[a]] = axes[a];
+  return root_of;
 }
 
 std::vector<Guarded> Places::fill(const Item& item) { return bulk(item, nullptr).fill; }
@@ -173,6 +220,13 @@ bool Places::reads_shared(const loops::Stmt& statement) const {
     return false;
   };
   return std::visit(reads, statement.node);
+}
+
+bool Places::meet_in(const std::vector<Guarded>& statements) const {
+  return std::any_of(statements.begin(), statements.end(), [&](const Guarded& s) {
+    const auto* combine = std::get_if<loops::Combine>(&s.stmt.node);
+    return std::holds_alternative<loops::Sync>(s.stmt.node) || (combine != nullptr && meets(*combine));
+  });
 }
 
 bool Places::meet_after_reads(const std::vector<Guarded>& statements) const {

@@ -36,12 +36,18 @@ class Places {
     int64_t elements;
   };
   Storage storage_of(const Item& item) const;
+  // Where the element of a shared value is that has the index of the user's iteration; `root_of`: for each root axis of
+  // the value, the user's that has its index.
+  graph::Position in_shared(ir::ValueId id, const graph::Indexer& user, const std::vector<int>& root_of) const;
+  // Of the value that an op reads, for in_shared.
+  std::vector<int> roots_read(const ir::Op& op, size_t operand) const;
   // Whether a node computes or reads a shared value.
   bool touches(const Node& node, ir::ValueId shared, bool reads) const;
   // Whether a node both computes and reads some shared value.
   bool shares_inside(const Node& node) const;
 
-  // Whether the threads surely meet after the last statement that reads shared memory.
+  // Whether the threads surely meet in the statements; after the last one that reads shared memory.
+  bool meet_in(const std::vector<Guarded>& statements) const;
   bool meet_after_reads(const std::vector<Guarded>& statements) const;
 
   // Whether what is computed in all loops of the producer is there for the user.
@@ -52,9 +58,19 @@ class Places {
   // How many loops around the place where an array lives.
   static size_t home(const Item& item);
 
+  // Whether bulk copies load the item to shared memory; whether they store it, an output, from there.
   bool is_bulk(const Item& item) const {
-    return item.op != nullptr && schedule::is_bulk(schedule_.domains[item.value]);
+    const schedule::Domain& domain = schedule_.domains[item.value];
+    return item.op != nullptr && schedule::is_bulk(domain) && domain.memory == schedule::Memory::kShared;
   }
+  bool is_bulk_store(const Item& item) const {
+    return schedule::is_bulk(schedule_.domains[item.value]) && item_of_[item.value] >= 0 &&
+           !is_bulk(tree_.items[item_of_[item.value]]);
+  }
+  Guarded bulk_store(const Item& item);
+  // Whether a node, inside of `depth` loops, all those that it shares with its consumers, computes a shared value that
+  // bulk copies store, and comes back to it.
+  bool overwrites_stored(const Node& node, size_t depth) const;
   // Whether the copies of a bulk item run ahead of the loop; of the innermost one that it is inlined in.
   bool is_circular(const Item& item, int loop) const;
   bool is_circular(const Item& item) const;

@@ -53,6 +53,10 @@ class Writer : Places {
     for (size_t ring = kernel_.rings.size(); ring-- > 0;) {
       statements.insert(statements.begin(), {{}, {loops::OpenRing{static_cast<int>(ring)}}, true});
     }
+    const auto stores = [&](const Item& item) { return item.op == nullptr && is_bulk_store(item); };
+    if (std::any_of(tree_.items.begin(), tree_.items.end(), stores)) {
+      statements.push_back({{}, {loops::DrainBulk{}}, true});
+    }
     kernel_.body = close(std::move(statements), threads_);
     return even_;
   }
@@ -88,6 +92,7 @@ class Writer : Places {
   void append(const std::vector<Node>& nodes, size_t depth) {
     std::vector<ValueId> written;  // shared, since the threads met last
     std::vector<ValueId> filled;   // in bulk, not waited for yet
+    bool drained = false;
     for (const Node& node : nodes) {
       std::erase_if(filled, [&](ValueId id) {
         const bool read = touches(node, id, true);
@@ -99,6 +104,22 @@ class Writer : Places {
         if (!is_circular(item)) emit(fill(item));
         filled.push_back(item.value);
         continue;
+      }
+      if (node.item >= 0 && is_bulk_store(tree_.items[node.item])) {
+        const Item& item = tree_.items[node.item];
+        if (item.op != nullptr) continue;  // the store copies
+        emit(loops::FenceBulk{});
+        sync();
+        written.clear();
+        statements_.push_back(bulk_store(item));
+        continue;
+      }
+      // What was stored must have been read. Where the threads meet before they write, waiting can end there.
+      if (!drained && overwrites_stored(node, depth)) {
+        const bool met = meet_in(statements_);
+        drained = true;
+        statements_.insert(met ? statements_.begin() : statements_.end(), {{}, {loops::DrainBulk{}}, true});
+        if (!met) sync();
       }
       if (std::any_of(written.begin(), written.end(), [&](ValueId id) { return touches(node, id, true); })) {
         sync();
@@ -249,23 +270,18 @@ class Writer : Places {
     });
   }
 
-  // What an operand or an output reads; `root_of`: for each root axis of the value, the user's that has its index.
   RegisterId load_shared(ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
                          const loops::Condition& when) {
-    const Item& producer = tree_.items[item_of_[id]];
-    const schedule::AxisTree axes = schedule::replay(schedule_.domains[id], fusion_.values[id].name);
-    const std::optional<graph::Position> p = indexer.position(axes, storage_of(producer).weights, root_of);
-    JF_REQUIRE(p.has_value(), "[lower] ", fusion_.values[id].name,
-               " is stored over axes that its reader cuts unevenly; choose others by set_allocation");
-    even_ = even_ && p->lane_step.has_value();
+    const graph::Position p = in_shared(id, indexer, root_of);
+    even_ = even_ && p.lane_step.has_value();
     const RegisterId result = new_register(fusion_.values[id].dtype);
-    IndexPtr at = p->at;
+    IndexPtr at = p.at;
     if (ring_of_[id] >= 0) {
       const loops::Ring& ring = kernel_.rings[ring_of_[id]];
       const IndexPtr stage = ring.stages > 1 ? loops::variable(ring.variable) : loops::constant(0);
       at = add(std::move(at), mul(stage, loops::constant(ring.stage_size)));
     }
-    emit(loops::Load{result, shared_of_[id], std::move(at), p->lane_step.value_or(0)}, when);
+    emit(loops::Load{result, shared_of_[id], std::move(at), p.lane_step.value_or(0)}, when);
     return result;
   }
 
@@ -278,12 +294,8 @@ class Writer : Places {
   }
   RegisterId operand(const Item& item, size_t i, const graph::Indexer& indexer, const loops::Condition& when) {
     const ValueId id = item.op->inputs[i];
-    const std::vector<int> axes = schedule::result_axes(fusion_, *item.op, i);
     if (shared_of_[id] >= 0 && (ring_of_[id] >= 0 || !in_scope(tree_.items[item_of_[id]], item))) {
-      const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[id], id);
-      std::vector<int> root_of(schedule_.domains[id].logical.size(), -1);
-      for (size_t a = 0; a < axes.size(); ++a) root_of[nodes[a]] = axes[a];
-      return load_shared(id, indexer, root_of, when);
+      return load_shared(id, indexer, roots_read(*item.op, i), when);
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
