@@ -14,6 +14,8 @@ struct RowFacts {
 };
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target);
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target);
+// Has the rows brought by bulk copies ahead of their use, where that is faster.
+void prefer_stages(const RowFacts& facts, CudaReduction& parameters, const Target& target);
 // A grid whose blocks all run at once, for rows that come in stages.
 int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& parameters, const Target& target);
 
