@@ -58,14 +58,16 @@ def folded(rows: int = 70, columns: int = 512, dtype: str = "bf16") -> jf.ir.Fus
     return b.finish()
 
 
-def in_stages(fusion: jf.ir.Fusion, stages: int = 3, prefetch: int | None = None, run: int = 8) -> jf.ir.Scheduler:
+def in_stages(
+    fusion: jf.ir.Fusion, stages: int = 3, prefetch: int | None = None, run: int = 8, threads: int = 64
+) -> jf.ir.Scheduler:
     """Blocks of `run` rows; the rows of `x` come in bulk."""
     s = jf.ir.Scheduler(fusion)
     copy = s.cache_after("x")
     [fold] = [v for v in s.fusion.values if s.fusion.is_reduction(v)]
     s.split(fold, 0, run)
     s.transform_like(fold, [copy])
-    s.split(fold, 2, 64)
+    s.split(fold, 2, threads)
     s.parallelize(fold, 0, "block")
     s.parallelize(fold, 3, "thread")
     others = [v for v in s.fusion.values if v not in (*s.fusion.inputs, fold, copy)]
@@ -100,7 +102,9 @@ def test_copies_run_ahead_and_never_past_the_end():
     ahead, work = rest.split("await x_cache", 1)
     # The row after the next, where there is one in this run and in the array.
     assert re.search(r"if \(i0 \* 8\) \+ \(i1 \+ 2\) < 70 and i1 \+ 2 < 8\n +fill x_cache", ahead)
-    assert work.rstrip().count("sync") >= 1  # a stage is read before it is filled again
+    # A stage is read before it is filled again: the threads meet in the fold, or, of one warp, once more.
+    assert "sync" not in work and work.rindex("load x_cache") < work.index("combine")
+    assert "sync" in loops(in_stages(folded(), threads=32).schedule).split("await x_cache")[1]
 
 
 def test_without_stages_a_copy_is_waited_for_where_it_is_read():
@@ -247,7 +251,9 @@ def test_elements_must_be_consecutive():
     fusion = b.finish()
     assert "* 32\n" in lowered(2)  # 64 copies of 32 elements
     assert "x_cache: f32[2304]" in lowered(2, 4)  # rows of 32 + 4
-    with pytest.raises(_core.UserError, match=r"bulk axis 1 of x_cache moves by 96 elements in x; expected 32"):
+    with pytest.raises(
+        _core.UserError, match=r"bulk axis 1 of x_cache moves by 96 elements in global memory; expected 32"
+    ):
         lowered(1)
     with pytest.raises(_core.UserError, match=r"begin at multiples of 33 elements of 4 bytes in shared memory"):
         lowered(2, 1)
@@ -257,7 +263,7 @@ def test_only_copies_of_inputs_come_in_bulk():
     s = in_stages(folded())
     s.parallelize("t1", -1, "bulk")
     s.parallelize("t1", -2, "serial")
-    with pytest.raises(_core.UserError, match=r"t1 has bulk axes, but is not the copy of an input; make one by cache"):
+    with pytest.raises(_core.UserError, match=r"t1 has bulk axes, but is neither the copy of an input nor"):
         jf.ir.lower(s.schedule, "cuda")
 
 
@@ -273,6 +279,68 @@ def test_other_machines_refuse():
 def test_shared_memory_has_an_end():
     with pytest.raises(_core.UserError, match=r"needs \d+ bytes of shared memory; .* in fewer stages"):
         jf.ir.lower(in_stages(folded(columns=32768), 4).schedule, "cuda")
+
+
+# Stores.
+
+
+def stored_in_bulk(columns: int = 512) -> jf.ir.Scheduler:
+    s = in_stages(folded(columns=columns))
+    [out] = s.fusion.outputs
+    row = s.cache_before(out)
+    for axis in (3, 2):
+        s.parallelize(out, axis, "serial")
+    s.merge(out, 2)
+    s.parallelize(out, 2, "bulk")
+    s.set_memory(row, "shared")
+    s.inline_at(row, 2)
+    return s
+
+
+def test_results_are_stored_in_bulk(tmp_path):
+    schedule = stored_in_bulk().schedule
+    assert jf.ir.Schedule(schedule.fusion, str(schedule)) == schedule
+    work = loops(schedule).split(" serial\n", 1)[1]
+    # The last row has been read before this one is written, and this one is written before it is copied.
+    order = ["drain bulk", "combine t2", "store t4_cache", "fence bulk", "sync", "bulk t4[", "drain bulk"]
+    places = [work.index(order[0])]
+    for statement in order[1:]:
+        places.append(work.index(statement, places[-1] + 1))
+    assert "UBLKCP.G.S" in sass(schedule, tmp_path / "kernel.cubin")
+
+
+@pytest.mark.gpu
+def test_bulk_stores_do_not_change_the_result():
+    device = hopper_or_skip()
+    schedule = stored_in_bulk().schedule
+    x = jax.random.normal(jax.random.key(0), (70, 512)).astype(jnp.bfloat16)
+    wide = np.asarray(x.astype(jnp.float32))
+    with jax.default_device(device):
+        [y] = jf.ir.run(schedule, jax.device_put(x, device))
+        assert_close(y, wide - wide.max(axis=1, keepdims=True))
+
+
+def from_registers(s):
+    s.set_memory("t4_cache", "register")
+
+
+def computed(s):
+    s.inline_at("t3", 2)
+    s.parallelize("t4_cache", 3, "bulk")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (from_registers, r"t4 has bulk axes, which copy from shared memory.*t4_cache; call set_memory\(shared\)"),
+        (computed, r"t4_cache has bulk axes, but is neither the copy of an input nor an output that is a copy"),
+    ],
+)
+def test_what_cannot_be_stored_in_bulk_is_named(edit, message):
+    s = stored_in_bulk()
+    edit(s)
+    with pytest.raises(_core.UserError, match=message):
+        jf.ir.lower(s.schedule, "cuda")
 
 
 # The reduction strategy.
@@ -308,16 +376,18 @@ def segment(name: str, rows: int, columns: int) -> jf.ir.Fusion:
 
 
 @pytest.mark.parametrize("columns", [768, 4096, 8192])
+@pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("name", NORMS)
-def test_rows_come_in_stages(name, columns, tmp_path):
-    fusion = segment(name, 4096, columns)
+def test_rows_come_in_stages(name, store, columns, tmp_path):
+    fusion = segment(name, 16384, columns)
     parameters = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
-    assert parameters["stages"] == 1  # off
-    schedule = jf.ir.schedule(fusion, "reduction", "cuda", {**parameters, "stages": 3})
+    schedule = jf.ir.schedule(fusion, "reduction", "cuda", {**parameters, "stages": 3, "bulk_store": store})
     assert jf.ir.Schedule(schedule.fusion, str(schedule)) == schedule
     text = loops(schedule)
     assert text.count(": 3 stages of") == NORMS[name][1]
     assert not re.search(r"bf16 = load x\d+\[", text)  # only copies read the rows
+    assert len(re.findall(r"fence bulk\n +sync\n +bulk ", text)) == store
+    assert text.count("drain bulk") == 2 * store  # before the row is written again, and at the end
     nvrtc_or_skip()
     for used in assert_no_spills(program(schedule), tmp_path):
         assert used["STACK"] == 0
@@ -352,8 +422,9 @@ def test_stages_of_norms_do_not_change_the_result(name, rows, columns):
     want = jf.ir.run(fusion, *arrays)
     parameters = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
     with jax.default_device(device):
-        for stages, blocks in ((2, parameters["blocks"]), (3, 100), (4, 2000)):
-            schedule = jf.ir.schedule(fusion, "reduction", "cuda", {**parameters, "stages": stages, "blocks": blocks})
+        for stages, blocks, store in ((2, parameters["blocks"], False), (3, 100, True), (4, 2000, True)):
+            edited = {**parameters, "stages": stages, "blocks": blocks, "bulk_store": store}
+            schedule = jf.ir.schedule(fusion, "reduction", "cuda", edited)
             got = jf.ir.run(schedule, *jax.device_put(arrays, device))
             for a, b in zip(got, want):
                 assert_close(a, b)
