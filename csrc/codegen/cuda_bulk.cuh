@@ -1,7 +1,7 @@
-// Rings of stages in shared memory that bulk copies fill and all threads of a block read, in turn. Needs sm_90.
+// Bulk copies between global and shared memory. Needs sm_90.
 //
-// All threads call everything, equally often. The first thread of the block begins the copies. Between the last read of
-// a stage and the next copy to it the threads must meet.
+// All threads call everything, equally often; the first thread of the block begins the copies. Loads fill rings of
+// stages, which the threads read in turn; between the last read of a stage and the next copy to it they must meet.
 #pragma once
 
 #include "codegen/cuda_lanes.cuh"
@@ -50,5 +50,18 @@ struct Ring {
  private:
   __device__ __forceinline__ u32 barrier(int number) const { return ptx::shared_address(full + number); }
 };
+
+// The threads must have passed fence_bulk and met since they wrote what is copied.
+template <class M>
+JF_FUNCTION void bulk_store(M* to, long at, const M* shared, long from, int elements) {
+  if (!is_first_thread() || elements <= 0) return;
+  ptx::bulk_store(to + at, ptx::shared_address(shared + from), elements * u32(sizeof(M)));
+  ptx::bulk_commit();
+}
+JF_FUNCTION void fence_bulk() { ptx::fence_async_shared(); }
+// Until all that was stored has been read. The threads must meet before they write there.
+JF_FUNCTION void drain_bulk() {
+  if (is_first_thread()) ptx::bulk_wait_read<0>();
+}
 
 }  // namespace jf

@@ -31,6 +31,7 @@ struct Needs {
     fold_threads |= c.threads || c.threads_y;
   }
   void operator()(const OpenRing&) { bulk = true; }
+  void operator()(const BulkStore&) { bulk = true; }
   template <class Other>
   void operator()(const Other&) {}
 };

@@ -278,10 +278,19 @@ struct Printer {
     line(dialect.sync);
   }
 
-  const Ring& ring(int number, const char* what) const {
+  void check_bulk(const char* what) const {
     JF_CHECK(!dialect.bulk.empty(), "kernel ", kernel.name, " copies in bulk, which its language cannot");
     check_all_threads(what);
+  }
+  const Ring& ring(int number, const char* what) const {
+    check_bulk(what);
     return kernel.rings.at(number);
+  }
+  template <class Copy>
+  std::string elements(const Copy& copy) const {
+    std::string rows = cat(copy.rows);
+    for (const auto& [first, limit] : copy.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
+    return copy.row == 1 ? rows : copy.limits.empty() ? cat(copy.rows * copy.row) : cat(rows, " * ", copy.row);
   }
   void operator()(const OpenRing& open) {
     const auto& [buffer, barriers, stages, size, variable] = ring(open.ring, "ring");
@@ -291,10 +300,21 @@ struct Printer {
   }
   void operator()(const BulkLoad& load) {
     const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
-    std::string rows = cat(load.rows);
-    for (const auto& [first, limit] : load.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
     line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
-         offset(load.from), ", ", rows, load.row == 1 ? "" : cat(" * ", load.row), ");");
+         offset(load.from), ", ", elements(load), ");");
+  }
+  void operator()(const BulkStore& store) {
+    check_bulk("bulk copy");
+    line("jf::bulk_store(", buffers.at(store.buffer), ", ", offset(store.to), ", ", buffers.at(store.shared), ", ",
+         offset(store.from), ", ", elements(store), ");");
+  }
+  void operator()(const FenceBulk&) {
+    check_bulk("fence");
+    line("jf::fence_bulk();");
+  }
+  void operator()(const DrainBulk&) {
+    check_bulk("wait");
+    line("jf::drain_bulk();");
   }
   void operator()(const CommitRing& commit) {
     ring(commit.ring, "commit");

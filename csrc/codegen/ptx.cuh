@@ -75,6 +75,21 @@ __device__ __forceinline__ void bulk_load(unsigned shared, const void* global, u
                : "memory");
 }
 
+// One thread: begins to copy `bytes`, a multiple of 16 like both addresses.
+__device__ __forceinline__ void bulk_store(void* global, unsigned shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+// Closes the group of this thread's bulk stores since the last call.
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's newest groups have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// This thread's writes to shared memory come before bulk copies that begin after a barrier.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- shared memory ----
 
 __device__ __forceinline__ unsigned ld_shared(unsigned address) {

@@ -152,9 +152,22 @@ struct CommitRing {
 struct AwaitRing {
   int ring;
 };
+// One thread begins a copy of runs as in BulkLoad, from a shared buffer to a parameter.
+struct BulkStore {
+  int buffer;
+  IndexPtr to;  // elements
+  int shared;
+  IndexPtr from;  // elements
+  int64_t rows, row;
+  Condition limits = {};
+};
+// What the thread wrote to shared memory is seen by copies that begin after the threads meet.
+struct FenceBulk {};
+// The thread that begins copies waits until they have read shared memory.
+struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync,
-               OpenRing, BulkLoad, CommitRing, AwaitRing>
+               OpenRing, BulkLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
       node;
 };
 

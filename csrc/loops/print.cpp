@@ -104,11 +104,21 @@ struct Printer {
   const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }
   void operator()(const OpenRing& open) { line("open ", ring(open.ring)); }
   void operator()(const BulkLoad& load) {
-    std::string limits = load.limits.empty() ? "" : cat(" by ", load.row);
-    for (const auto& [first, limit] : load.limits) limits += cat(" while ", text(first), " + run < ", limit);
     line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
-         text(load.from), "] * ", load.rows * load.row, limits);
+         text(load.from), "] * ", elements(load));
   }
+  template <class Copy>
+  static std::string elements(const Copy& copy) {
+    std::string result = cat(copy.rows * copy.row, copy.limits.empty() ? "" : cat(" by ", copy.row));
+    for (const auto& [first, limit] : copy.limits) result += cat(" while ", text(first), " + run < ", limit);
+    return result;
+  }
+  void operator()(const BulkStore& store) {
+    line("bulk ", kernel.buffers.at(store.buffer).name, "[", text(store.to),
+         "] = ", kernel.buffers.at(store.shared).name, "[", text(store.from), "] * ", elements(store));
+  }
+  void operator()(const FenceBulk&) { line("fence bulk"); }
+  void operator()(const DrainBulk&) { line("drain bulk"); }
   void operator()(const CommitRing& commit) { line("commit ", ring(commit.ring)); }
   void operator()(const AwaitRing& await) {
     line("i", kernel.rings.at(await.ring).variable, " = await ", ring(await.ring));

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/target.h"
+#include "graph/index.h"
 #include "ir/fusion.h"
 #include "loops/kernel.h"
 #include "lower/guards.h"
@@ -19,12 +21,17 @@ void check_bulk(const ir::Fusion& segment, const schedule::Schedule& schedule, c
 struct BulkCopy {
   const ir::Fusion& fusion;
   const schedule::Domain& domain;
-  const ir::Op& op;
-  int input = -1;                           // its buffer
-  int ring = -1;                            // where the copy goes
-  std::vector<loops::IndexPtr> outer = {};  // the index of each loop axis that the value is inlined in
-  std::vector<int64_t> storage = {};        // elements from one index to the next, by node of the value's axes
+  ir::ValueId value;                        // which has the bulk axes
+  std::vector<loops::IndexPtr> outer = {};  // the index of each loop axis around it
+  int buffer = -1;                          // the parameter
+  std::vector<int64_t> weights = {};        // of the value's axes there, by node
+  int64_t offset = 0;
+  int shared = -1;  // a load: the ring; a store: the buffer
+  // Where an element is in shared memory.
+  std::function<loops::IndexPtr(const graph::Indexer&)> in_shared = {};
 };
+// The store of a bulk output's elements.
+Guarded write_bulk_store(const BulkCopy& copy, int& next_variable);
 struct BulkStatements {
   std::vector<Guarded> fill;  // the copies, then the commit of their stage
   loops::Condition when;      // of the commit; who waits for it does so under the same condition

@@ -33,7 +33,7 @@ bool has_effect(const Stmt& stmt) {
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
          std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
          std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
-         std::holds_alternative<AwaitRing>(stmt.node);
+         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node);
 }
 
 // The bounds that every effect in the body has, as far as all threads agree on them where they meet.

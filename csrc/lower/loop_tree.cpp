@@ -109,8 +109,9 @@ class Arranger {
     for (Item& item : tree_.items) {
       for (int& loop : item.loops) loop = runs[find(loop)] ? loop : -1;
       // One thread begins bulk copies, in loops of its own.
-      if (item.op == nullptr || !schedule::is_bulk(domain(item))) continue;
-      std::fill(item.loops.begin() + item.shared, item.loops.end(), -1);
+      if (!schedule::is_bulk(domain(item))) continue;
+      const bool loads = domain(item).memory == schedule::Memory::kShared;
+      std::fill(item.loops.begin() + (loads ? item.shared : schedule::first_bulk(domain(item))), item.loops.end(), -1);
     }
   }
 

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "graph/index.h"
-#include "lower/bulk.h"
 #include "lower/guards.h"
+#include "lower/places.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -36,35 +36,15 @@ loops::Parallel to_loops(Parallel parallel) {
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
 
-bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
-bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
-
-class Writer {
+class Writer : Places {
  public:
   Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
-      : fusion_(fusion),
-        schedule_(schedule),
-        tree_(tree),
-        kernel_(kernel),
-        next_variable_(static_cast<int>(tree.loops.size())),
-        item_of_(fusion.values.size(), -1),
-        input_number_(fusion.values.size(), -1),
+      : Places(fusion, schedule, tree, kernel),
         register_of_(fusion.values.size(), -1),
-        array_of_(fusion.values.size(), -1),
-        shared_of_(fusion.values.size(), -1),
-        ring_of_(fusion.values.size(), -1),
         is_operand_(fusion.values.size(), false) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
     }
-    for (size_t i = 0; i < fusion.inputs.size(); ++i) input_number_[fusion.inputs[i]] = static_cast<int>(i);
-    for (size_t i = 0; i < tree.items.size(); ++i) {
-      if (tree.items[i].op != nullptr) item_of_[tree.items[i].value] = static_cast<int>(i);
-    }
-    for (size_t loop = 0; loop < tree.loops.size(); ++loop) {
-      if (is_thread(tree.loops[loop].parallel)) threads_.insert(static_cast<int64_t>(loop));
-    }
-    make_arrays();
   }
 
   bool run() {
@@ -72,6 +52,10 @@ class Writer {
     if (!kernel_.rings.empty()) statements.insert(statements.begin(), {{}, {loops::Sync{}}, true});
     for (size_t ring = kernel_.rings.size(); ring-- > 0;) {
       statements.insert(statements.begin(), {{}, {loops::OpenRing{static_cast<int>(ring)}}, true});
+    }
+    const auto stores = [&](const Item& item) { return item.op == nullptr && is_bulk_store(item); };
+    if (std::any_of(tree_.items.begin(), tree_.items.end(), stores)) {
+      statements.push_back({{}, {loops::DrainBulk{}}, true});
     }
     kernel_.body = close(std::move(statements), threads_);
     return even_;
@@ -85,176 +69,15 @@ class Writer {
     RegisterId result;
   };
 
-  IndexPtr variable(int loop) const {
-    return loop < 0 || tree_.loops[loop].extent == 1 ? loops::constant(0) : loops::variable(loop);
-  }
   RegisterId new_register(DType dtype) {
     kernel_.registers.push_back(dtype);
     return static_cast<RegisterId>(kernel_.registers.size()) - 1;
   }
 
-  // A value whose user stands outside of the loops it is computed in is kept in an array.
-  void make_arrays() {
-    std::vector<bool> kept(fusion_.values.size(), false);
-    for (const Item& item : tree_.items) {
-      if (is_fold(item) || is_bulk(item)) kept[item.value] = true;
-      if (item.op == nullptr) continue;
-      for (ValueId id : item.op->inputs) {
-        if (item_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) kept[id] = true;
-      }
-    }
-    for (const Item& item : tree_.items) {
-      if (item.op == nullptr || !kept[item.value]) continue;
-      const ir::Value& value = fusion_.values[item.value];
-      if (is_shared(item.value)) {
-        shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
-        kernel_.buffers.push_back({value.name, value.dtype, true, storage_of(item).elements});
-        if (is_bulk(item)) make_ring(item);
-        continue;
-      }
-      int64_t size = 1;
-      for (int position : kept_positions(item)) size *= tree_.loops[item.loops[position]].extent;
-      array_of_[item.value] = static_cast<int>(kernel_.arrays.size());
-      kernel_.arrays.push_back({value.name, value.dtype, size});
-    }
-  }
-  void make_ring(const Item& item) {
-    loops::Buffer& buffer = kernel_.buffers.back();
-    const int64_t stages = schedule_.domains[item.value].stages, size = stage_size(buffer.shared_size, buffer.dtype);
-    const int number = shared_of_[item.value], variable = next_variable_++;
-    buffer.shared_size = stages * size;
-    ring_of_[item.value] = static_cast<int>(kernel_.rings.size());
-    kernel_.rings.push_back({number, number + 1, stages, size, variable});
-    kernel_.buffers.push_back({buffer.name + "_full", DType::kU64, true, stages});
-  }
-  bool is_bulk(const Item& item) const {
-    return item.op != nullptr && schedule::is_bulk(schedule_.domains[item.value]);
-  }
-  // Whether its copies run ahead of the loop.
-  bool is_circular(const Item& item, int loop) const {
-    return is_bulk(item) && schedule_.domains[item.value].stages > 1 && item.shared > 0 &&
-           item.loops[item.shared - 1] == loop && tree_.loops[loop].extent > 1;
-  }
-  bool is_circular(const Item& item) const {
-    return item.shared > 0 && item.loops[item.shared - 1] >= 0 && is_circular(item, item.loops[item.shared - 1]);
-  }
-  // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
-  BulkStatements bulk(const Item& item, const IndexPtr& innermost) {
-    BulkCopy copy{fusion_, schedule_.domains[item.value], *item.op};
-    copy.input = input_number_[item.op->inputs[0]];
-    copy.ring = ring_of_[item.value];
-    for (int p = 0; p < item.shared; ++p) copy.outer.push_back(variable(item.loops[p]));
-    if (innermost != nullptr) copy.outer.back() = innermost;
-    copy.storage = storage_of(item).weights;
-    return write_bulk(copy, next_variable_);
-  }
-  void emit(std::vector<Guarded> statements) {
-    for (Guarded& statement : statements) statements_.push_back(std::move(statement));
-  }
-  // Copies for the first iterations of a loop.
-  void fill_first(const Item& item) {
-    const Domain& domain = schedule_.domains[item.value];
-    const int64_t count = std::min<int64_t>(domain.prefetch, domain.loop[item.shared - 1].extent);
-    if (count == 1) return emit(bulk(item, loops::constant(0)).fill);
-    const int variable = next_variable_++;
-    Guarded loop = enclose(bulk(item, loops::variable(variable)).fill, variable, threads_);
-    auto& inner = std::get<loops::For>(loop.stmt.node);
-    inner.extent = count;
-    inner.parallel = loops::Parallel::kUnroll;
-    statements_.push_back(std::move(loop));
-  }
-  // In each iteration of a loop, copies for a later one, where it comes.
-  std::vector<Guarded> fill_ahead(const Item& item) {
-    const Domain& domain = schedule_.domains[item.value];
-    const int64_t extent = domain.loop[item.shared - 1].extent;
-    if (extent <= domain.prefetch) return {};
-    const IndexPtr later = add(variable(item.loops[item.shared - 1]), loops::constant(domain.prefetch));
-    std::vector<Guarded> statements = bulk(item, later).fill;
-    for (Guarded& statement : statements) statement.when.push_back({later, extent});
-    return statements;
-  }
-  void await(ValueId id) {
-    const BulkStatements here = bulk(tree_.items[item_of_[id]], nullptr);
-    statements_.push_back({here.when, {loops::AwaitRing{ring_of_[id]}}, true});
-  }
-  bool is_shared(ValueId id) const { return schedule_.domains[id].memory == schedule::Memory::kShared; }
-
-  // How a shared value lies in memory.
-  struct Storage {
-    std::vector<int64_t> weights;  // by node of its tree
-    int64_t elements;
-  };
-  Storage storage_of(const Item& item) const {
-    const Domain& domain = schedule_.domains[item.value];
-    const schedule::AxisTree axes = schedule::replay(domain, fusion_.values[item.value].name);
-    std::vector<int> nodes = domain.storage;
-    if (nodes.empty()) {
-      for (size_t p = item.shared; p < item.loops.size(); ++p) {
-        const int loop = item.loops[p];
-        const bool runs = loop >= 0 || (is_bulk(item) && !axes.inserted[axes.loop[p]]);
-        if (runs && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
-      }
-    }
-    Storage storage{std::vector<int64_t>(axes.extents.size(), 0), 1};
-    for (size_t n = nodes.size(); n-- > 0;) {
-      storage.weights[nodes[n]] = storage.elements;
-      storage.elements *= axes.extents[nodes[n]];
-      if (n + 1 == nodes.size() && n > 0) storage.elements += domain.pad;
-    }
-    return storage;
-  }
-  // Whether a node computes or reads a shared value.
-  bool touches(const Node& node, ValueId shared, bool reads) const {
-    if (node.item < 0) {
-      return std::any_of(node.body.begin(), node.body.end(),
-                         [&](const Node& inner) { return touches(inner, shared, reads); });
-    }
-    const Item& item = tree_.items[node.item];
-    if (!reads) return item.op != nullptr && item.value == shared;
-    if (item.op == nullptr) return item.value == shared;
-    return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
-  }
-  // Whether a node both computes and reads some shared value.
-  bool shares_inside(const Node& node) const {
-    for (ValueId id = 0; id < static_cast<ValueId>(shared_of_.size()); ++id) {
-      if (shared_of_[id] >= 0 && touches(node, id, false) && touches(node, id, true)) return true;
-    }
-    return false;
-  }
   void sync() { statements_.push_back({{}, {loops::Sync{}}, true}); }
 
-  static bool in_scope(const Item& producer, const Item& user) {
-    const std::vector<int> a = path(producer), b = path(user);
-    return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
-  }
-  // Positions of the loops that an array has an element for each iteration of.
-  std::vector<int> kept_positions(const Item& item) const {
-    const std::vector<bool> reduced = reduced_loops(item);
-    std::vector<int> positions;
-    for (size_t p = item.shared; p < item.loops.size(); ++p) {
-      const int loop = item.loops[p];
-      if (loop >= 0 && !reduced[p] && is_serial(tree_.loops[loop].parallel)) positions.push_back(static_cast<int>(p));
-    }
-    return positions;
-  }
-  std::vector<bool> reduced_loops(const Item& item) const {
-    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
-    std::vector<bool> reduced;
-    for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
-    return reduced;
-  }
-  // The element of a kept value that belongs to an iteration of `user`.
-  IndexPtr element(const Item& kept, const Item& user) const {
-    IndexPtr at = loops::constant(0);
-    for (int position : kept_positions(kept)) {
-      at = add(mul(at, loops::constant(tree_.loops[kept.loops[position]].extent)), variable(user.loops[position]));
-    }
-    return at;
-  }
-  // How many loops around the place where an array lives.
-  size_t home(const Item& item) const {
-    return static_cast<size_t>(
-        std::count_if(item.loops.begin(), item.loops.begin() + item.shared, [](int loop) { return loop >= 0; }));
+  void emit(std::vector<Guarded> statements) {
+    for (Guarded& statement : statements) statements_.push_back(std::move(statement));
   }
 
   // The loops from `depth` on.
@@ -269,17 +92,34 @@ class Writer {
   void append(const std::vector<Node>& nodes, size_t depth) {
     std::vector<ValueId> written;  // shared, since the threads met last
     std::vector<ValueId> filled;   // in bulk, not waited for yet
+    bool drained = false;
     for (const Node& node : nodes) {
       std::erase_if(filled, [&](ValueId id) {
         const bool read = touches(node, id, true);
-        if (read) await(id);
+        if (read) statements_.push_back(await(id));
         return read;
       });
       if (node.item >= 0 && is_bulk(tree_.items[node.item])) {
         const Item& item = tree_.items[node.item];
-        if (!is_circular(item)) emit(bulk(item, nullptr).fill);
+        if (!is_circular(item)) emit(fill(item));
         filled.push_back(item.value);
         continue;
+      }
+      if (node.item >= 0 && is_bulk_store(tree_.items[node.item])) {
+        const Item& item = tree_.items[node.item];
+        if (item.op != nullptr) continue;  // the store copies
+        emit(loops::FenceBulk{});
+        sync();
+        written.clear();
+        statements_.push_back(bulk_store(item));
+        continue;
+      }
+      // What was stored must have been read. Where the threads meet before they write, waiting can end there.
+      if (!drained && overwrites_stored(node, depth)) {
+        const bool met = meet_in(statements_);
+        drained = true;
+        statements_.insert(met ? statements_.begin() : statements_.end(), {{}, {loops::DrainBulk{}}, true});
+        if (!met) sync();
       }
       if (std::any_of(written.begin(), written.end(), [&](ValueId id) { return touches(node, id, true); })) {
         sync();
@@ -316,10 +156,12 @@ class Writer {
     const size_t loads = loads_.size();
     std::vector<Guarded> body = write(node.body, depth + 1), ahead;
     // The next iteration writes again what this one reads.
-    if (is_serial(loop.parallel) && shares_inside(node)) body.push_back({{}, {loops::Sync{}}, true});
+    if (is_serial(loop.parallel) && shares_inside(node) && !meet_after_reads(body)) {
+      body.push_back({{}, {loops::Sync{}}, true});
+    }
     for (const Item& item : tree_.items) {
       if (!is_circular(item, node.loop)) continue;
-      fill_first(item);
+      emit(fill_first(item));
       for (Guarded& copy : fill_ahead(item)) ahead.push_back(std::move(copy));
     }
     if (!ahead.empty()) {
@@ -428,23 +270,18 @@ class Writer {
     });
   }
 
-  // What an operand or an output reads; `root_of`: for each root axis of the value, the user's that has its index.
   RegisterId load_shared(ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
                          const loops::Condition& when) {
-    const Item& producer = tree_.items[item_of_[id]];
-    const schedule::AxisTree axes = schedule::replay(schedule_.domains[id], fusion_.values[id].name);
-    const std::optional<graph::Position> p = indexer.position(axes, storage_of(producer).weights, root_of);
-    JF_REQUIRE(p.has_value(), "[lower] ", fusion_.values[id].name,
-               " is stored over axes that its reader cuts unevenly; choose others by set_allocation");
-    even_ = even_ && p->lane_step.has_value();
+    const graph::Position p = in_shared(id, indexer, root_of);
+    even_ = even_ && p.lane_step.has_value();
     const RegisterId result = new_register(fusion_.values[id].dtype);
-    IndexPtr at = p->at;
+    IndexPtr at = p.at;
     if (ring_of_[id] >= 0) {
       const loops::Ring& ring = kernel_.rings[ring_of_[id]];
       const IndexPtr stage = ring.stages > 1 ? loops::variable(ring.variable) : loops::constant(0);
       at = add(std::move(at), mul(stage, loops::constant(ring.stage_size)));
     }
-    emit(loops::Load{result, shared_of_[id], std::move(at), p->lane_step.value_or(0)}, when);
+    emit(loops::Load{result, shared_of_[id], std::move(at), p.lane_step.value_or(0)}, when);
     return result;
   }
 
@@ -457,12 +294,8 @@ class Writer {
   }
   RegisterId operand(const Item& item, size_t i, const graph::Indexer& indexer, const loops::Condition& when) {
     const ValueId id = item.op->inputs[i];
-    const std::vector<int> axes = schedule::result_axes(fusion_, *item.op, i);
     if (shared_of_[id] >= 0 && (ring_of_[id] >= 0 || !in_scope(tree_.items[item_of_[id]], item))) {
-      const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[id], id);
-      std::vector<int> root_of(schedule_.domains[id].logical.size(), -1);
-      for (size_t a = 0; a < axes.size(); ++a) root_of[nodes[a]] = axes[a];
-      return load_shared(id, indexer, root_of, when);
+      return load_shared(id, indexer, roots_read(*item.op, i), when);
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
@@ -582,19 +415,8 @@ class Writer {
                        [&](int loop) { return loop >= 0 && tree_.loops[loop].parallel == parallel; });
   }
 
-  const Fusion& fusion_;
-  const Schedule& schedule_;
-  const LoopTree& tree_;
-  loops::Kernel& kernel_;
-  int next_variable_;                    // above those of the tree's loops
-  std::vector<int> item_of_;             // by value, -1 for an input
-  std::vector<int> input_number_;        // by value, -1 for what is no input
-  std::vector<RegisterId> register_of_;  // by value
-  std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
-  std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
-  std::vector<int> ring_of_;             // by value: the ring that bulk copies of it fill, -1 for others
-  std::vector<bool> is_operand_;         // by value
-  ThreadVariables threads_;
+  std::vector<RegisterId> register_of_;            // by value
+  std::vector<bool> is_operand_;                   // by value
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "plan/reduction_platforms.h"
+#include "schedule/axes.h"
 
 namespace jf::plan {
 namespace {
@@ -40,13 +41,14 @@ struct Printer {
   std::string operator()(const CudaReduction& p) const {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
-               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks) : "");
+               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "");
   }
 };
 
 struct Writer {
   schedule::Scheduler& scheduler;
   const Phases& phases;
+  const std::vector<StoredRows>& stored;
   ir::ValueId reference;
   const Traffic& traffic;
 
@@ -56,7 +58,7 @@ struct Writer {
   }
   void operator()(const CudaReduction& p) const {
     if (p.stages > 1) {
-      return schedule_stages(scheduler, phases.fusion, reference, phases.rows, traffic, p);
+      return schedule_stages(scheduler, phases, stored, reference, traffic, p);
     }
     schedule_cuda(scheduler, reference, traffic, p);
     like_reference();
@@ -97,9 +99,14 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
   const Traffic facts = reduction_traffic(segment);
   const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
   Phases phases = split_phases(segment, facts, keep, in_stages(parameters));
+  std::vector<StoredRows> stored;
+  if (in_stages(parameters) && std::get<CudaReduction>(parameters).bulk_store) stored = store_rows_in_bulk(phases);
   schedule::Scheduler scheduler(phases.fusion);
-  std::visit(Writer{scheduler, phases, reference_of(phases.fusion), facts}, parameters);
+  std::visit(Writer{scheduler, phases, stored, reference_of(phases.fusion), facts}, parameters);
   scheduler.inline_most();
+  for (const auto& [from, output] : stored) {
+    scheduler.inline_at(from, schedule::first_bulk(scheduler.schedule().domains[output]));
+  }
   const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {
     scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));

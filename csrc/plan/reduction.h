@@ -41,6 +41,7 @@ struct CudaReduction {
   // the row that the block works on (sm_90, along=row). The grid then has `blocks` blocks, unless sums across the rows
   // give it one for each of their parts.
   int64_t stages = 1, blocks = 1;
+  bool bulk_store = false;  // with stages: results go through shared memory, too
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

@@ -24,8 +24,14 @@ void schedule_cpu(schedule::Scheduler& scheduler, ir::ValueId reference, const T
                   const CpuReduction& parameters);
 void schedule_cuda(schedule::Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic,
                    const CudaReduction& parameters);
-// The whole schedule where rows come in stages: `rows` are the copies of the inputs.
-void schedule_stages(schedule::Scheduler& scheduler, const ir::Fusion& fusion, ir::ValueId reference,
-                     const std::vector<ir::ValueId>& rows, const Traffic& traffic, const CudaReduction& parameters);
+// An output and the value that it is a copy of.
+struct StoredRows {
+  ir::ValueId from, output;
+};
+// Makes each output that is a row the copy of a value of its own.
+std::vector<StoredRows> store_rows_in_bulk(Phases& phases);
+// The loops of all values where rows come in stages.
+void schedule_stages(schedule::Scheduler& scheduler, const Phases& phases, const std::vector<StoredRows>& stored,
+                     ir::ValueId reference, const Traffic& traffic, const CudaReduction& parameters);
 
 }  // namespace jf::plan

@@ -1,4 +1,4 @@
-// Reductions whose rows come by bulk copies, ahead of the row that the block works on.
+// Reductions whose rows come by bulk copies, ahead of the row that the block works on, and may go by them.
 #include <algorithm>
 #include <set>
 
@@ -91,6 +91,8 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   const std::vector<bool>& across = facts.traffic.across;
   const bool sums_across = std::find(across.begin(), across.end(), true) != across.end();
   if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || !sums_across) return;
+  // Rows in one piece.
+  if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
   const Rows rows = rows_of(facts, Keep::kRows);
   const int64_t each = kElements / kLanes, threads = rows.elements / kElements / kWarp * kWarp;
   const bool fits = 2 * rows.bytes <= target.max_shared_bytes && rows.elements % (kLanes * kWarp) == 0;
@@ -104,17 +106,60 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   p.stages = kUsualStages * rows.bytes <= target.max_shared_bytes / 2 ? kUsualStages : 2;
 }
 
-void schedule_stages(Scheduler& scheduler, const ir::Fusion& fusion, ValueId reference,
-                     const std::vector<ValueId>& rows, const Traffic& traffic, const CudaReduction& p) {
-  JF_REQUIRE(!rows.empty(), "[reduction] stages: ", fusion.name,
+std::vector<StoredRows> store_rows_in_bulk(Phases& phases) {
+  ir::Fusion& fusion = phases.fusion;
+  std::vector<StoredRows> stored;
+  if (phases.rows.empty()) return stored;
+  std::set<std::string> names = {fusion.name};
+  for (const ir::Value& value : fusion.values) names.insert(value.name);
+  const std::vector<int64_t> shape = ir::shape(fusion.values[phases.rows.front()]);
+  const auto is_read = [&](ValueId id) {
+    return std::any_of(fusion.ops.begin(), fusion.ops.end(), [&](const ir::Op& op) {
+      return std::find(op.inputs.begin(), op.inputs.end(), id) != op.inputs.end();
+    });
+  };
+  std::vector<ir::Op> copies;
+  for (ir::Op& op : fusion.ops) {
+    const ValueId id = op.output;
+    const bool output = std::find(fusion.outputs.begin(), fusion.outputs.end(), id) != fusion.outputs.end();
+    const bool plain =
+        ir::info(op.kind).op_class == ir::OpClass::kPointwise && !is_read(id) && ir::shape(fusion.values[id]) == shape;
+    if (!output || !plain) continue;
+    ir::Value value = fusion.values[id];
+    value.name += "_row";
+    while (!names.insert(value.name).second) value.name += "_";
+    const ValueId from = static_cast<ValueId>(fusion.values.size());
+    fusion.values.push_back(std::move(value));
+    op.output = from;
+    copies.push_back({ir::OpKind::kCopy, {from}, id, {}, ""});
+    stored.push_back({from, id});
+  }
+  for (ir::Op& op : copies) fusion.ops.push_back(std::move(op));
+  return stored;
+}
+
+void schedule_stages(Scheduler& scheduler, const Phases& phases, const std::vector<StoredRows>& stored,
+                     ValueId reference, const Traffic& traffic, const CudaReduction& p) {
+  const ir::Fusion& fusion = phases.fusion;
+  JF_REQUIRE(!phases.rows.empty(), "[reduction] stages: ", fusion.name,
              " reads no input that has every element of its rows in their order; expected stages=1");
+  std::vector<ValueId> rows = phases.rows;
+  for (const auto& [from, output] : stored) rows.push_back(output);
   const int row = rows_in_turn(scheduler, reference, traffic, p);
   const bool blocks = row > 1 + (p.threads_y > 1);
   scheduler.transform_like(reference, rows);
+  // Where threads write rows that are stored in bulk, they lie like those, whatever loops the threads have.
+  for (const auto& [from, output] : stored) {
+    scheduler.transform_like(reference, {from});
+    scheduler.set_memory(from, schedule::Memory::kShared);
+    scheduler.set_allocation(from, row - (p.threads_y > 1), 0);
+  }
   for (ValueId id : rows) {
     if (blocks) scheduler.parallelize(id, 0, Parallel::kBlock);
     scheduler.parallelize(id, row, Parallel::kBulk);
     if (p.threads_y > 1) scheduler.parallelize(id, row - 1, Parallel::kBulk);
+  }
+  for (ValueId id : phases.rows) {
     scheduler.set_memory(id, schedule::Memory::kShared);
     scheduler.circular_buffer(id, static_cast<int>(p.stages), static_cast<int>(p.stages) - 1);
   }

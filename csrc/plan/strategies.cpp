@@ -127,6 +127,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("keep", p.keep);
   visit("stages", p.stages);
   visit("blocks", p.blocks);
+  visit("bulk_store", p.bulk_store);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
