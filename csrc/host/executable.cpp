@@ -77,28 +77,31 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
   for (const Step& step : program_.steps) {
     JF_REQUIRE(buffers_of(step).size() + 8 <= kMaxArguments, "[compile] a kernel of ", program_.name, " has ",
                buffers_of(step).size(), " buffers, the limit is ", kMaxArguments - 8, "; fuse fewer values at once");
-    CompiledStep compiled;
-    if (std::optional<StepSource> source = step_source(step, target_)) {
-      compiled.binary = runtime::compile(source->source, target_);
-      compiled.launch = std::move(source->launch);
+    CompiledStep compiled = compiled_step(step, target_);
+    LoadedStep loaded;
+    loaded.buffers = std::move(compiled.buffers);
+    if (std::optional<StepSource>& source = compiled.source) {
+      loaded.binary = runtime::compile(source->source, target_);
+      loaded.launch = std::move(source->launch);
       if (target_.platform == Platform::kCpu) {
-        compiled.host = runtime::load_host(compiled.binary);
-        compiled.host_entry = reinterpret_cast<HostEntry>(compiled.host->symbol(compiled.launch.entry));
+        loaded.host = runtime::load_host(loaded.binary);
+        loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
       }
     }
-    steps_.push_back(std::move(compiled));
+    steps_.push_back(std::move(loaded));
   }
 }
 
 void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) const {
   count(Event::kExecuted);
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const Addresses addresses(buffers_of(program_.steps[i]), buffers);
+    const LoadedStep& step = steps_[i];
+    const Addresses addresses(step.buffers, buffers);
     void* const* pointers = addresses.data.data();
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
-      const HostEntry entry = steps_[i].host_entry;
-      for (size_t b = 0; b < kernel->buffers.size(); ++b) {
-        const auto [kind, place] = kernel->buffers[b];
+      const HostEntry entry = step.host_entry;
+      for (size_t b = 0; b < step.buffers.size(); ++b) {
+        const auto [kind, place] = step.buffers[b];
         if (kind == BufferKind::kOutput) runtime::prepare_output(pointers[b], program_.output_bytes[place]);
       }
       if (kernel->kernel.grid == 1) {
@@ -118,7 +121,7 @@ void Executable::load(int device) {
   if (loaded_[device].load(std::memory_order_acquire)) return;
   std::lock_guard lock(load_mutex_);
   if (loaded_[device].load(std::memory_order_relaxed)) return;
-  for (CompiledStep& step : steps_) {
+  for (LoadedStep& step : steps_) {
     if (!step.cuda) step.cuda = runtime::load_cuda(step.binary);
     runtime::CuKernel kernel = step.cuda->prepare(step.launch.entry, step.launch.shared_bytes, device);
     if (!step.kernel) step.kernel = kernel;
@@ -129,7 +132,7 @@ void Executable::load(int device) {
 void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) const {
   count(Event::kExecuted);
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const std::vector<BufferRef>& refs = buffers_of(program_.steps[i]);
+    const std::vector<BufferRef>& refs = steps_[i].buffers;
     Addresses addresses(refs, buffers);
     const StepLaunch& launch = steps_[i].launch;
     if (launch.grid.x == 0 || launch.grid.y == 0) continue;  // an empty result

@@ -2,6 +2,7 @@
 
 #include "base/embedded.h"
 #include "base/error.h"
+#include "codegen/anonymous.h"
 #include "codegen/generate.h"
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
@@ -14,9 +15,9 @@ namespace jf::host {
 namespace {
 
 // A generated kernel: everything it needs is in its buffers.
-StepSource kernel_source(const KernelStep& step, const Target& target) {
-  StepSource result{codegen::generate({step.kernel}, target), {}};
-  result.launch.entry = step.kernel.name;
+StepSource kernel_source(const KernelStep& step, runtime::Source source) {
+  StepSource result{std::move(source), {}};
+  result.launch.entry = result.source.entries.front();
   auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
   result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
@@ -48,9 +49,21 @@ std::string loops_text(const Step& step) {
 }  // namespace
 
 std::optional<StepSource> step_source(const Step& step, const Target& target) {
-  if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel_source(*kernel, target);
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) {
+    return kernel_source(*kernel, codegen::generate({kernel->kernel}, target));
+  }
   if (target.platform == Platform::kCpu) return std::nullopt;
   return grouped_source(std::get<GroupedStep>(step), target);
+}
+
+CompiledStep compiled_step(const Step& step, const Target& target) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) {
+    codegen::Anonymous anonymous = codegen::generate_anonymous(kernel->kernel, target);
+    CompiledStep result{kernel_source(*kernel, std::move(anonymous.source)), {}};
+    for (int parameter : anonymous.parameters) result.buffers.push_back(kernel->buffers.at(parameter));
+    return result;
+  }
+  return {step_source(step, target), std::get<GroupedStep>(step).buffers};
 }
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
@@ -79,8 +92,9 @@ std::vector<CompiledSource> compile_cuda(const std::string& program, const std::
   JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");
   std::vector<CompiledSource> result;
   for (const Step& step : build(parse_request(program), target).steps) {
-    const std::optional<StepSource> s = step_source(step, target);
-    result.push_back({s->launch.entry, s->source.text, runtime::compile(s->source, target)->bytes});
+    const StepSource compiled = *compiled_step(step, target).source;
+    result.push_back({compiled.launch.entry, step_source(step, target)->source.text,
+                      runtime::compile(compiled.source, target)->bytes});
   }
   return result;
 }
