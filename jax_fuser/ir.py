@@ -124,13 +124,19 @@ def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
 class Lowered:
     """The stages of a fusion on one platform, as text. `lower` makes it."""
 
-    def __init__(self, stages: dict[str, str]):
-        self._stages = stages
+    def __init__(self, text: str, target: str):
+        self._text, self._target = text, target
+        self._stages: dict[str, str] = _core.stages(text, target)
 
     def as_text(self, stage: str) -> str:
-        """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++) or "host"."""
+        """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++), "host" or "sass"
+        (the instructions on CUDA, which needs NVRTC and nvdisasm but no device).
+        """
+        if stage == "sass":
+            text: str = _core.sass(self._text, self._target)
+            return text
         if stage not in self._stages:
-            raise ValueError(f"as_text: stage must be one of {', '.join(sorted(self._stages))}, got {stage!r}")
+            raise ValueError(f"as_text: stage must be one of {', '.join(sorted(self._stages))}, sass, got {stage!r}")
         return self._stages[stage]
 
 
@@ -144,7 +150,7 @@ def lower(program: Fusion | Schedule, platform: str | None = None) -> Lowered:
     Raises:
       UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
     """
-    return Lowered(_core.stages(_text(program), _target(platform, "lower")))
+    return Lowered(_text(program), _target(platform, "lower"))
 
 
 def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:

@@ -5,9 +5,11 @@
 #include "base/error.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/counters.h"
+#include "host/report.h"
 #include "host/request.h"
 #include "host/scratch.h"
 #include "runtime/compile.h"
+#include "runtime/disassemble.h"
 #include "runtime/driver.h"
 #include "runtime/log.h"
 #include "runtime/output_pages.h"
@@ -62,12 +64,16 @@ Target runnable_target(std::string_view text) {
   return target.isa > host_isa() ? host_target() : target;
 }
 
-void dump(std::string_view text, const Program& program, const Target& target) {
+void dump(const Program& program, const Target& target) {
   const runtime::Dump folder(program.name);
   if (!folder.enabled()) return;
-  for (const auto& [stage, text] : stages(std::string(text), jf::print(target))) {
+  const std::string target_text = jf::print(target);
+  for (const auto& [stage, text] : stages(program.text, target_text)) {
     const bool source = stage == "source";
     folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
+  }
+  if (target.platform == Platform::kCuda && !runtime::find_disassembler().empty()) {
+    folder.write("sass.txt", sass(program.text, target_text));
   }
 }
 
@@ -157,9 +163,12 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
     }
   }
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
-  Program built = build(parse_request(program), runnable);
-  dump(program, built, runnable);
-  auto executable = std::make_shared<Executable>(std::move(built), runnable);
+  const std::shared_ptr<Executable> executable = reported(program, [&] {
+    Program built = build(parse_request(program), runnable);
+    built.text = program;
+    dump(built, runnable);
+    return std::make_shared<Executable>(std::move(built), runnable);
+  });
   count(Event::kBuilt);
   std::lock_guard lock(mutex);
   std::erase_if(executables, [](const auto& entry) { return entry.second.expired(); });

@@ -6,10 +6,12 @@
 #include "codegen/generate.h"
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "host/report.h"
 #include "host/request.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 #include "runtime/compile.h"
+#include "runtime/disassemble.h"
 
 namespace jf::host {
 namespace {
@@ -41,6 +43,11 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   return result;
 }
 
+std::string step_name(const Step& step) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel->kernel.name;
+  return std::get<GroupedStep>(step).name;
+}
+
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
   return cat("grouped ", std::get<GroupedStep>(step).name, ": hand-written kernel\n");
@@ -69,34 +76,52 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   const Request request = parse_request(program);
-  const Program built = build(request, target);
-  std::map<std::string, std::string> result = {{"fusion", ir::print(request.fusion)},
-                                               {"segments", built.segments},
-                                               {"schedule", built.schedule},
-                                               {"host", print(built)}};
-  std::string& loops = result["loops"];
-  std::string& source = result["source"];
-  for (const Step& step : built.steps) {
-    loops += loops_text(step);
-    if (const std::optional<StepSource> s = step_source(step, target)) source += s->source.text;
-  }
-  return result;
+  return reported(program, [&] {
+    const Program built = build(request, target);
+    std::map<std::string, std::string> result = {{"fusion", ir::print(request.fusion)},
+                                                 {"segments", built.segments},
+                                                 {"schedule", built.schedule},
+                                                 {"host", print(built)}};
+    std::string& loops = result["loops"];
+    std::string& source = result["source"];
+    for (const Step& step : built.steps) {
+      loops += loops_text(step);
+      if (const std::optional<StepSource> s = step_source(step, target)) source += s->source.text;
+    }
+    return result;
+  });
 }
 
 int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return build(parse_request(program), parse_target(target)).workspace_bytes;
+  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");
-  std::vector<CompiledSource> result;
-  for (const Step& step : build(parse_request(program), target).steps) {
-    const StepSource compiled = *compiled_step(step, target).source;
-    result.push_back({compiled.launch.entry, step_source(step, target)->source.text,
-                      runtime::compile(compiled.source, target)->bytes});
-  }
-  return result;
+  return reported(program, [&] {
+    std::vector<CompiledSource> result;
+    for (const Step& step : build(parse_request(program), target).steps) {
+      const StepSource compiled = *compiled_step(step, target).source;
+      result.push_back({compiled.launch.entry, step_source(step, target)->source.text,
+                        runtime::compile(compiled.source, target)->bytes});
+    }
+    return result;
+  });
+}
+
+std::string sass(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  JF_REQUIRE(target.platform == Platform::kCuda, "[as_text] stage sass is for platform cuda, got '", target_text, "'");
+  return reported(program, [&] {
+    std::string text;
+    for (const Step& step : build(parse_request(program), target).steps) {
+      const StepSource compiled = *compiled_step(step, target).source;
+      text += cat("// ", step_name(step), ", compiled as ", compiled.launch.entry, "\n",
+                  runtime::disassemble(runtime::compile(compiled.source, target)->bytes), "\n");
+    }
+    return text;
+  });
 }
 
 }  // namespace jf::host
