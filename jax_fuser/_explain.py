@@ -132,8 +132,10 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
     if program is not None:
         facts = _core.facts(program, _ffi.target_text(platform))
         segments = tuple(_kernel(kernel) for kernel in facts)
-        written, _ = _trace.write_program(inner, eqn.params["name"])
-        for value, i in zip(_core.Fusion(program).outputs, written.first):
+        outputs = _core.Fusion(program.partition("schedule {")[0]).outputs
+        given = "program" in eqn.params
+        first = range(len(outputs)) if given else _trace.write_program(inner, eqn.params["name"])[0].first
+        for value, i in zip(outputs, first):
             readers[value] = ", ".join(dict.fromkeys(map(label, call.readers[i])))
     return RegionReport(
         eqn.params["name"],
@@ -237,6 +239,9 @@ def _stages(program: str, platform: str) -> dict[str, str]:
 
 
 def _program(eqn: Any) -> str | None:
+    given: str | None = eqn.params.get("program")
+    if given is not None:
+        return given
     jaxpr = eqn.params["jaxpr"].jaxpr
     return _trace.write_program(jaxpr, eqn.params["name"])[0].text if _trace.needs_kernel(jaxpr) else None
 

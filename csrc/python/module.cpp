@@ -115,8 +115,11 @@ void bind_builder(nb::module_& m) {
       .def(
           "reduce",
           [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
-             const std::string& label) { return b.reduce(op_named(op, "reduce"), value, dims, 0, label); },
-          "op"_a, "value"_a, "dims"_a, "label"_a = "")
+             const std::string& label, int64_t parts) {
+            return b.reduce(op_named(op, "reduce"), value, dims, parts, label);
+          },
+          "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
+          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place counts.")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
