@@ -328,7 +328,7 @@ struct Printer {
 
 }  // namespace
 
-std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
+std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std::vector<int>& order) {
   JF_CHECK(kernel.width > 0 && (kernel.width & (kernel.width - 1)) == 0, "kernel ", kernel.name, " has ", kernel.width,
            " lanes");
   std::vector<std::string> names;
@@ -340,8 +340,9 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
   const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, names.end());
   names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const Buffer& buffer = kernel.buffers[i];
+  for (size_t n = 0; n < (order.empty() ? names.size() : order.size()); ++n) {
+    const size_t i = order.empty() ? n : order[n];
+    const Buffer& buffer = kernel.buffers.at(i);
     if (buffer.shared_size == 0)
       parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }
