@@ -24,6 +24,8 @@ def main() -> None:
     for case in BENCHMARKS[arguments.benchmark](quick=arguments.quick, only=arguments.only or ""):
         print_case(case)
         done.append(case)
+    if arguments.benchmark == "fuse":
+        fuse.print_summary(done)
     if arguments.json:
         save_json(arguments.json, done)
     if arguments.plot and done:

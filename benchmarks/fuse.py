@@ -1,8 +1,10 @@
-"""Fused functions beside jax.jit of the same function."""
+"""Fused functions beside jax.jit of the same function, and torch.compile where torch is installed."""
 
 from __future__ import annotations
 
 import functools
+import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ import numpy as np
 
 import jax_fuser as jf
 
+from . import fuse_torch
 from .measure import Contender, time_all
 from .report import OURS, Case
 
@@ -129,14 +132,42 @@ def measure(pattern: Pattern, rows: int, columns: int, dtype: str, *, quick: boo
     contenders = [
         Contender(OURS, functools.partial(fused, *args)),
         Contender("jax.jit", functools.partial(plain, *args)),
+        *fuse_torch.contender(pattern.name, args, gpu),
     ]
     case.timings = time_all(contenders, seconds=1 if quick else 3, repeats=11 if quick else 31, inner=20 if gpu else 1)
     want = jax.tree.leaves(pattern.f(*[a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in args]))
     for c, t in zip(contenders, case.timings):
         if not t.note:
-            got = jax.tree.leaves(c.run())
+            got = [r if isinstance(r, jax.Array) else jnp.from_dlpack(r) for r in jax.tree.leaves(c.run())]
             t.error = max(relative_error(g, w) for g, w in zip(got, want))
     return case
+
+
+def print_summary(done: list[Case]) -> None:
+    """Print, for each shape and dtype, how much of the copy's bandwidth the patterns reach, and the speed of peers."""
+    groups: dict[str, list[Case]] = {}
+    for case in done:
+        groups.setdefault(f"{case.name.split()[-1]} {case.parameters}", []).append(case)
+    for group, members in groups.items():
+        copy = next((c for c in members if c.name.startswith("copy")), None)
+        if copy is None:
+            continue
+        print(f"\n{group}")
+        shares = {c.name: rate_of(c, OURS) / rate_of(copy, OURS) for c in members}
+        least = min(shares, key=lambda name: shares[name])
+        mean = statistics.geometric_mean(shares.values())
+        print(f"  of the copy's bandwidth: geometric mean {mean:.2f}, least {shares[least]:.2f} ({least})")
+        for peer in sorted({t.name for c in members for t in c.timings} - {OURS}):
+            faster = {c.name: rate_of(c, OURS) / rate_of(c, peer) for c in members if not math.isnan(rate_of(c, peer))}
+            if faster:
+                least = min(faster, key=lambda name: faster[name])
+                mean = statistics.geometric_mean(faster.values())
+                print(f"  against {peer}: geometric mean {mean:.2f}x, least {faster[least]:.2f}x ({least})")
+
+
+def rate_of(case: Case, contender: str) -> float:
+    """Return what a contender reached, or NaN."""
+    return next((case.rate(t) for t in case.timings if t.name == contender), math.nan)
 
 
 def relative_error(got: jax.Array, want: jax.Array) -> float:

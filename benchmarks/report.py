@@ -83,7 +83,8 @@ def print_case(case: Case) -> None:
             continue
         scale, unit = (1e3, "ms") if t.median > 1e-3 else (1e6, "us")
         spread = f"{t.low * scale:.2f}..{t.high * scale:.2f}"
-        rate = "" if case.unit == "us" else f"{case.rate(t):>10.1f}"
+        digits = 2 if case.unit == "TB/s" else 1
+        rate = "" if case.unit == "us" else f"{case.rate(t):>10.{digits}f}"
         error = "" if t.error is None else f"{t.error:.1e}"
         note = " (bound)" if t.bound else ""
         print(f"  {t.name + note:28}{t.median * scale:>9.2f} {unit}{spread:>20}{rate}  {error}")

@@ -1,6 +1,9 @@
 // Folds over the threads of a block: shuffles within a warp, then shared memory between warps. All threads of the block
 // call them together. The order is fixed, so equal blocks give equal bits.
 //
+// Values of several folds go together, so that the threads meet once. They meet a second time only where the same
+// scratch is written again before they meet elsewhere.
+//
 // Threads along x are numbered first; there are a power of two up to 32 of them, or a multiple of 32, so that a row of
 // them fills whole warps or divides one.
 #pragma once
@@ -11,8 +14,14 @@ namespace jf {
 
 constexpr int kWarp = 32;
 
-// What to fold over: any sum of these.
-constexpr int kLanes = 1, kX = 2, kY = 4;
+// What to fold over: any sum of these. kAgain: the scratch is written again before the threads meet elsewhere.
+constexpr int kLanes = 1, kX = 2, kY = 4, kAgain = 8;
+
+// Shared memory of a fold.
+template <int kBytes>
+struct Scratch {
+  char* bytes;
+};
 
 template <int kBlockX, int kBlockY>
 struct Block {
@@ -70,10 +79,10 @@ JF_FUNCTION constexpr int values_at_once() {
 }
 
 // Every warp's first thread holds values of part `part` of result `slot`; all threads of a slot get its fold.
-template <class Op, class B, int kSlots, int kParts, class T, int V, int kBytes>
-JF_FUNCTION void fold_few(Lanes<T, V>& values, int slot, int part, char (&scratch)[kBytes]) {
+template <class Op, class B, int kSlots, int kParts, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_few(Lanes<T, V>& values, int slot, int part, Scratch<kBytes> scratch) {
   constexpr int kRound = values_at_once<T, V, kSlots * kParts, kBytes>(), kPower = power_of_two_from(kParts);
-  T* const partial = reinterpret_cast<T*>(scratch);
+  T* const partial = reinterpret_cast<T*>(scratch.bytes);
   const int lane = B::thread() % kWarp, read = lane % kPower;
 #pragma unroll
   for (int first = 0; first < V; first += kRound) {
@@ -88,17 +97,17 @@ JF_FUNCTION void fold_few(Lanes<T, V>& values, int slot, int part, char (&scratc
     for (int i = 0; i < kRound && first + i < V; ++i) {
       values.v[first + i] = read < kParts ? partial[(i * kSlots + slot) * kParts + read] : Op::template identity<T>();
     }
-    __syncthreads();  // the scratch is free again
+    if (kTwice || kRound < V) __syncthreads();  // the scratch is free again
   }
   fold_warp<Op, B, 1, kPower>(values);
 }
 
 // Threads where `holds` is set hold values of part `part` of result `slot`; all threads of a slot get its fold. For
 // many slots: the block's threads share out the results.
-template <class Op, class B, int kSlots, int kParts, class T, int V, int kBytes>
-JF_FUNCTION void fold_many(Lanes<T, V>& values, bool holds, int slot, int part, char (&scratch)[kBytes]) {
+template <class Op, class B, int kSlots, int kParts, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_many(Lanes<T, V>& values, bool holds, int slot, int part, Scratch<kBytes> scratch) {
   constexpr int kRound = values_at_once<T, V, kSlots * kParts, kBytes>(), kItems = kRound * kSlots;
-  T* const partial = reinterpret_cast<T*>(scratch);
+  T* const partial = reinterpret_cast<T*>(scratch.bytes);
 #pragma unroll
   for (int first = 0; first < V; first += kRound) {
     if (holds) {
@@ -118,80 +127,100 @@ JF_FUNCTION void fold_many(Lanes<T, V>& values, bool holds, int slot, int part, 
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kRound && first + i < V; ++i) values.v[first + i] = partial[i * kSlots + slot];
-    __syncthreads();  // the scratch is free again
+    if (kTwice || kRound < V) __syncthreads();  // the scratch is free again
   }
 }
 
-template <class Op, class B, class T, int V, int kBytes>
-JF_FUNCTION void fold_columns(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+template <class Op, class B, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_columns(Lanes<T, V>& values, Scratch<kBytes> scratch) {
   fold_warp<Op, B, 1, smaller_of(B::kColumns, kWarp)>(values);
   if constexpr (B::kColumns > kWarp) {
-    fold_few<Op, B, B::kRows, B::kColumns / kWarp>(values, B::row(), B::column() / kWarp, scratch);
+    fold_few<Op, B, B::kRows, B::kColumns / kWarp, kTwice>(values, B::row(), B::column() / kWarp, scratch);
   }
 }
-template <class Op, class B, class T, int V, int kBytes>
-JF_FUNCTION void fold_rows(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+template <class Op, class B, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_rows(Lanes<T, V>& values, Scratch<kBytes> scratch) {
   if constexpr (B::kEven && B::kColumns < kWarp) {
     fold_warp<Op, B, B::kColumns, B::kWarpThreads>(values);
     if constexpr (B::kWarps > 1) {
       const int lane = B::thread() % kWarp;
-      fold_many<Op, B, B::kColumns, B::kWarps>(values, lane < B::kColumns, B::column(), B::thread() / kWarp, scratch);
+      fold_many<Op, B, B::kColumns, B::kWarps, kTwice>(values, lane < B::kColumns, B::column(), B::thread() / kWarp,
+                                                       scratch);
     }
   } else if constexpr (B::kRows > 1) {
-    fold_many<Op, B, B::kColumns, B::kRows>(values, true, B::column(), B::row(), scratch);
+    fold_many<Op, B, B::kColumns, B::kRows, kTwice>(values, true, B::column(), B::row(), scratch);
   }
 }
-template <class Op, class B, class T, int V, int kBytes>
-JF_FUNCTION void fold_block(Lanes<T, V>& values, char (&scratch)[kBytes]) {
+template <class Op, class B, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_block(Lanes<T, V>& values, Scratch<kBytes> scratch) {
   if constexpr (B::kEven) {
     fold_warp<Op, B, 1, B::kWarpThreads>(values);
-    if constexpr (B::kWarps > 1) fold_few<Op, B, 1, B::kWarps>(values, 0, B::thread() / kWarp, scratch);
+    if constexpr (B::kWarps > 1) {
+      fold_few<Op, B, 1, B::kWarps, kTwice>(values, 0, B::thread() / kWarp, scratch);
+    }
   } else {
-    fold_columns<Op, B>(values, scratch);
-    fold_rows<Op, B>(values, scratch);
+    fold_columns<Op, B, true>(values, scratch);
+    fold_rows<Op, B, kTwice>(values, scratch);
   }
 }
 
-// Folds every element over the lanes, the threads along x, those along y, as kOver says; B is a Block. The scratch is
-// shared memory, free before and after.
-template <class Op, class B, int kOver, class T, int W, int N, int kBytes>
-JF_FUNCTION void fold_threads(Lanes<T, W> (&array)[N], char (&scratch)[kBytes]) {
-  // The threads fold all elements' lanes, or their folds, together.
-  constexpr int kEach = kOver & kLanes ? 1 : W;
-  Lanes<T, N * kEach> values;
+// What the threads fold of an element: one value when its lanes are folded too.
+template <class Op, int kEach, class T, int W, int V>
+JF_FUNCTION void pack(Lanes<T, V>& values, int& next, const Lanes<T, W>& x) {
+  const Lanes<T, W> own = kEach == 1 ? folded<Op>(x) : x;
 #pragma unroll
-  for (int n = 0; n < N; ++n) {
-    if constexpr (kEach == 1) {
-      values.v[n] = folded<Op>(array[n]).v[0];
-    } else {
+  for (int i = 0; i < kEach; ++i) values.v[next++] = own.v[i];
+}
+template <class Op, int kEach, class T, int W, int N, int V>
+JF_FUNCTION void pack(Lanes<T, V>& values, int& next, const Lanes<T, W> (&array)[N]) {
 #pragma unroll
-      for (int i = 0; i < W; ++i) values.v[n * W + i] = array[n].v[i];
-    }
-  }
+  for (int n = 0; n < N; ++n) pack<Op, kEach>(values, next, array[n]);
+}
+template <int kEach, class T, int W, int V>
+JF_FUNCTION void unpack(const Lanes<T, V>& values, int& next, Lanes<T, W>& x) {
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = values.v[next + i % kEach];
+  next += kEach;
+}
+template <int kEach, class T, int W, int N, int V>
+JF_FUNCTION void unpack(const Lanes<T, V>& values, int& next, Lanes<T, W> (&array)[N]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) unpack<kEach>(values, next, array[n]);
+}
+
+template <class X>
+struct Shape;
+template <class T, int W>
+struct Shape<Lanes<T, W>> {
+  using Type = T;
+  static constexpr int kWidth = W, kElements = 1;
+};
+template <class T, int W, int N>
+struct Shape<Lanes<T, W>[N]> {
+  using Type = T;
+  static constexpr int kWidth = W, kElements = N;
+};
+
+// Folds every element of the arrays over the lanes, the threads along x, those along y, as kOver says; B is a Block.
+// The scratch is free before.
+template <class Op, class B, int kOver, int kBytes, class X, class... More>
+JF_FUNCTION void fold_threads(Scratch<kBytes> scratch, X& first, More&... more) {
+  constexpr int kEach = kOver & kLanes ? 1 : Shape<X>::kWidth;
+  constexpr bool kTwice = kOver & kAgain;
+  Lanes<typename Shape<X>::Type, kEach*(Shape<X>::kElements + ... + Shape<More>::kElements)> values;
+  int next = 0;
+  pack<Op, kEach>(values, next, first);
+  (pack<Op, kEach>(values, next, more), ...);
   if constexpr ((kOver & (kX | kY)) == (kX | kY)) {
-    fold_block<Op, B>(values, scratch);
+    fold_block<Op, B, kTwice>(values, scratch);
   } else if constexpr (kOver & kX) {
-    fold_columns<Op, B>(values, scratch);
+    fold_columns<Op, B, kTwice>(values, scratch);
   } else {
-    fold_rows<Op, B>(values, scratch);
+    fold_rows<Op, B, kTwice>(values, scratch);
   }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int i = 0; i < W; ++i) array[n].v[i] = values.v[n * kEach + i % kEach];
-  }
-}
-template <class Op, class B, int kOver, class T, int W, int kBytes>
-JF_FUNCTION void fold_threads(Lanes<T, W>& x, char (&scratch)[kBytes]) {
-  Lanes<T, W> array[1] = {x};
-  fold_threads<Op, B, kOver>(array, scratch);
-  x = array[0];
-}
-// Where shuffles are enough.
-template <class Op, class B, int kOver, class X>
-JF_FUNCTION void fold_threads(X& x) {
-  char none[1];
-  fold_threads<Op, B, kOver>(x, none);
+  next = 0;
+  unpack<kEach>(values, next, first);
+  (unpack<kEach>(values, next, more), ...);
 }
 
 }  // namespace jf

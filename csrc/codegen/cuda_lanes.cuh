@@ -137,6 +137,11 @@ template <class M>
 JF_FUNCTION M encode(M, M x) {
   return x;
 }
+// One half of two elements in a word.
+JF_FUNCTION f32 decode_low(f16, u32 pair) { return ptx::f32_from_f16(u16(pair)); }
+JF_FUNCTION f32 decode_high(f16, u32 pair) { return ptx::f32_from_f16(u16(pair >> 16)); }
+JF_FUNCTION f32 decode_low(bf16, u32 pair) { return bits_as<f32>(pair << 16); }
+JF_FUNCTION f32 decode_high(bf16, u32 pair) { return bits_as<f32>(pair & 0xffff0000u); }
 
 // Which lanes of a vector are real: all, or the first `count`. The others never touch memory.
 struct All {};

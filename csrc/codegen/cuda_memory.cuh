@@ -24,17 +24,40 @@ struct Type {};
 template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
-  using Piece = Chunk<Stored<M>, kCount>;
   Lanes<T, W> x;
+  if constexpr (is_float16<M> && kCount > 1) {
+    using Piece = Chunk<u32, kCount / 2>;
 #pragma unroll
-  for (int i = 0; i < W / kCount; ++i) {
-    const Piece piece = reinterpret_cast<const Piece*>(p)[i];
+    for (int i = 0; i < W / kCount; ++i) {
+      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) x.v[i * kCount + j] = decode(M{}, piece.v[j]);
+      for (int j = 0; j < kCount; j += 2) {
+        x.v[i * kCount + j] = decode_low(M{}, piece.v[j / 2]);
+        x.v[i * kCount + j + 1] = decode_high(M{}, piece.v[j / 2]);
+      }
+    }
+  } else {
+    using Piece = Chunk<Stored<M>, kCount>;
+#pragma unroll
+    for (int i = 0; i < W / kCount; ++i) {
+      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) x.v[i * kCount + j] = decode(M{}, piece.v[j]);
+    }
   }
   return x;
 }
-template <int kMultiple, class M, class T, int W>
+// The compiler takes a store to global memory apart where the offset is long.
+template <bool kShared, class Piece>
+JF_FUNCTION void store_piece(Piece* p, const Piece& piece) {
+  if constexpr (!kShared && sizeof(Piece) == 16) {
+    const auto words = bits_as<Chunk<u64, 2>>(piece);
+    ptx::store_global(p, words.v[0], words.v[1]);
+  } else {
+    *p = piece;
+  }
+}
+template <int kMultiple, bool kShared, class M, class T, int W>
 JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
   if constexpr (is_float16<M> && kCount > 1) {
@@ -46,7 +69,7 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
       for (int j = 0; j < kCount; j += 2) {
         piece.v[j / 2] = encode_pair(M{}, x.v[i * kCount + j], x.v[i * kCount + j + 1]);
       }
-      reinterpret_cast<Piece*>(p)[i] = piece;
+      store_piece<kShared>(reinterpret_cast<Piece*>(p) + i, piece);
     }
   } else {
     using Piece = Chunk<Stored<M>, kCount>;
@@ -55,7 +78,7 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
       Piece piece;
 #pragma unroll
       for (int j = 0; j < kCount; ++j) piece.v[j] = encode(M{}, x.v[i * kCount + j]);
-      reinterpret_cast<Piece*>(p)[i] = piece;
+      store_piece<kShared>(reinterpret_cast<Piece*>(p) + i, piece);
     }
   }
 }
@@ -86,7 +109,7 @@ template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>> type, const M* p, First on) {
   return load_strided(type, p, 1, on);
 }
-template <int kMultiple, class M, class T, int W>
+template <int kMultiple, bool kShared, class M, class T, int W>
 JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
   store_strided(p, 1, x, on);
 }
@@ -102,7 +125,11 @@ JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
 }
 template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
-  store_lanes<kMultiple>(p + offset, x, on);
+  store_lanes<kMultiple, false>(p + offset, x, on);
+}
+template <int kMultiple = 1, class M, class T, int W, class On = All>
+JF_FUNCTION void store_shared(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
+  store_lanes<kMultiple, true>(p + offset, x, on);
 }
 template <class M, class T, int W, class On = All>
 JF_FUNCTION void scatter(M* p, long offset, long stride, const Lanes<T, W>& x, On on = {}) {

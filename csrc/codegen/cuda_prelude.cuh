@@ -100,7 +100,9 @@ JF_FUNCTION Lanes<T, W> clamp(const Lanes<T, W>& low, const Lanes<T, W>& a, cons
 
 template <class T>
 JF_FUNCTION T quotient(T x, T y) {
-  if constexpr (is_float<T>) {
+  if constexpr (is_same<T, f32>) {
+    return ptx::quotient(x, y);
+  } else if constexpr (is_float<T>) {
     return x / y;
   } else {
     if (y == 0) return T(~T(0));
@@ -161,7 +163,17 @@ JF_FUNCTION Compute<M> converted(From x) {
 // To and From are dtypes, f16 and bf16 among them; the lanes are of their compute types.
 template <class To, class From, int W>
 JF_FUNCTION Lanes<Compute<To>, W> convert(const Lanes<From, W>& a) {
-  return map<Compute<To>>([](From x) { return converted<To>(x); }, a);
+  if constexpr (is_float16<To> && W > 1) {
+    Lanes<f32, W> x;
+#pragma unroll
+    for (int i = 0; i < W; i += 2) {
+      const u32 pair = encode_pair(To{}, f32(a.v[i]), f32(a.v[i + 1]));
+      x.v[i] = decode_low(To{}, pair), x.v[i + 1] = decode_high(To{}, pair);
+    }
+    return x;
+  } else {
+    return map<Compute<To>>([](From x) { return converted<To>(x); }, a);
+  }
 }
 template <class To, class From, class T, int W>
 JF_FUNCTION Lanes<Compute<To>, W> bitcast(const Lanes<T, W>& a) {

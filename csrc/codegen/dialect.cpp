@@ -50,8 +50,7 @@ std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,
   std::string text;
   if (memory.dynamic) text += "  extern __shared__ __align__(128) char shared[];\n";
   if (memory.scratch > 0) {
-    text += memory.dynamic ? cat("  char (&scratch)[", memory.scratch, "] = *reinterpret_cast<char (*)[",
-                                 memory.scratch, "]>(shared);\n")
+    text += memory.dynamic ? "  char* const scratch = shared;\n"
                            : cat("  __shared__ __align__(128) char scratch[", memory.scratch, "];\n");
   }
   for (size_t i = 0; i < names.size(); ++i) {
@@ -77,6 +76,7 @@ constexpr Dialect kCpu = {
     .block_y = "",
     .thread = "",
     .thread_y = "",
+    .bulk = "",
     .sync = "",
     .settings = cpu_settings,
     .opening = cpu_opening,
@@ -95,6 +95,7 @@ constexpr Dialect kCuda = {
     .block_y = "blockIdx.y",
     .thread = "threadIdx.x",
     .thread_y = "threadIdx.y",
+    .bulk = "codegen/cuda_bulk.cuh",
     .sync = "__syncthreads();",
     .settings = cuda_settings,
     .opening = cuda_opening,

@@ -21,7 +21,7 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false;
+  bool math = false, fold = false, fold_threads = false, bulk = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) { fold |= declare.fill.has_value(); }
@@ -30,13 +30,15 @@ struct Needs {
     fold = true;
     fold_threads |= c.threads || c.threads_y;
   }
+  void operator()(const OpenRing&) { bulk = true; }
+  void operator()(const BulkStore&) { bulk = true; }
   template <class Other>
   void operator()(const Other&) {}
 };
 
 }  // namespace
 
-runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target) {
+runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target, const std::vector<int>& parameters) {
   const Dialect& language = dialect(target.platform);
   runtime::Source source;
   source.language = language.language;
@@ -48,12 +50,13 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.math) include(language.math);
   if (needs.fold) include(language.fold);
   if (needs.fold_threads) include(language.fold_threads);
+  if (needs.bulk) include(language.bulk);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;
     JF_CHECK(shared <= target.max_shared_bytes, "kernel ", kernel.name, " needs ", shared,
              " bytes of shared memory, the target has ", target.max_shared_bytes);
-    source.text += "\n" + print_kernel(kernel, language);
+    source.text += "\n" + print_kernel(kernel, language, parameters);
     source.entries.push_back(kernel.name);
   }
   source.headers = embedded_includes(source.text);

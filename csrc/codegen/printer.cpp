@@ -16,8 +16,14 @@ using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
+// Functions that need fewer digits for a bf16.
+bool has_short_form(ir::OpKind op) {
+  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
+}
+
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
+  if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -27,17 +33,18 @@ std::string dtype_arguments(const Compute& compute, DType result) {
 struct Printer {
   const Kernel& kernel;
   const Dialect& dialect;
+  const SharedMemory memory;
   std::string out = {};
   int depth = 1;
   bool in_vector = false;
   bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
   int divergent = 0;    // how many enclosing statements leave out some threads of a block
-  std::vector<std::string> buffers = {}, arrays = {};
+  std::vector<std::string> buffers = {}, arrays = {}, rings = {};
   std::set<int> declared = {};
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
-  int loads = 0, results = 0;
+  int loads = 0, results = 0, folds = 0;
   Variables variables = {};
 
   template <class... Args>
@@ -204,7 +211,9 @@ struct Printer {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
-      line("jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value, on(), ");");
+      const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
+      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
+           on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }
@@ -242,9 +251,10 @@ struct Printer {
     }
   }
   void operator()(const Combine& combine) {
-    const std::string& name = array(combine.array);
     if (!combine.threads && !combine.threads_y) {
-      if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", name, ");");
+      for (int id : combine.arrays) {
+        if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", array(id), ");");
+      }
       return;
     }
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " folds over threads that its language does not have");
@@ -254,43 +264,98 @@ struct Printer {
                                     std::pair(combine.threads_y, "jf::kY")}) {
       if (set) over += cat(over.empty() ? "" : " | ", word);
     }
-    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over, ">(",
-         name, scratch_bytes(kernel, combine) > 0 ? ", scratch" : "", ");");
+    const SharedMemory::Scratch& own = memory.folds.at(folds++);
+    if (own.again && own.bytes > 0) over += " | jf::kAgain";
+    const std::string from = own.bytes == 0 ? "nullptr" : own.offset == 0 ? "scratch" : cat("scratch + ", own.offset);
+    std::string names;
+    for (int id : combine.arrays) names += cat(", ", array(id));
+    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over,
+         ">(jf::Scratch<", own.bytes, ">{", from, "}", names, ");");
   }
   void operator()(const Sync&) {
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " waits for threads that its language does not have");
     check_all_threads("sync");
     line(dialect.sync);
   }
+
+  void check_bulk(const char* what) const {
+    JF_CHECK(!dialect.bulk.empty(), "kernel ", kernel.name, " copies in bulk, which its language cannot");
+    check_all_threads(what);
+  }
+  const Ring& ring(int number, const char* what) const {
+    check_bulk(what);
+    return kernel.rings.at(number);
+  }
+  template <class Copy>
+  std::string elements(const Copy& copy) const {
+    std::string rows = cat(copy.rows);
+    for (const auto& [first, limit] : copy.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
+    return copy.row == 1 ? rows : copy.limits.empty() ? cat(copy.rows * copy.row) : cat(rows, " * ", copy.row);
+  }
+  void operator()(const OpenRing& open) {
+    const auto& [buffer, barriers, stages, size, variable] = ring(open.ring, "ring");
+    const auto [entry, fresh] = variables.insert({variable, {cat(rings.at(open.ring), ".stage"), 1}});
+    JF_CHECK(fresh, "kernel ", kernel.name, " opens ring ", open.ring, " twice");
+    line("jf::Ring<", stages, ", ", size, "> ", rings[open.ring], "(", buffers.at(barriers), ");");
+  }
+  void operator()(const BulkLoad& load) {
+    const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
+    line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
+         offset(load.from), ", ", elements(load), ");");
+  }
+  void operator()(const BulkStore& store) {
+    check_bulk("bulk copy");
+    line("jf::bulk_store(", buffers.at(store.buffer), ", ", offset(store.to), ", ", buffers.at(store.shared), ", ",
+         offset(store.from), ", ", elements(store), ");");
+  }
+  void operator()(const FenceBulk&) {
+    check_bulk("fence");
+    line("jf::fence_bulk();");
+  }
+  void operator()(const DrainBulk&) {
+    check_bulk("wait");
+    line("jf::drain_bulk();");
+  }
+  void operator()(const CommitRing& commit) {
+    ring(commit.ring, "commit");
+    line(rings.at(commit.ring), ".commit();");
+  }
+  void operator()(const AwaitRing& await) {
+    ring(await.ring, "wait");
+    line(rings.at(await.ring), ".await();");
+  }
 };
 
 }  // namespace
 
-std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
+std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std::vector<int>& order) {
   JF_CHECK(kernel.width > 0 && (kernel.width & (kernel.width - 1)) == 0, "kernel ", kernel.name, " has ", kernel.width,
            " lanes");
   std::vector<std::string> names;
   for (const Buffer& buffer : kernel.buffers) names.push_back(buffer.name);
   for (const Array& array : kernel.arrays) names.push_back(array.name);
+  for (const Ring& ring : kernel.rings) names.push_back(cat(kernel.buffers.at(ring.buffer).name, "_ring"));
   names = safe_names(names);
-  const auto first_array = names.begin() + kernel.buffers.size();
-  const std::vector<std::string> arrays(first_array, names.end());
+  const auto first_array = names.begin() + kernel.buffers.size(), first_ring = first_array + kernel.arrays.size();
+  const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, names.end());
   names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const Buffer& buffer = kernel.buffers[i];
+  for (size_t n = 0; n < (order.empty() ? names.size() : order.size()); ++n) {
+    const size_t i = order.empty() ? n : order[n];
+    const Buffer& buffer = kernel.buffers.at(i);
     if (buffer.shared_size == 0)
       parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }
 
-  Printer printer{.kernel = kernel, .dialect = dialect};
+  Printer printer{.kernel = kernel, .dialect = dialect, .memory = shared_memory(kernel)};
   printer.out = dialect.opening(kernel, kernel.name, parameters);
-  if (const SharedMemory memory = shared_memory(kernel); memory.bytes > 0) {
+  if (const SharedMemory& memory = printer.memory; memory.bytes > 0) {
     JF_CHECK(dialect.shared, "kernel ", kernel.name, " shares memory between threads that its language does not have");
     printer.out += dialect.shared(kernel, memory, names);
   }
   printer.buffers = std::move(names);
   printer.arrays = arrays;
+  printer.rings = rings;
   printer.registers.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));

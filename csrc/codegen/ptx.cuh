@@ -40,6 +40,56 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ---- bulk copies from global to shared memory (sm_90) ----
+// An mbarrier is 8 bytes of shared memory. Its phases, of parity 0, 1, 0, .., each end when the awaited arrivals and
+// bytes are there.
+
+// One thread, before the others use it; a barrier of the block must follow.
+__device__ __forceinline__ void mbarrier_init(unsigned barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After the last mbarrier_init: copies see the barriers.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The present phase awaits so many bytes more.
+__device__ __forceinline__ void mbarrier_expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Whether the phase of that parity has ended; waits a while for it.
+__device__ __forceinline__ bool mbarrier_try_wait(unsigned barrier, unsigned parity) {
+  unsigned ended;
+  asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(ended)
+               : "r"(barrier), "r"(parity)
+               : "memory");
+  return ended != 0;
+}
+// One thread: begins to copy `bytes`, a multiple of 16 like both addresses; they arrive at the barrier.
+__device__ __forceinline__ void bulk_load(unsigned shared, const void* global, unsigned bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// One thread: begins to copy `bytes`, a multiple of 16 like both addresses.
+__device__ __forceinline__ void bulk_store(void* global, unsigned shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+// Closes the group of this thread's bulk stores since the last call.
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's newest groups have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// This thread's writes to shared memory come before bulk copies that begin after a barrier.
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- shared memory ----
 
 __device__ __forceinline__ unsigned ld_shared(unsigned address) {

@@ -31,6 +31,11 @@ static __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
   return x;
 }
 
+// 16 bytes at an address of global memory that is a multiple of 16.
+static __device__ __forceinline__ void store_global(void* p, unsigned long low, unsigned long high) {
+  asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(low), "l"(high));
+}
+
 // NaN when either is; +0 is larger than -0.
 static __device__ __forceinline__ float max_nan(float x, float y) {
   float result;
@@ -40,6 +45,31 @@ static __device__ __forceinline__ float max_nan(float x, float y) {
 static __device__ __forceinline__ float min_nan(float x, float y) {
   float result;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}
+
+// 1 / x to a unit in the last place; of a subnormal number infinity.
+static __device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+// x / y to 2 units in the last place. What depends on y alone is computed once for a y that stays: its scale, which
+// keeps the reciprocal normal, and the reciprocal.
+static __device__ __forceinline__ float quotient(float x, float y) {
+  const float size = fabsf(y), scale = size > 0x1p62f ? 0x1p-64f : size < 0x1p-62f ? 0x1p64f : 1.0f;
+  return x * reciprocal_approx(y * scale) * scale;
+}
+
+// 2^x to 2 units in the last place, and tanh to 2^-11 of its value.
+static __device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+static __device__ __forceinline__ float tanh_approx(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

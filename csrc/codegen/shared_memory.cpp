@@ -14,9 +14,11 @@ constexpr int64_t kAlignment = 128;
 constexpr int kWarp = 32;
 // A fold of more goes in rounds.
 constexpr int64_t kMostScratchBytes = 16 * 1024;
+// Larger ones share theirs.
+constexpr int64_t kSmallScratchBytes = 1024;
+constexpr int64_t kScratchAlignment = 8;
 
-}  // namespace
-
+// The same case distinction as codegen/cuda_fold_threads.cuh.
 int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
   const int x = kernel.block, y = kernel.block_y;
   JF_CHECK(x % kWarp == 0 || kWarp % x == 0, "kernel ", kernel.name, " folds over ", x,
@@ -36,19 +38,75 @@ int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
     slots = y;
   }
   if (parts == 1) return 0;
-  const Array& array = kernel.arrays.at(combine.array);
-  const int64_t one = parts * slots * size_of(compute_dtype(array.dtype));
-  const int64_t values = array.size * (combine.lanes ? 1 : kernel.width);
+  const int64_t one = parts * slots * size_of(compute_dtype(kernel.arrays.at(combine.arrays[0]).dtype));
+  int64_t values = 0;
+  for (int array : combine.arrays) values += kernel.arrays.at(array).size * (combine.lanes ? 1 : kernel.width);
   return one * std::min(values, std::max<int64_t>(1, kMostScratchBytes / one));
 }
 
+bool over_threads(const Combine& combine) { return combine.threads || combine.threads_y; }
+
+class Assignment {
+ public:
+  Assignment(const Kernel& kernel, SharedMemory& memory) : kernel_(kernel), memory_(memory) {
+    visit(kernel.body);
+    for (SharedMemory::Scratch& scratch : memory.folds) {
+      if (scratch.bytes > kSmallScratchBytes) shared_ = std::max(shared_, scratch.bytes);
+    }
+    memory.scratch = shared_;
+    for (SharedMemory::Scratch& scratch : memory.folds) {
+      if (scratch.bytes > kSmallScratchBytes) continue;
+      scratch.offset = memory.scratch;
+      memory.scratch += (scratch.bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    }
+  }
+
+ private:
+  // How often the threads surely meet in one run of these statements.
+  int meetings(const Body& body) const {
+    int count = 0;
+    for (const Stmt& stmt : body) {
+      if (const auto* loop = std::get_if<For>(&stmt.node)) count += meetings(loop->body);
+      const auto* combine = std::get_if<Combine>(&stmt.node);
+      const bool fold = combine != nullptr && over_threads(*combine) && scratch_bytes(kernel_, *combine) > 0;
+      count += fold || std::holds_alternative<Sync>(stmt.node);
+    }
+    return count;
+  }
+  void visit(const Body& body) {
+    for (const Stmt& stmt : body) std::visit([&](const auto& node) { (*this)(node); }, stmt.node);
+  }
+
+ public:
+  void operator()(const For& loop) {
+    const bool outer = alone_;
+    const bool repeats = loop.parallel == Parallel::kSerial || loop.parallel == Parallel::kUnroll;
+    if (repeats) alone_ = meetings(loop.body) < 2;
+    visit(loop.body);
+    alone_ = outer;
+  }
+  void operator()(const Combine& combine) {
+    if (!over_threads(combine)) return;
+    const int64_t bytes = scratch_bytes(kernel_, combine);
+    memory_.folds.push_back({0, bytes, bytes > kSmallScratchBytes || alone_});
+  }
+  template <class Other>
+  void operator()(const Other& other) {
+    if constexpr (requires { other.body; }) visit(other.body);
+  }
+
+ private:
+  const Kernel& kernel_;
+  SharedMemory& memory_;
+  int64_t shared_ = 0;
+  bool alone_ = false;  // in a loop in which the threads may meet but once
+};
+
+}  // namespace
+
 SharedMemory shared_memory(const Kernel& kernel) {
   SharedMemory memory;
-  for_each(kernel.body, [&](const auto& node) {
-    if constexpr (std::is_same_v<std::decay_t<decltype(node)>, Combine>) {
-      if (node.threads || node.threads_y) memory.scratch = std::max(memory.scratch, scratch_bytes(kernel, node));
-    }
-  });
+  Assignment(kernel, memory);
   memory.bytes = memory.scratch;
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {

@@ -9,8 +9,14 @@
 namespace jf::codegen {
 
 struct SharedMemory {
+  // The scratch of a fold: small ones have their own, so that the threads need not meet before the next fold.
+  struct Scratch {
+    int64_t offset, bytes;
+    bool again;  // it is written again before the threads meet elsewhere
+  };
   std::vector<int64_t> offsets;  // of every buffer, in bytes; -1 for parameters
-  int64_t scratch = 0;           // bytes of the folds' scratch, which comes first; 0 where no fold needs any
+  std::vector<Scratch> folds;    // of every Combine over threads, in the order of the text
+  int64_t scratch = 0;           // bytes of all scratch, which comes first
   int64_t bytes = 0;             // altogether
   // Arrays of a fixed size may not take more than 48 KiB; beyond that a launch gives the bytes.
   bool dynamic = false;
@@ -18,9 +24,6 @@ struct SharedMemory {
 SharedMemory shared_memory(const loops::Kernel& kernel);
 // The bytes that a launch of the kernel must give.
 int dynamic_shared_bytes(const loops::Kernel& kernel);
-
-// The scratch that one Combine wants: the same case distinction as codegen/cuda_fold_threads.cuh.
-int64_t scratch_bytes(const loops::Kernel& kernel, const loops::Combine& combine);
 
 // Every statement of a body and of the bodies in it.
 template <class F>

@@ -120,17 +120,55 @@ struct Accumulate {
   ir::OpKind op;
   RegisterId value;
 };
-// Folds every element of the array over its lanes, over the threads along x, over those along y: whichever are set.
-// Afterwards all of them hold the result. Every thread of the block gets here.
+// Folds every element of the arrays, all of one dtype, over its lanes, over the threads along x, over those along y:
+// whichever are set. Afterwards all of them hold the result. Every thread of the block gets here.
 struct Combine {
-  int array;
+  std::vector<int> arrays;
   ir::OpKind op;
   bool lanes, threads, threads_y;
 };
 // Shared memory written before is seen by all threads of the block afterwards.
 struct Sync {};
+// Makes a ring ready for use. Every thread of the block gets here, to the next statements on rings as well, equally
+// often.
+struct OpenRing {
+  int ring;
+};
+// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
+// other, the first ones, those r for which index + r is below every limit.
+struct BulkLoad {
+  int ring;
+  IndexPtr to;  // elements, in the stage
+  int buffer;
+  IndexPtr from;  // elements
+  int64_t rows, row;
+  Condition limits = {};
+};
+// No more copies to this stage: the next ones fill the next stage.
+struct CommitRing {
+  int ring;
+};
+// Waits until the copies to the next stage that was committed have arrived; the ring's variable is its number.
+struct AwaitRing {
+  int ring;
+};
+// One thread begins a copy of runs as in BulkLoad, from a shared buffer to a parameter.
+struct BulkStore {
+  int buffer;
+  IndexPtr to;  // elements
+  int shared;
+  IndexPtr from;  // elements
+  int64_t rows, row;
+  Condition limits = {};
+};
+// What the thread wrote to shared memory is seen by copies that begin after the threads meet.
+struct FenceBulk {};
+// The thread that begins copies waits until they have read shared memory.
+struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync> node;
+  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync,
+               OpenRing, BulkLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+      node;
 };
 
 // A parameter of the kernel; or, where shared_size is not 0, that many elements that the threads of a block share.
@@ -139,6 +177,13 @@ struct Buffer {
   DType dtype;
   bool written;
   int64_t shared_size = 0;
+};
+// Copies of a shared buffer that asynchronous copies fill and the threads of a block read, in turn.
+struct Ring {
+  int buffer;    // of stages * stage_size elements
+  int barriers;  // a shared buffer of 64-bit words, one for each stage
+  int64_t stages, stage_size;
+  int variable;  // the number of the stage that was waited for last
 };
 // `size` registers of all lanes, of each thread's own, holding compute_dtype. On CUDA they stay in registers where
 // every index is known after unrolling.
@@ -152,6 +197,7 @@ struct Kernel {
   std::string name;             // an identifier, the entry point
   std::vector<Buffer> buffers;  // parameters first, then shared ones
   std::vector<Array> arrays;
+  std::vector<Ring> rings;
   std::vector<DType> registers;  // dtype of the value that the register holds
   int width = 1;                 // lanes; a power of two
   bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them

@@ -95,10 +95,34 @@ struct Printer {
   void operator()(const Set& set) { line(element(set.array, set.at), " = ", reg(set.value)); }
   void operator()(const Accumulate& a) { line(element(a.array, a.at), " ", ir::info(a.op).name, "= ", reg(a.value)); }
   void operator()(const Combine& combine) {
-    line("combine ", kernel.arrays.at(combine.array).name, " by ", ir::info(combine.op).name, " over",
-         combine.lanes ? " lanes" : "", combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
+    std::string names;
+    for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
+    line("combine ", names, " by ", ir::info(combine.op).name, " over", combine.lanes ? " lanes" : "",
+         combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
   }
   void operator()(const Sync&) { line("sync"); }
+  const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }
+  void operator()(const OpenRing& open) { line("open ", ring(open.ring)); }
+  void operator()(const BulkLoad& load) {
+    line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
+         text(load.from), "] * ", elements(load));
+  }
+  template <class Copy>
+  static std::string elements(const Copy& copy) {
+    std::string result = cat(copy.rows * copy.row, copy.limits.empty() ? "" : cat(" by ", copy.row));
+    for (const auto& [first, limit] : copy.limits) result += cat(" while ", text(first), " + run < ", limit);
+    return result;
+  }
+  void operator()(const BulkStore& store) {
+    line("bulk ", kernel.buffers.at(store.buffer).name, "[", text(store.to),
+         "] = ", kernel.buffers.at(store.shared).name, "[", text(store.from), "] * ", elements(store));
+  }
+  void operator()(const FenceBulk&) { line("fence bulk"); }
+  void operator()(const DrainBulk&) { line("drain bulk"); }
+  void operator()(const CommitRing& commit) { line("commit ", ring(commit.ring)); }
+  void operator()(const AwaitRing& await) {
+    line("i", kernel.rings.at(await.ring).variable, " = await ", ring(await.ring));
+  }
 };
 
 }  // namespace
@@ -114,6 +138,9 @@ std::string print(const Kernel& kernel) {
     } else {
       printer.line(buffer.written ? "out " : "in ", buffer.name, ": ", name(buffer.dtype));
     }
+  }
+  for (const Ring& ring : kernel.rings) {
+    printer.line("ring ", kernel.buffers.at(ring.buffer).name, ": ", ring.stages, " stages of ", ring.stage_size);
   }
   for (const Array& array : kernel.arrays) {
     printer.line("array ", array.name, ": ", name(array.dtype), "[", array.size, "]");

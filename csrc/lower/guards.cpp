@@ -10,13 +10,8 @@ namespace {
 using namespace loops;
 using Bound = Condition::value_type;
 
-bool depends(const IndexPtr& index, int64_t variable) {
-  if (index->kind == IndexKind::kConst) return false;
-  if (index->kind == IndexKind::kVar) return index->value == variable;
-  return depends(index->a, variable) || depends(index->b, variable);
-}
 bool depends(const IndexPtr& index, const ThreadVariables& variables) {
-  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return depends(index, v); });
+  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(index, v); });
 }
 
 bool contains(const Condition& condition, const Bound& bound) {
@@ -36,7 +31,9 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node);
+         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
+         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
+         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node);
 }
 
 // The bounds that every effect in the body has, as far as all threads agree on them where they meet.
@@ -88,10 +85,32 @@ Body guarded(Condition condition, Body body) {
   return result;
 }
 
+bool meets(const std::vector<Guarded>& statements) {
+  return std::any_of(statements.begin(), statements.end(), [](const Guarded& s) { return s.barrier; });
+}
+
 }  // namespace
 
+bool depends(const IndexPtr& index, int64_t variable) {
+  if (index->kind == IndexKind::kConst) return false;
+  if (index->kind == IndexKind::kVar) return index->value == variable;
+  return depends(index->a, variable) || depends(index->b, variable);
+}
+
+std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {
+  const bool barrier = meets(statements);
+  const Condition shared = common(statements, threads);
+  Condition inside, outside;
+  for (const Bound& bound : shared) (depends(bound.first, variable) ? inside : outside).push_back(bound);
+  if (inside.empty()) return statements;
+  Guard guard{std::move(inside), apply(std::move(statements), shared)};
+  std::vector<Guarded> result;
+  result.push_back({std::move(outside), {std::move(guard)}, barrier});
+  return result;
+}
+
 Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {
-  const bool barrier = std::any_of(statements.begin(), statements.end(), [](const Guarded& s) { return s.barrier; });
+  const bool barrier = meets(statements);
   const Condition shared = common(statements, threads);
   Condition inside, outside;
   for (const Bound& bound : shared) (depends(bound.first, variable) ? inside : outside).push_back(bound);

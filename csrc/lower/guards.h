@@ -18,6 +18,9 @@ struct Guarded {
 // Loop variables that differ between the threads of a block.
 using ThreadVariables = std::set<int64_t>;
 
+bool depends(const loops::IndexPtr& index, int64_t variable);
+// The statements, put together under what all of them need and what changes with the loop over `variable`, if anything.
+std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);
 // The statements as the body of the loop over `variable`, and the condition under which any of it has an effect: what
 // does not depend on the loop.
 Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);

@@ -8,6 +8,7 @@
 #include "graph/groups.h"
 #include "graph/index.h"
 #include "lower/allocation.h"
+#include "lower/bulk.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -21,7 +22,8 @@ using schedule::Parallel;
 using schedule::Schedule;
 
 bool is_parallel(Parallel parallel) {
-  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector;
+  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector &&
+         parallel != Parallel::kBulk;
 }
 
 void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domain, const Target& target) {
@@ -153,6 +155,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_lanes(id);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
+  check_bulk(segment, schedule, target);
   check_reads(segment, schedule);
 }
 
@@ -181,7 +184,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
-             ": inline shared values deeper, or store smaller parts of them");
+             ": inline shared values deeper, store smaller parts of them, or in fewer stages");
   JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most 65535: use block for the longer axis");
 }

@@ -108,6 +108,10 @@ class Arranger {
     }
     for (Item& item : tree_.items) {
       for (int& loop : item.loops) loop = runs[find(loop)] ? loop : -1;
+      // One thread begins bulk copies, in loops of its own.
+      if (!schedule::is_bulk(domain(item))) continue;
+      const bool loads = domain(item).memory == schedule::Memory::kShared;
+      std::fill(item.loops.begin() + (loads ? item.shared : schedule::first_bulk(domain(item))), item.loops.end(), -1);
     }
   }
 

@@ -14,7 +14,8 @@ struct Item {
   const ir::Op* op;  // nullptr: a store
   ir::ValueId value;
   size_t output;  // of a store: its number among the fusion's outputs
-  // By position in the value's domain: the loop, or -1 where nothing changes along it, so that once is enough.
+  // By position in the value's domain: the loop, or -1 where nothing changes along it, so that once is enough, and
+  // where a bulk copy goes along it.
   std::vector<int> loops;
   int shared = 0;  // outer positions that a value shares with all its consumers
 };

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "graph/index.h"
 #include "lower/guards.h"
+#include "lower/places.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -30,38 +31,32 @@ loops::Parallel to_loops(Parallel parallel) {
     case Parallel::kBlockY: return loops::Parallel::kBlockY;
     case Parallel::kThread: return loops::Parallel::kThread;
     case Parallel::kThreadY: return loops::Parallel::kThreadY;
+    case Parallel::kBulk: break;
   }
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
 
-bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
-bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
-
-class Writer {
+class Writer : Places {
  public:
   Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
-      : fusion_(fusion),
-        schedule_(schedule),
-        tree_(tree),
-        kernel_(kernel),
-        next_variable_(static_cast<int>(tree.loops.size())),
-        item_of_(fusion.values.size(), -1),
-        input_number_(fusion.values.size(), -1),
+      : Places(fusion, schedule, tree, kernel),
         register_of_(fusion.values.size(), -1),
-        array_of_(fusion.values.size(), -1),
-        shared_of_(fusion.values.size(), -1) {
-    for (size_t i = 0; i < fusion.inputs.size(); ++i) input_number_[fusion.inputs[i]] = static_cast<int>(i);
-    for (size_t i = 0; i < tree.items.size(); ++i) {
-      if (tree.items[i].op != nullptr) item_of_[tree.items[i].value] = static_cast<int>(i);
+        is_operand_(fusion.values.size(), false) {
+    for (const ir::Op& op : fusion.ops) {
+      for (ValueId id : op.inputs) is_operand_[id] = true;
     }
-    for (size_t loop = 0; loop < tree.loops.size(); ++loop) {
-      if (is_thread(tree.loops[loop].parallel)) threads_.insert(static_cast<int64_t>(loop));
-    }
-    make_arrays();
   }
 
   bool run() {
     std::vector<Guarded> statements = write(tree_.body, 0);
+    if (!kernel_.rings.empty()) statements.insert(statements.begin(), {{}, {loops::Sync{}}, true});
+    for (size_t ring = kernel_.rings.size(); ring-- > 0;) {
+      statements.insert(statements.begin(), {{}, {loops::OpenRing{static_cast<int>(ring)}}, true});
+    }
+    const auto stores = [&](const Item& item) { return item.op == nullptr && is_bulk_store(item); };
+    if (std::any_of(tree_.items.begin(), tree_.items.end(), stores)) {
+      statements.push_back({{}, {loops::DrainBulk{}}, true});
+    }
     kernel_.body = close(std::move(statements), threads_);
     return even_;
   }
@@ -74,122 +69,15 @@ class Writer {
     RegisterId result;
   };
 
-  IndexPtr variable(int loop) const {
-    return loop < 0 || tree_.loops[loop].extent == 1 ? loops::constant(0) : loops::variable(loop);
-  }
   RegisterId new_register(DType dtype) {
     kernel_.registers.push_back(dtype);
     return static_cast<RegisterId>(kernel_.registers.size()) - 1;
   }
 
-  // A value whose user stands outside of the loops it is computed in is kept in an array.
-  void make_arrays() {
-    std::vector<bool> kept(fusion_.values.size(), false);
-    for (const Item& item : tree_.items) {
-      if (is_fold(item)) kept[item.value] = true;
-      if (item.op == nullptr) continue;
-      for (ValueId id : item.op->inputs) {
-        if (item_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) kept[id] = true;
-      }
-    }
-    for (const Item& item : tree_.items) {
-      if (item.op == nullptr || !kept[item.value]) continue;
-      const ir::Value& value = fusion_.values[item.value];
-      if (is_shared(item.value)) {
-        shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
-        std::string name = value.name;
-        const auto taken = [&](const loops::Buffer& buffer) { return buffer.name == name; };
-        while (std::any_of(kernel_.buffers.begin(), kernel_.buffers.end(), taken)) name += "_shared";  // of an output
-        kernel_.buffers.push_back({name, value.dtype, true, storage_of(item).elements});
-        continue;
-      }
-      int64_t size = 1;
-      for (int position : kept_positions(item)) size *= tree_.loops[item.loops[position]].extent;
-      array_of_[item.value] = static_cast<int>(kernel_.arrays.size());
-      kernel_.arrays.push_back({value.name, value.dtype, size});
-    }
-  }
-  bool is_shared(ValueId id) const { return schedule_.domains[id].memory == schedule::Memory::kShared; }
-
-  // How a shared value lies in memory.
-  struct Storage {
-    std::vector<int64_t> weights;  // by node of its tree
-    int64_t elements;
-  };
-  Storage storage_of(const Item& item) const {
-    const Domain& domain = schedule_.domains[item.value];
-    const schedule::AxisTree axes = schedule::replay(domain, fusion_.values[item.value].name);
-    std::vector<int> nodes = domain.storage;
-    if (nodes.empty()) {
-      for (size_t p = item.shared; p < item.loops.size(); ++p) {
-        const int loop = item.loops[p];
-        if (loop >= 0 && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
-      }
-    }
-    Storage storage{std::vector<int64_t>(axes.extents.size(), 0), 1};
-    for (size_t n = nodes.size(); n-- > 0;) {
-      storage.weights[nodes[n]] = storage.elements;
-      storage.elements *= axes.extents[nodes[n]];
-      if (n + 1 == nodes.size() && n > 0) storage.elements += domain.pad;
-    }
-    return storage;
-  }
-  // Whether a node computes a shared value or reads it from memory: not from the register of its own iteration.
-  bool touches(const Node& node, ValueId shared, bool reads) const {
-    if (node.item < 0) {
-      return std::any_of(node.body.begin(), node.body.end(),
-                         [&](const Node& inner) { return touches(inner, shared, reads); });
-    }
-    const Item& item = tree_.items[node.item];
-    if (!reads) return item.op != nullptr && item.value == shared;
-    if (item.op == nullptr || in_scope(tree_.items[item_of_[shared]], item)) return false;
-    return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
-  }
-  // Whether a node both computes and reads some shared value.
-  bool shares_inside(const Node& node) const {
-    for (ValueId id = 0; id < static_cast<ValueId>(shared_of_.size()); ++id) {
-      if (shared_of_[id] >= 0 && touches(node, id, false) && touches(node, id, true)) return true;
-    }
-    return false;
-  }
   void sync() { statements_.push_back({{}, {loops::Sync{}}, true}); }
 
-  static bool in_scope(const Item& producer, const Item& user) {
-    const std::vector<int> a = path(producer), b = path(user);
-    return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
-  }
-  // Positions of the loops that an array has an element for each iteration of.
-  std::vector<int> kept_positions(const Item& item) const {
-    const std::vector<bool> reduced = reduced_loops(item);
-    std::vector<int> positions;
-    for (size_t p = item.shared; p < item.loops.size(); ++p) {
-      const int loop = item.loops[p];
-      if (loop >= 0 && !reduced[p] && is_serial(tree_.loops[loop].parallel)) positions.push_back(static_cast<int>(p));
-    }
-    return positions;
-  }
-  std::vector<bool> reduced_loops(const Item& item) const {
-    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
-    std::vector<bool> reduced;
-    for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
-    return reduced;
-  }
-  // The element of a kept value that belongs to an iteration of `user`. Where the user has other loops, the value is
-  // the same along its own, and its first element will do.
-  IndexPtr element(const Item& kept, const Item& user) const {
-    IndexPtr at = loops::constant(0);
-    for (int position : kept_positions(kept)) {
-      const int64_t extent = tree_.loops[kept.loops[position]].extent;
-      const int loop = position < static_cast<int>(user.loops.size()) ? user.loops[position] : -1;
-      const bool alike = loop >= 0 && tree_.loops[loop].extent == extent;
-      at = add(mul(at, loops::constant(extent)), alike ? variable(loop) : loops::constant(0));
-    }
-    return at;
-  }
-  // How many loops around the place where an array lives.
-  size_t home(const Item& item) const {
-    return static_cast<size_t>(
-        std::count_if(item.loops.begin(), item.loops.begin() + item.shared, [](int loop) { return loop >= 0; }));
+  void emit(std::vector<Guarded> statements) {
+    for (Guarded& statement : statements) statements_.push_back(std::move(statement));
   }
 
   // The loops from `depth` on.
@@ -203,13 +91,42 @@ class Writer {
   }
   void append(const std::vector<Node>& nodes, size_t depth) {
     std::vector<ValueId> written;  // shared, since the threads met last
+    std::vector<ValueId> filled;   // in bulk, not waited for yet
+    bool drained = false;
     for (const Node& node : nodes) {
+      std::erase_if(filled, [&](ValueId id) {
+        const bool read = touches(node, id, true);
+        if (read) statements_.push_back(await(id));
+        return read;
+      });
+      if (node.item >= 0 && is_bulk(tree_.items[node.item])) {
+        const Item& item = tree_.items[node.item];
+        if (!is_circular(item)) emit(fill(item));
+        filled.push_back(item.value);
+        continue;
+      }
+      if (node.item >= 0 && is_bulk_store(tree_.items[node.item])) {
+        const Item& item = tree_.items[node.item];
+        if (item.op != nullptr) continue;  // the store copies
+        emit(loops::FenceBulk{});
+        sync();
+        written.clear();
+        statements_.push_back(bulk_store(item));
+        continue;
+      }
+      // What was stored must have been read. Where the threads meet before they write, waiting can end there.
+      if (!drained && overwrites_stored(node, depth)) {
+        const bool met = meet_in(statements_);
+        drained = true;
+        statements_.insert(met ? statements_.begin() : statements_.end(), {{}, {loops::DrainBulk{}}, true});
+        if (!met) sync();
+      }
       if (std::any_of(written.begin(), written.end(), [&](ValueId id) { return touches(node, id, true); })) {
         sync();
         written.clear();
       }
       for (ValueId id = 0; id < static_cast<ValueId>(shared_of_.size()); ++id) {
-        if (shared_of_[id] >= 0 && touches(node, id, false)) written.push_back(id);
+        if (shared_of_[id] >= 0 && ring_of_[id] < 0 && touches(node, id, false)) written.push_back(id);
       }
       std::vector<int> here;
       items_with_home(node, depth, here);
@@ -221,6 +138,7 @@ class Writer {
       }
       for (int number : here) combine(tree_.items[number]);
     }
+    JF_CHECK(filled.empty(), kernel_.name, " copies ", fusion_.values[filled.front()].name, " and does not read it");
   }
   // Items in the node that have an array and whose array lives in the node's parent.
   void items_with_home(const Node& node, size_t depth, std::vector<int>& found) const {
@@ -236,9 +154,20 @@ class Writer {
     if (loop.parallel == Parallel::kVector) return write_vector(node, depth);
     if (loop.extent == 1) return append(node.body, depth + 1);
     const size_t loads = loads_.size();
-    std::vector<Guarded> body = write(node.body, depth + 1);
+    std::vector<Guarded> body = write(node.body, depth + 1), ahead;
     // The next iteration writes again what this one reads.
-    if (is_serial(loop.parallel) && shares_inside(node)) body.push_back({{}, {loops::Sync{}}, true});
+    if (is_serial(loop.parallel) && shares_inside(node) && !meet_after_reads(body)) {
+      body.push_back({{}, {loops::Sync{}}, true});
+    }
+    for (const Item& item : tree_.items) {
+      if (!is_circular(item, node.loop)) continue;
+      emit(fill_first(item));
+      for (Guarded& copy : fill_ahead(item)) ahead.push_back(std::move(copy));
+    }
+    if (!ahead.empty()) {
+      body = together(std::move(body), node.loop, threads_);
+      body.insert(body.begin(), std::make_move_iterator(ahead.begin()), std::make_move_iterator(ahead.end()));
+    }
     Guarded statement = enclose(std::move(body), node.loop, threads_);
     loads_.resize(loads);
     auto& inner = std::get<loops::For>(statement.stmt.node);
@@ -341,17 +270,18 @@ class Writer {
     });
   }
 
-  // What an operand or an output reads; `root_of`: for each root axis of the value, the user's that has its index.
   RegisterId load_shared(ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
                          const loops::Condition& when) {
-    const Item& producer = tree_.items[item_of_[id]];
-    const schedule::AxisTree axes = schedule::replay(schedule_.domains[id], fusion_.values[id].name);
-    const std::optional<graph::Position> p = indexer.position(axes, storage_of(producer).weights, root_of);
-    JF_REQUIRE(p.has_value(), "[lower] ", fusion_.values[id].name,
-               " is stored over axes that its reader cuts unevenly; choose others by set_allocation");
-    even_ = even_ && p->lane_step.has_value();
+    const graph::Position p = in_shared(id, indexer, root_of);
+    even_ = even_ && p.lane_step.has_value();
     const RegisterId result = new_register(fusion_.values[id].dtype);
-    emit(loops::Load{result, shared_of_[id], p->at, p->lane_step.value_or(0)}, when);
+    IndexPtr at = p.at;
+    if (ring_of_[id] >= 0) {
+      const loops::Ring& ring = kernel_.rings[ring_of_[id]];
+      const IndexPtr stage = ring.stages > 1 ? loops::variable(ring.variable) : loops::constant(0);
+      at = add(std::move(at), mul(stage, loops::constant(ring.stage_size)));
+    }
+    emit(loops::Load{result, shared_of_[id], std::move(at), p.lane_step.value_or(0)}, when);
     return result;
   }
 
@@ -364,12 +294,8 @@ class Writer {
   }
   RegisterId operand(const Item& item, size_t i, const graph::Indexer& indexer, const loops::Condition& when) {
     const ValueId id = item.op->inputs[i];
-    const std::vector<int> axes = schedule::result_axes(fusion_, *item.op, i);
-    if (shared_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) {
-      const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[id], id);
-      std::vector<int> root_of(schedule_.domains[id].logical.size(), -1);
-      for (size_t a = 0; a < axes.size(); ++a) root_of[nodes[a]] = axes[a];
-      return load_shared(id, indexer, root_of, when);
+    if (shared_of_[id] >= 0 && (ring_of_[id] >= 0 || !in_scope(tree_.items[item_of_[id]], item))) {
+      return load_shared(id, indexer, roots_read(*item.op, i), when);
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
@@ -397,6 +323,10 @@ class Writer {
       }
       case OpClass::kConstant:
       case OpClass::kPointwise: {
+        if (rounds_at_store(op)) {
+          result = operands[0];
+          break;
+        }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
         emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
@@ -415,6 +345,13 @@ class Writer {
     if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result});
   }
 
+  // A store rounds what it stores: a conversion that is only stored would round twice.
+  bool rounds_at_store(const ir::Op& op) const {
+    if (op.kind != ir::OpKind::kConvert || shared_of_[op.output] >= 0 || array_of_[op.output] >= 0) return false;
+    const DType from = fusion_.values[op.inputs[0]].dtype, to = fusion_.values[op.output].dtype;
+    return compute_dtype(to) != to && compute_dtype(from) == compute_dtype(to) && !is_operand_[op.output];
+  }
+
   void declare(const Item& item) {
     loops::Declare statement{array_of_[item.value], std::nullopt};
     if (is_fold(item)) statement.fill = ir::fold_of(item.op->kind);
@@ -422,7 +359,7 @@ class Writer {
   }
   void combine(const Item& item) {
     if (!is_fold(item)) return;
-    loops::Combine statement{array_of_[item.value], ir::fold_of(item.op->kind), false, false, false};
+    loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false};
     const std::vector<bool> reduced = reduced_loops(item);
     for (size_t p = 0; p < item.loops.size(); ++p) {
       if (!reduced[p] || item.loops[p] < 0) continue;
@@ -440,7 +377,14 @@ class Writer {
                  " is folded over threads inside of a ", name(parallel), " loop of ", extent, " iterations, but ",
                  extent_of(tree_, parallel), " threads run; give all such loops one extent");
     }
-    statements_.push_back({{}, {statement}, meets});
+    // The threads meet once for folds that follow each other.
+    auto* last = statements_.empty() ? nullptr : std::get_if<loops::Combine>(&statements_.back().stmt.node);
+    auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
+    const bool together = last != nullptr && meets && last->op == statement.op && last->lanes == statement.lanes &&
+                          last->threads == statement.threads && last->threads_y == statement.threads_y &&
+                          dtype(*last) == dtype(statement);
+    if (together) return last->arrays.push_back(array_of_[item.value]);
+    statements_.push_back({{}, {std::move(statement)}, meets});
   }
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
@@ -471,17 +415,8 @@ class Writer {
                        [&](int loop) { return loop >= 0 && tree_.loops[loop].parallel == parallel; });
   }
 
-  const Fusion& fusion_;
-  const Schedule& schedule_;
-  const LoopTree& tree_;
-  loops::Kernel& kernel_;
-  int next_variable_;                    // above those of the tree's loops
-  std::vector<int> item_of_;             // by value, -1 for an input
-  std::vector<int> input_number_;        // by value, -1 for what is no input
-  std::vector<RegisterId> register_of_;  // by value
-  std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
-  std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
-  ThreadVariables threads_;
+  std::vector<RegisterId> register_of_;            // by value
+  std::vector<bool> is_operand_;                   // by value
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector

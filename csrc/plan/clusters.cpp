@@ -18,8 +18,9 @@ using ir::ValueId;
 
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
-// Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns.
-constexpr int64_t kMaxColumns = 8 << 10;
+// Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns, and rows
+// that are read fit the memory that threads share.
+constexpr int64_t kMaxColumns = 16 << 10, kMaxRowBytes = 32 << 10;
 constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
 // Reductions of as few elements share a launch even where they read nothing in common.
@@ -383,8 +384,11 @@ class Finder {
     for (size_t a = 0; a < building.cluster.space.extents.size(); ++a) {
       if (building.cluster.space.folded[a]) row *= building.cluster.space.extents[a];
     }
+    int64_t widest = 1;
+    for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    return innermost && row <= kMaxColumns && building.column_folds < kMaxColumnFolds;
+    const bool fits = row <= kMaxColumns && row * widest <= kMaxRowBytes;
+    return innermost && fits && building.column_folds < kMaxColumnFolds;
   }
 
   // Column folds that came before the rows of the same values were folded.

@@ -35,10 +35,11 @@ constexpr int kOutside = -1;
 
 class Splitter {
  public:
-  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep)
+  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs)
       : segment_(segment),
         in_rows_(traffic.in_rows),
         keep_(keep),
+        keep_inputs_(keep_inputs),
         phase_(segment.values.size(), 0),
         cost_(segment.values.size(), 0),
         needed_(segment.values.size()),
@@ -120,7 +121,8 @@ class Splitter {
     }
     for (ValueId id : segment_.inputs) {
       settle(id);
-      kept_[id] = keep_ == Keep::kRows && needed_[id].size() > 1 && is_row_of(id);
+      const bool wanted = keep_inputs_ ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
+      kept_[id] = wanted && is_row_of(id);
     }
   }
 
@@ -179,6 +181,7 @@ class Splitter {
       while (used_names_.count(kept.name) > 0) kept.name += "_";
       const ValueId input = made_[id][0];
       made_[id] = {{0, add_op({OpKind::kCopy, {input}, 0, {}, ""}, {input}, std::move(kept))}};
+      result_.rows.push_back(made_[id][0]);
     }
     for (const Op& op : segment_.ops) {
       const bool in_rows = in_rows_[op.output] || op.kind == OpKind::kConstant;
@@ -234,6 +237,7 @@ class Splitter {
   const Fusion& segment_;
   const std::vector<bool>& in_rows_;
   const Keep keep_;
+  const bool keep_inputs_;
   std::vector<int> phase_;             // by value: the first phase after all that it needs
   std::vector<int> cost_;              // by value of the rows: of computing it from memory
   std::vector<std::set<int>> needed_;  // by value: the phases that use it
@@ -257,8 +261,8 @@ std::string_view name(Keep keep) {
   JF_CHECK(false, "keep ", static_cast<int>(keep));
 }
 
-Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep) {
-  return Splitter(segment, traffic, keep).finish();
+Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs) {
+  return Splitter(segment, traffic, keep, keep_inputs).finish();
 }
 
 }  // namespace jf::plan

@@ -22,8 +22,10 @@ struct Phases {
   int count = 1;                     // phases
   int64_t kept_bytes = 0;            // of one element of the row: what is kept at the same time, in compute_dtype
   int64_t column_bytes = 0;          // of one element of the row: accumulators of reductions across the rows
+  std::vector<ir::ValueId> rows;     // copies of the inputs that are kept, all with the axes of the iteration domain
 };
 
-Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep);
+// `keep_inputs`: keep all inputs that are rows, whatever else is kept.
+Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs = false);
 
 }  // namespace jf::plan

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "plan/reduction_platforms.h"
+#include "schedule/axes.h"
 
 namespace jf::plan {
 namespace {
@@ -39,18 +40,39 @@ struct Printer {
   }
   std::string operator()(const CudaReduction& p) const {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
-               " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep));
+               " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
+               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "");
   }
 };
 
 struct Writer {
   schedule::Scheduler& scheduler;
+  const Phases& phases;
+  const std::vector<StoredRows>& stored;
   ir::ValueId reference;
   const Traffic& traffic;
 
-  void operator()(const CpuReduction& p) const { schedule_cpu(scheduler, reference, traffic, p); }
-  void operator()(const CudaReduction& p) const { schedule_cuda(scheduler, reference, traffic, p); }
+  void operator()(const CpuReduction& p) const {
+    schedule_cpu(scheduler, reference, traffic, p);
+    like_reference();
+  }
+  void operator()(const CudaReduction& p) const {
+    if (p.stages > 1) {
+      return schedule_stages(scheduler, phases, stored, reference, traffic, p);
+    }
+    schedule_cuda(scheduler, reference, traffic, p);
+    like_reference();
+  }
+  void like_reference() const {
+    scheduler.transform_like(reference);
+    scheduler.parallelize_like(reference);
+  }
 };
+
+bool in_stages(const ReductionParameters& parameters) {
+  const auto* cuda = std::get_if<CudaReduction>(&parameters);
+  return cuda != nullptr && cuda->stages > 1;
+}
 
 }  // namespace
 
@@ -76,20 +98,21 @@ std::string print(const ReductionParameters& parameters) { return std::visit(Pri
 ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
   const Traffic facts = reduction_traffic(segment);
   const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
-  Phases phases = split_phases(segment, facts, keep);
-  ReductionKernel kernel{std::move(phases.fusion), {}};
-  const ir::ValueId reference = reference_of(kernel.fusion);
-  schedule::Scheduler scheduler(kernel.fusion);
-  std::visit(Writer{scheduler, reference, facts}, parameters);
-  scheduler.transform_like(reference);
-  scheduler.parallelize_like(reference);
+  Phases phases = split_phases(segment, facts, keep, in_stages(parameters));
+  std::vector<StoredRows> stored;
+  if (in_stages(parameters) && std::get<CudaReduction>(parameters).bulk_store) stored = store_rows_in_bulk(phases);
+  schedule::Scheduler scheduler(phases.fusion);
+  std::visit(Writer{scheduler, phases, stored, reference_of(phases.fusion), facts}, parameters);
   scheduler.inline_most();
-  const int before_rows = loops_before_rows(kernel.fusion, scheduler.schedule());
+  for (const auto& [from, output] : stored) {
+    scheduler.inline_at(from, schedule::first_bulk(scheduler.schedule().domains[output]));
+  }
+  const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {
     scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));
   }
-  kernel.schedule = scheduler.schedule();
-  return kernel;
+  schedule::Schedule schedule = scheduler.schedule();
+  return {std::move(phases.fusion), std::move(schedule)};
 }
 
 }  // namespace jf::plan

@@ -37,6 +37,11 @@ struct CudaReduction {
   int64_t threads_y = 1;  // rows of a block; for columns, parts of each column
   int64_t unroll = 1;     // vectors of a thread along what is folded
   Keep keep = Keep::kNothing;
+  // More than 1: the inputs' rows come by bulk copies to so many stages of shared memory, all but one of them ahead of
+  // the row that the block works on (sm_90, along=row). The grid then has `blocks` blocks, unless sums across the rows
+  // give it one for each of their parts.
+  int64_t stages = 1, blocks = 1;
+  bool bulk_store = false;  // with stages: results go through shared memory, too
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

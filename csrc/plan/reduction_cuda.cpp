@@ -98,7 +98,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
   p.unroll = std::min(each, kVectors);
   keep_rows(facts, p, each);
-  if (p.keep == Keep::kNothing && phases.count > 2 && p.threads > kLongRowBlock) {
+  if (p.keep == Keep::kNothing && phases.count > 2 && phases.column_bytes == 0 && p.threads > kLongRowBlock) {
     p.threads = kLongRowBlock;
     p.unroll = std::max<int64_t>(1, kVectors / 2);
   }
@@ -168,7 +168,11 @@ int unroll(Loops& loops, int axis, int64_t count) {
 
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
   const Shape shape = shape_of(facts.traffic);
-  return facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
+  CudaReduction p =
+      facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
+  prefer_stages(facts, p, target);
+  p.blocks = blocks_of_stages(facts, p, target);
+  return p;
 }
 
 void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic, const CudaReduction& p) {

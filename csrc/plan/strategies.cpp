@@ -125,6 +125,9 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("threads_y", p.threads_y);
   visit("unroll", p.unroll);
   visit("keep", p.keep);
+  visit("stages", p.stages);
+  visit("blocks", p.blocks);
+  visit("bulk_store", p.bulk_store);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
@@ -261,6 +264,9 @@ struct Checker {
     JF_REQUIRE(p.threads % kWarp == 0 || kWarp % p.threads == 0, "[reduction] threads: expected a power of two up to ",
                kWarp, " or a multiple of it, got ", p.threads);
     at_most("threads times threads_y", p.threads * p.threads_y, target.max_threads_per_block);
+    JF_REQUIRE(p.stages == 1 || p.along == ThreadsAlong::kRow, "[reduction] stages: rows come in ", p.stages,
+               " stages where the threads are along a row; expected along='row', got '", name(p.along), "'");
+    at_most("stages", p.stages, schedule::kMaxStages);
     at_most("unroll", p.unroll, kMaxUnroll);
   }
   void operator()(const CudaTranspose& p) const {

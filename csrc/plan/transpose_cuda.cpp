@@ -21,8 +21,11 @@ using schedule::Scheduler;
 constexpr int64_t kShortest = 16;
 // Shared by the blocks of a multiprocessor, of which some should run at once.
 constexpr int64_t kMaxSharedBytes = 48 << 10;
-// Threads write and read words of this size.
-constexpr int64_t kWord = 4;
+// Rows of 128 bytes, once all banks of shared memory, took 1.05 times as long.
+constexpr int64_t kRowBytes = 256, kMostTile = 128;
+// Vectors of a thread that are on their way together.
+constexpr int64_t kVectors = 4;
+constexpr int64_t kWarp = 32;
 
 struct Facts {
   size_t across = 0;  // the loop along which some inputs are contiguous
@@ -56,7 +59,14 @@ std::optional<Facts> find_transposed(const Traffic& traffic) {
   return best;
 }
 
-int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) { return facts.bytes * p.tile * (p.tile + p.lanes); }
+// Vectors trade places along a row, so that those of a column lie in different banks. One element at a time, rows are
+// an element further apart.
+bool in_place(const CudaTranspose& p) {
+  const int64_t chunks = p.tile / p.lanes;
+  return p.lanes > 1 && p.tile % p.lanes == 0 && (chunks & (chunks - 1)) == 0;
+}
+int64_t pad(const CudaTranspose& p) { return in_place(p) ? 0 : p.lanes; }
+int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) { return facts.bytes * p.tile * (p.tile + pad(p)); }
 
 std::string unused_name(const Fusion& fusion, const std::string& like) {
   std::set<std::string> names = {fusion.name};
@@ -100,12 +110,13 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   const Traffic facts = traffic(segment, segment.outputs.front());
   const std::optional<Facts> found = find_transposed(facts);
   if (!found) return std::nullopt;
-  int64_t narrowest = kWord;
-  for (const Access* access : found->transposed) narrowest = std::min(narrowest, access->bytes);
+  int64_t widest = 1;
+  for (const Access* access : found->transposed) widest = std::max(widest, access->bytes);
   CudaTranspose p;
   p.loop = static_cast<int>(found->across);
-  p.lanes =
-      std::min({kWord / narrowest, vector_lanes(facts, facts.extents.size() - 1), vector_lanes(facts, found->across)});
+  p.lanes = std::min(vector_lanes(facts, facts.extents.size() - 1), vector_lanes(facts, found->across));
+  p.tile = std::min(kMostTile, kRowBytes / widest);
+  p.threads = std::clamp(p.tile * p.tile / (p.lanes * kVectors), 2 * kWarp, 16 * kWarp);
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
@@ -121,7 +132,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   const Facts found = transposed_along(facts, static_cast<size_t>(across));
   JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
              " and not along the last one; choose another loop");
-  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", p.lanes,
+  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", pad(p),
              " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
              ": a smaller tile");
 
@@ -145,14 +156,28 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   for (ValueId copy : copies) {
     scheduler.reorder(copy, {0, 2, 1});
     scheduler.set_memory(copy, schedule::Memory::kShared);
-    scheduler.set_allocation(copy, 1, p.lanes);
+    if (in_place(p)) {
+      // [tile, vector of rows, row, vector, lane]
+      scheduler.split(copy, 2, p.lanes);
+      scheduler.split(copy, 1, p.lanes);
+      scheduler.swizzle(copy, 1, 3);
+      scheduler.set_allocation(copy, 1, 0);
+      scheduler.merge(copy, 1);
+      scheduler.merge(copy, 1);
+    } else {
+      scheduler.set_allocation(copy, 1, p.lanes);
+    }
   }
   // Each value's tile over the threads, along the axis that it is contiguous along.
   std::set<ValueId> computed(result.fusion.outputs.begin(), result.fusion.outputs.end());
   for (const Op& op : result.fusion.ops) computed.insert(op.output);
   for (ValueId id : computed) {
-    scheduler.merge(id, 1);
-    if (p.lanes > 1) scheduler.split(id, 1, p.lanes);
+    // [tile, vectors, lane]
+    const bool copied = std::find(copies.begin(), copies.end(), id) != copies.end();
+    if (!copied || !in_place(p)) {
+      scheduler.merge(id, 1);
+      if (p.lanes > 1) scheduler.split(id, 1, p.lanes);
+    }
     scheduler.split(id, 1, p.threads);
     scheduler.parallelize(id, 0, Parallel::kBlock);
     scheduler.parallelize(id, 1, Parallel::kUnroll);

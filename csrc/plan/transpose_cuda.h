@@ -14,14 +14,14 @@ namespace jf::plan {
 // Loops are those of Traffic.
 struct CudaTranspose {
   int loop = 0;           // the loop along which the transposed inputs are contiguous
-  int64_t tile = 64;      // its iterations and the last loop's in a tile: a row is two or four memory transactions
-  int64_t lanes = 1;      // elements of a vector access, which are also the pad of a tile's rows
-  int64_t threads = 256;  // of a block, each with 16 elements on their way
+  int64_t tile = 64;      // its iterations and the last loop's in a tile
+  int64_t lanes = 1;      // elements of a vector access
+  int64_t threads = 256;  // of a block
   bool operator==(const CudaTranspose&) const = default;
 };
 // Nothing where no input is worth it.
 std::optional<CudaTranspose> propose_transpose(const ir::Fusion& segment, const Target& target);
-// "cuda transpose loop=0 tile=64 lanes=2 threads=256"
+// "cuda transpose loop=0 tile=128 lanes=8 threads=512"
 std::string print(const CudaTranspose& parameters);
 
 struct TransposeKernel {

@@ -28,8 +28,9 @@ constexpr int64_t kShortestRow = 8 << 10, kFewestRows = 64;
 constexpr int64_t kColumns = 128;
 // Fewer runs than this gain less than the second stage costs.
 constexpr int64_t kFewestParts = 4;
-// Rows of each run where one kernel folds the rows, too: the runs are its blocks, and there are enough of them.
-constexpr int64_t kRowsOfPart = 4, kEnoughParts = 128;
+// Rows of each run where one kernel folds the rows, too: the runs are its blocks. There are enough of them, and not so
+// many that storing them counts.
+constexpr int64_t kFewestRowsOfPart = 4, kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 1024;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -130,7 +131,9 @@ class Rewriter {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
-      if (beside_rows && folded >= kRowsOfPart * kEnoughParts) parts = std::min(kWanted, folded / kRowsOfPart);
+      if (beside_rows && folded >= kFewestRowsOfPart * kEnoughParts) {
+        parts = std::clamp(folded / kRowsOfPart, kEnoughParts, kMostParts);
+      }
     }
     return parts < kFewestParts ? 0 : parts;
   }

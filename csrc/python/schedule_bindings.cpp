@@ -21,6 +21,7 @@
 #include "graph/index.h"
 #include "host/by_strategy.h"
 #include "host/program.h"
+#include "host/report.h"
 #include "ir/text.h"
 #include "schedule/axes.h"
 #include "schedule/edit.h"
@@ -292,7 +293,9 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             s.scheduler->parallelize(id, axis, parallel_named(parallel, value, "parallelize"));
           },
           "value"_a, "axis"_a, "parallel"_a,
-          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y.")
+          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y, and bulk (sm_90): the "
+          "innermost "
+          "axes of a shared copy of an input, moved by one instruction.")
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {
@@ -340,7 +343,16 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           },
           "value"_a, "first_axis"_a, "pad"_a = 0,
           "Store a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards; "
-          "`pad` more elements between rows keep columns off one memory bank.");
+          "`pad` more elements between rows keep columns off one memory bank.")
+      .def(
+          "circular_buffer",
+          [](S& s, Name value, int stages, std::optional<int> prefetch) {
+            s.scheduler->circular_buffer(s.id(value, "circular_buffer"), stages, prefetch.value_or(stages - 1));
+          },
+          "value"_a, "stages"_a, "prefetch"_a = nb::none(),
+          "Keep `stages` copies of a shared value with bulk axes: while one iteration of the loop that it is inlined "
+          "in "
+          "runs, those of the `prefetch` next ones (default stages - 1) are on their way.");
 }
 
 void bind_edits(nb::class_<Scheduler>& c) {
@@ -371,7 +383,9 @@ void bind_edits(nb::class_<Scheduler>& c) {
 
 std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
   std::vector<Schedule> schedules;
-  for (host::Scheduled& kernel : host::build(fusion, parse_target(target)).scheduled) {
+  const std::string text = ir::print(fusion);
+  host::Program program = host::reported(text, [&] { return host::build(fusion, parse_target(target)); });
+  for (host::Scheduled& kernel : program.scheduled) {
     schedule::number_as_text(kernel.fusion, kernel.schedule);
     schedules.push_back({std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)});
   }
@@ -396,7 +410,8 @@ void bind_strategies(nb::module_& m) {
   m.def(
       "parameters_of",
       [](const Fusion& fusion, const std::string& strategy, const std::string& target) {
-        return plan::parameters_of(fusion, strategy, parse_target(target));
+        return host::reported(ir::print(fusion),
+                              [&] { return plan::parameters_of(fusion, strategy, parse_target(target)); });
       },
       "fusion"_a, "strategy"_a, "target"_a);
   m.def("schedule_by", &schedule_by, "fusion"_a, "strategy"_a, "target"_a, "parameters"_a);

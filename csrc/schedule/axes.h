@@ -42,6 +42,11 @@ void apply(AxisTree& tree, const Transform& transform, const std::string& value)
 
 // Throws UserError unless the loop axes can have their parallel types together.
 void check_parallel(const Domain& domain, const std::string& value);
+// Throws UserError unless the value can have its stages.
+void check_stages(const Domain& domain, const std::string& value);
+// The position of the first bulk axis; the number of loop axes where there is none.
+int first_bulk(const Domain& domain);
+inline bool is_bulk(const Domain& domain) { return first_bulk(domain) < static_cast<int>(domain.loop.size()); }
 // How many outer loop axes of two domains agree in extent and parallel type.
 int common_loops(const Domain& a, const Domain& b);
 

@@ -61,6 +61,11 @@ class Editor {
     domain.memory = Memory::kRegister;
     domain.storage.clear();
     domain.pad = 0;
+    domain.stages = 1;
+    domain.prefetch = 0;
+    for (LoopAxis& axis : domain.loop) {
+      if (axis.parallel == Parallel::kBulk) axis.parallel = Parallel::kSerial;
+    }
     return add(fusion_.values[of], cat(name(of), "_cache"), std::move(domain));
   }
   void insert(size_t position, Op op) {

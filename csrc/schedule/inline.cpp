@@ -24,13 +24,13 @@ class SharedLoops {
     bool consumers_tied = true;
     for (size_t i = 2; i < values.size(); ++i) consumers_tied &= together.find(values[1]) == together.find(values[i]);
     for (ValueId id : values) together.unite(id, values[0]);
-    if (!consumers_tied && !in_order(level, together)) return false;
+    if (!consumers_tied && !in_order(level, together, values[0])) return false;
     groups_[level - 1] = std::move(together);
     return true;
   }
 
  private:
-  bool in_order(int level, UnionFind& groups) const {
+  bool in_order(int level, UnionFind& groups, ValueId placed) const {
     std::set<std::pair<int, int>> edges;
     for (const ir::Op& op : fusion_.ops) {
       const int to = groups.find(op.output);
@@ -38,7 +38,7 @@ class SharedLoops {
         const int from = groups.find(id);
         const bool whole = !schedule_.domains[id].reduced.empty() || schedule_.domains[id].memory == Memory::kShared;
         if (from != to) edges.emplace(from, to);
-        if (from == to && whole && schedule_.domains[id].inline_at < level) return false;
+        if (from == to && whole && id != placed && schedule_.domains[id].inline_at < level) return false;
       }
     }
     const size_t count = fusion_.values.size();
@@ -60,6 +60,11 @@ class SharedLoops {
   const Schedule& schedule_;
   std::vector<UnionFind> groups_;  // by level, from 1
 };
+
+bool runs_together(Parallel parallel) {
+  return parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBlock ||
+         parallel == Parallel::kBlockY;
+}
 
 }  // namespace
 
@@ -90,6 +95,13 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   const int rank = static_cast<int>(domain.loop.size());
   const AxisTree tree = replay(domain, fusion_.values[op.output].name);
   if (domain.memory == Memory::kShared) {
+    // One thread begins the copy, in any loop that all threads of the block run together.
+    if (is_bulk(domain)) {
+      int common = 0;
+      while (common < rank && runs_together(domain.loop[common].parallel)) ++common;
+      while (common > 0 && tree.inserted[tree.loop[common - 1]]) --common;
+      return common;
+    }
     // The threads of a block compute it together, before any of them reads it.
     int blocks = 0;
     while (blocks < rank &&

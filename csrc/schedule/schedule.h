@@ -18,15 +18,17 @@ namespace jf::schedule {
 
 using ir::ValueId;
 
-// Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; the others:
-// CUDA's blocks and threads.
-enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY };
-constexpr int kParallelTypes = 8;
+// Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; kBulk: one
+// instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads.
+enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY, kBulk };
+constexpr int kParallelTypes = 9;
 
 // A split by more only makes iterations without an element.
 constexpr int64_t kMaxFactor = int64_t{1} << 40;
 // A shared value is far smaller.
 constexpr int64_t kMaxPad = 1 << 20;
+// More copies of a shared value than fit shared memory usefully.
+constexpr int kMaxStages = 64;
 
 // Where a value is kept from where it is computed to where it is used. kShared: one copy for the threads of a block.
 enum class Memory : uint8_t { kRegister, kShared };
@@ -92,6 +94,9 @@ struct Domain {
   // Rows along the last one are `pad` elements further apart than they are long.
   std::vector<int> storage;
   int64_t pad = 0;
+  // Of a shared value that is copied in bulk: how many copies of its storage there are, used in turn by the iterations
+  // of the innermost loop that it is inlined in, and how many iterations ahead they are filled.
+  int stages = 1, prefetch = 0;
   bool operator==(const Domain&) const = default;
 };
 
@@ -142,6 +147,10 @@ class Scheduler {
   // Stores a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards. `pad`
   // elements between rows keep columns off one memory bank.
   void set_allocation(ValueId value, int first_axis, int64_t pad);
+  // Gives a shared value `stages` copies of its storage: while the threads work on one iteration of the loop that it is
+  // inlined in, bulk copies fill those of the `prefetch` next ones. 1 <= prefetch < stages; 1 stage and prefetch 0: one
+  // copy, filled when it is needed.
+  void circular_buffer(ValueId value, int stages, int prefetch);
 
   const Schedule& schedule() const { return schedule_; }
 
@@ -163,11 +172,12 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule);
 //   schedule {
 //     t1[4096,512]: merge(0) split(0,16) split(0,outer 64) -> [64 task, 2048, 16 vector] inline 3
 //     t2[32]: split(0,4) -> [8, 4 thread] shared (1,2 pad 1)
+//     t3[64,512]: -> [64, 512 bulk] inline 1 shared circular 3 prefetch 2
 //   }
 // Values that are as in unscheduled() are not listed. parse(f, print(f, s)) == s.
 std::string print(const ir::Fusion& fusion, const Schedule& schedule);
 Schedule parse(const ir::Fusion& fusion, std::string_view text);
-// "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y".
+// "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y", "bulk".
 std::string_view name(Parallel parallel);
 // "register", "shared".
 std::string_view name(Memory memory);

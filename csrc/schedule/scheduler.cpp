@@ -170,11 +170,21 @@ void Scheduler::set_allocation(ValueId value, int first_axis, int64_t pad) {
   target.pad = pad;
 }
 
+void Scheduler::circular_buffer(ValueId value, int stages, int prefetch) {
+  Domain changed = domain(value, "circular_buffer");
+  changed.stages = stages;
+  changed.prefetch = prefetch;
+  check_stages(changed, fusion_.values[value].name);
+  schedule_.domains[value] = std::move(changed);
+}
+
 void Scheduler::set_memory(ValueId value, Memory memory) {
   Domain& target = domain(value, "set_memory");
   const bool is_input = std::find(fusion_.inputs.begin(), fusion_.inputs.end(), value) != fusion_.inputs.end();
   JF_REQUIRE(!is_input, "[set_memory] ", fusion_.values[value].name,
              " is an input, which is in global memory; only what the fusion computes can be kept elsewhere");
+  JF_REQUIRE(memory == Memory::kShared || target.stages == 1, "[set_memory] ", fusion_.values[value].name, " has ",
+             target.stages, " stages, which only a shared value can have; call circular_buffer(1, 0) first");
   target.memory = memory;
   if (memory == Memory::kShared) return;
   target.storage.clear();

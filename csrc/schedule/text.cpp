@@ -13,8 +13,8 @@
 namespace jf::schedule {
 namespace {
 
-constexpr std::array<std::string_view, kParallelTypes> kParallelNames = {"serial", "unroll",  "vector", "task",
-                                                                         "block",  "block_y", "thread", "thread_y"};
+constexpr std::array<std::string_view, kParallelTypes> kParallelNames = {
+    "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y", "bulk"};
 
 template <class T>
 std::string join(const std::vector<T>& parts, const char* separator) {
@@ -77,6 +77,12 @@ class Parser {
         while (accept(","));
         if (accept_word("pad")) domain.pad = integer();
         expect(")");
+      }
+      if (accept_word("circular")) {
+        domain.stages = axis();
+        const bool prefetch = accept_word("prefetch");
+        require(prefetch, "'prefetch'");
+        domain.prefetch = axis();
       }
     }
   }
@@ -230,6 +236,7 @@ std::string print(const ir::Fusion& fusion, const Schedule& schedule) {
     if (!domain.storage.empty()) {
       text += cat(" (", join(domain.storage, ","), domain.pad > 0 ? cat(" pad ", domain.pad) : "", ")");
     }
+    if (domain.stages != 1) text += cat(" circular ", domain.stages, " prefetch ", domain.prefetch);
     text += "\n";
   }
   return text + "}\n";

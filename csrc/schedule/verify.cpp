@@ -20,7 +20,7 @@ void check_parallel(const Domain& domain, const std::string& value) {
   const int rank = static_cast<int>(domain.loop.size());
   for (int i = 0; i < rank; ++i) {
     const auto [extent, parallel] = domain.loop[i];
-    const bool repeats = parallel == Parallel::kSerial || parallel == Parallel::kUnroll;
+    const bool repeats = parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBulk;
     JF_REQUIRE(++count[static_cast<size_t>(parallel)] == 1 || repeats, "[parallelize] ", value, " has a second ",
                name(parallel), " axis, ", i, "; merge the two first");
     if (parallel == Parallel::kVector) {
@@ -29,7 +29,26 @@ void check_parallel(const Domain& domain, const std::string& value) {
       JF_REQUIRE(is_power_of_two(extent) && extent <= kMaxVector, "[parallelize] axis ", i, " of ", value,
                  " has extent ", extent, "; a vector axis needs a power of two up to ", kMaxVector, ", split first");
     }
+    JF_REQUIRE(i <= first_bulk(domain) || parallel == Parallel::kBulk, "[parallelize] axis ", i, " of ", value,
+               " is inside of a bulk axis: one instruction copies all of the innermost axes; reorder first");
   }
+}
+
+void check_stages(const Domain& domain, const std::string& value) {
+  const int stages = domain.stages, prefetch = domain.prefetch;
+  JF_REQUIRE(stages >= 1 && stages <= kMaxStages, "[circular_buffer] ", value, ": expected 1 to ", kMaxStages,
+             " stages, got ", stages);
+  const int least = stages == 1 ? 0 : 1;
+  JF_REQUIRE(prefetch >= least && prefetch < stages, "[circular_buffer] ", value, ": with ", stages,
+             " stages expected a prefetch of ", least, " to ", stages - 1, " iterations, got ", prefetch);
+  JF_REQUIRE(stages == 1 || domain.memory == Memory::kShared, "[circular_buffer] ", value,
+             " is kept in registers; call set_memory(shared) first");
+}
+
+int first_bulk(const Domain& domain) {
+  const auto found = std::find_if(domain.loop.begin(), domain.loop.end(),
+                                  [](const LoopAxis& axis) { return axis.parallel == Parallel::kBulk; });
+  return static_cast<int>(found - domain.loop.begin());
 }
 
 int common_loops(const Domain& a, const Domain& b) {
@@ -70,6 +89,7 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule) {
     }
     JF_REQUIRE(domain.pad >= 0 && domain.pad <= kMaxPad, "[set_allocation] ", value, ": expected a pad of 0 to ",
                kMaxPad, " elements, got ", domain.pad);
+    check_stages(domain, value);
     JF_REQUIRE(domain.inline_at >= 0 && domain.inline_at <= static_cast<int>(domain.loop.size()), "[inline_at] ", value,
                " has ", domain.loop.size(), " loop axes; cannot inline at ", domain.inline_at);
   }

@@ -1,0 +1,307 @@
+#include "lower/bulk.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "base/error.h"
+#include "graph/index.h"
+#include "schedule/axes.h"
+
+namespace jf::lower {
+namespace {
+
+using ir::Fusion;
+using loops::IndexKind;
+using loops::IndexPtr;
+using schedule::Domain;
+using schedule::Parallel;
+
+// What the instruction asks of addresses and sizes, in bytes.
+constexpr int64_t kBulkBytes = 16;
+constexpr int64_t kStageBytes = 128;
+constexpr int kFirstArchitecture = 90;
+
+// How far an index moves with a variable; nothing where it does not move evenly.
+std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
+  if (!depends(index, variable)) return 0;
+  if (index->kind == IndexKind::kVar) return 1;
+  if (index->kind == IndexKind::kAdd) {
+    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
+    return a && b ? std::optional(*a + *b) : std::nullopt;
+  }
+  if (index->kind == IndexKind::kMul && index->b->kind == IndexKind::kConst) {
+    const std::optional<int64_t> a = step_of(index->a, variable);
+    return a ? std::optional(*a * index->b->value) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+// The index where the variables that it moves evenly with are 0.
+IndexPtr at_zero(const IndexPtr& index, const std::vector<int64_t>& variables) {
+  const auto moves = [&](int64_t v) { return depends(index, v); };
+  if (std::none_of(variables.begin(), variables.end(), moves)) return index;
+  if (index->kind == IndexKind::kAdd) return add(at_zero(index->a, variables), at_zero(index->b, variables));
+  if (index->kind == IndexKind::kMul) return mul(at_zero(index->a, variables), index->b);
+  return loops::constant(0);
+}
+
+bool divides(int64_t divisor, int64_t number) { return number % divisor == 0; }
+
+class Writer {
+ public:
+  Writer(const BulkCopy& copy, int& next_variable)
+      : copy_(copy), next_variable_(next_variable), indexer_(copy.domain, indices()) {}
+
+  BulkStatements load() {
+    Copy copy = find();
+    BulkStatements result;
+    for (const auto& bound : copy.when) {
+      const auto own = [&, &index = bound.first](const Loop& loop) { return depends(index, loop.variable); };
+      if (std::none_of(loops_.begin(), loops_.end(), own)) result.when.push_back(bound);
+    }
+    result.fill = in_loops(std::move(copy.when), {loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer, copy.global,
+                                                                  copy.rows, copy.row, std::move(copy.limits)}});
+    result.fill.push_back({result.when, {loops::CommitRing{copy_.shared}}, true});
+    return result;
+  }
+  Guarded store() {
+    Copy copy = find();
+    return {std::move(copy.when),
+            {loops::BulkStore{copy_.buffer, copy.global, copy_.shared, copy.shared, copy.rows, copy.row,
+                              std::move(copy.limits)}},
+            true};
+  }
+
+ private:
+  // Runs of elements, as in loops::BulkLoad.
+  struct Copy {
+    IndexPtr global, shared;
+    int64_t rows = 1, row = 1;
+    loops::Condition limits = {}, when = {};
+  };
+  // A bulk axis of more than one element.
+  struct Axis {
+    int position;
+    int64_t variable, extent, step = 0;
+  };
+  struct Loop {
+    int64_t variable, extent;
+    bool unrolled;
+  };
+
+  const std::string& name() const { return copy_.fusion.values[copy_.value].name; }
+  int64_t element_bytes() const { return size_of(copy_.fusion.values[copy_.value].dtype); }
+
+  Copy find() {
+    const IndexPtr global = add(indexer_.position(copy_.weights).at, loops::constant(copy_.offset));
+    const IndexPtr shared = copy_.in_shared(indexer_);
+    sort_axes(global, shared);
+    Copy copy{at_zero(global, variables_), at_zero(shared, variables_)};
+    for (const Axis& axis : axes_) copy.rows *= axis.extent;
+    for (const graph::Bound& bound : indexer_.bounds()) limit(bound, copy);
+    check_bytes(copy);
+    return copy;
+  }
+  // The statement in the value's own loops.
+  std::vector<Guarded> in_loops(loops::Condition when, loops::Stmt statement) const {
+    std::vector<Guarded> statements;
+    statements.push_back({std::move(when), std::move(statement), true});
+    for (size_t i = loops_.size(); i-- > 0;) {
+      Guarded around = enclose(std::move(statements), loops_[i].variable, {});
+      auto& loop = std::get<loops::For>(around.stmt.node);
+      loop.extent = loops_[i].extent;
+      loop.parallel = loops_[i].unrolled ? loops::Parallel::kUnroll : loops::Parallel::kSerial;
+      statements.clear();
+      statements.push_back(std::move(around));
+    }
+    return statements;
+  }
+
+  std::vector<IndexPtr> indices() {
+    std::vector<IndexPtr> result = copy_.outer;
+    for (size_t p = result.size(); p < copy_.domain.loop.size(); ++p) {
+      const auto [extent, parallel] = copy_.domain.loop[p];
+      if (extent == 1) {
+        result.push_back(loops::constant(0));
+        continue;
+      }
+      const int64_t variable = next_variable_++;
+      result.push_back(loops::variable(variable));
+      if (parallel == Parallel::kBulk) {
+        axes_.push_back({static_cast<int>(p), variable, extent});
+        variables_.push_back(variable);
+      } else {
+        loops_.push_back({variable, extent, parallel == Parallel::kUnroll});
+      }
+    }
+    return result;
+  }
+
+  // Fastest first, each going on where the one before ends, in both memories.
+  void sort_axes(const IndexPtr& global, const IndexPtr& shared) {
+    for (Axis& axis : axes_) {
+      const std::optional<int64_t> step = step_of(global, axis.variable);
+      JF_REQUIRE(
+          step.has_value(), "[lower] bulk axis ", axis.position, " of ", name(), " moves unevenly through ",
+          "global memory; one copy moves consecutive elements: split the axis and make only its inner part bulk");
+      axis.step = *step;
+    }
+    std::sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.step < b.step; });
+    int64_t expected = 1;
+    for (const Axis& axis : axes_) {
+      JF_REQUIRE(axis.step == expected, "[lower] bulk axis ", axis.position, " of ", name(), " moves by ", axis.step,
+                 " elements in global memory; expected ", expected,
+                 ", since one copy moves consecutive elements: make it serial");
+      const std::optional<int64_t> there = step_of(shared, axis.variable);
+      JF_REQUIRE(there == axis.step, "[lower] bulk axis ", axis.position, " of ", name(), " moves by ",
+                 there ? cat(*there) : std::string("no fixed number of"), " elements in shared memory and by ",
+                 axis.step,
+                 " in global memory; store its axes in the same order there, without pad: see "
+                 "set_allocation");
+      expected *= axis.extent;
+    }
+  }
+
+  // A bound that moves with the copied elements shortens the copy; the others are conditions.
+  void limit(const graph::Bound& bound, Copy& copy) {
+    const IndexPtr& at = bound.index.at;
+    const IndexPtr first = at_zero(at, variables_);
+    int64_t unit = 0, along = 1;  // elements that move the index by one; elements of the faster axes
+    for (const Axis& axis : axes_) {
+      const std::optional<int64_t> step = step_of(at, axis.variable);
+      if (unit == 0 && step != 0) unit = along;
+      JF_REQUIRE(step.has_value() && (unit == 0 ? 0 : along / unit) == *step, "[lower] bulk axis ", axis.position,
+                 " of ", name(), " ends inside of the copy, at ", bound.bound,
+                 ", where other axes go on; split it by a factor that divides it");
+      along *= axis.extent;
+    }
+    if (unit == 0) {
+      const bool always = at->kind == IndexKind::kConst && at->value < bound.bound;
+      if (!always) copy.when.push_back({at, bound.bound});
+      return;
+    }
+    JF_REQUIRE(unit_ == 0 || unit_ == unit, "[lower] ", name(),
+               " has bulk axes that end at several places; split them by factors that divide them");
+    if (unit_ == 0) copy.rows = along / unit;
+    copy.row = unit_ = unit;
+    if (first->kind == IndexKind::kConst) {
+      copy.rows = std::min(copy.rows, bound.bound - first->value);
+    } else {
+      copy.limits.push_back({first, bound.bound});
+    }
+  }
+
+  void check_bytes(const Copy& copy) const {
+    int64_t whole = copy.rows;
+    for (const auto& [first, limit] : copy.limits) {
+      whole = std::gcd(std::gcd(whole, limit), graph::multiple_of(first));
+    }
+    JF_REQUIRE(divides(kBulkBytes, whole * copy.row * element_bytes()), "[lower] the bulk axes of ", name(), " copy ",
+               copy.rows * copy.row, copy.limits.empty() ? "" : " or fewer", " elements of ", element_bytes(),
+               " bytes; expected a multiple of ", kBulkBytes, " bytes: choose another split, or copy by threads");
+    check_begin(copy.global, "global memory");
+    check_begin(copy.shared, "shared memory");
+  }
+  void check_begin(const IndexPtr& at, const char* where) const {
+    const int64_t multiple = graph::multiple_of(at);
+    JF_REQUIRE(divides(kBulkBytes, multiple * element_bytes()), "[lower] the bulk copies of ", name(),
+               " begin at multiples of ", multiple, " elements of ", element_bytes(), " bytes in ", where,
+               "; expected multiples of ", kBulkBytes, " bytes: copy by threads, or make rows multiples of ",
+               kBulkBytes / std::gcd(kBulkBytes, element_bytes()), " elements long");
+  }
+
+  const BulkCopy& copy_;
+  int& next_variable_;
+  std::vector<Axis> axes_;
+  std::vector<int64_t> variables_;  // of the bulk axes
+  std::vector<Loop> loops_;         // outermost first
+  int64_t unit_ = 0;                // of the limits, in elements; 0 where there are none
+  graph::Indexer indexer_;          // last: it takes what the others hold
+};
+
+bool contains(const std::vector<ir::ValueId>& ids, ir::ValueId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+// An input goes to shared memory, or what is shared to an output.
+void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const ir::Op& op) {
+  const Domain& domain = schedule.domains[op.output];
+  const std::string& value = segment.values[op.output].name;
+  const bool copies = op.kind == ir::OpKind::kCopy, loads = copies && contains(segment.inputs, op.inputs[0]);
+  const bool stores = copies && !loads && contains(segment.outputs, op.output);
+  JF_REQUIRE(loads || stores, "[lower] ", value,
+             " has bulk axes, but is neither the copy of an input nor an output that is a copy; make one by "
+             "cache_after or cache_before");
+  if (loads) {
+    JF_REQUIRE(!contains(segment.outputs, op.output), "[lower] ", value,
+               " has bulk axes and is an output, which threads store from their registers; store another copy");
+    JF_REQUIRE(domain.memory == schedule::Memory::kShared, "[lower] ", value,
+               " has bulk axes, which copy to shared memory; call set_memory(shared)");
+  } else {
+    const std::string& from = segment.values[op.inputs[0]].name;
+    const Domain& source = schedule.domains[op.inputs[0]];
+    JF_REQUIRE(source.memory == schedule::Memory::kShared && !schedule::is_bulk(source), "[lower] ", value,
+               " has bulk axes, which copy from shared memory, where no thread writes ", from,
+               "; call set_memory(shared) for that");
+    JF_REQUIRE(domain.memory == schedule::Memory::kRegister, "[lower] ", value,
+               " has bulk axes and is an output, which is in global memory; call set_memory(register)");
+    for (const ir::Op& user : segment.ops) {
+      JF_REQUIRE(!contains(user.inputs, op.output), "[lower] ", value, " has bulk axes, so that no thread has it for ",
+                 segment.values[user.output].name, "; let that read ", from, ": see cache_fork");
+    }
+  }
+  const int bulk = schedule::first_bulk(domain);
+  for (int l = 0; l < bulk; ++l) {
+    const Parallel parallel = domain.loop[l].parallel;
+    const bool serial = parallel == Parallel::kSerial || parallel == Parallel::kUnroll;
+    const bool together = serial || parallel == Parallel::kBlock || parallel == Parallel::kBlockY;
+    JF_REQUIRE(together, "[lower] loop axis ", l, " of ", value, " is ", name(parallel),
+               ", but one thread begins a bulk copy for the whole block; make the axis serial or bulk");
+    JF_REQUIRE(stores || l < domain.inline_at || serial, "[lower] ", value, " is not inlined in its ", name(parallel),
+               " axis ", l, "; call inline_at(", l + 1, ")");
+  }
+  JF_REQUIRE(domain.inline_at <= bulk, "[lower] ", value, " is inlined at ", domain.inline_at,
+             " loop axes, inside of its bulk axis ", bulk);
+}
+
+}  // namespace
+
+void check_bulk(const Fusion& segment, const schedule::Schedule& schedule, const Target& target) {
+  std::vector<bool> computed(segment.values.size(), false);
+  for (const ir::Op& op : segment.ops) {
+    computed[op.output] = true;
+    const Domain& domain = schedule.domains[op.output];
+    const std::string& value = segment.values[op.output].name;
+    const bool bulk = schedule::is_bulk(domain);
+    JF_REQUIRE(bulk || domain.stages == 1, "[lower] ", value, " has ", domain.stages,
+               " stages, but no bulk axes, whose copies could fill them ahead; parallelize(bulk) its innermost axes");
+    if (!bulk) continue;
+    const bool able = target.platform == Platform::kCuda && target.compute_capability >= kFirstArchitecture;
+    JF_REQUIRE(able, "[lower] ", value, " has bulk axes, which need a CUDA device of compute capability 9.0, but the ",
+               "target is '", print(target), "'; load it by threads");
+    check_copy(segment, schedule, op);
+    if (domain.stages == 1) continue;
+    const Parallel around = domain.inline_at > 0 ? domain.loop[domain.inline_at - 1].parallel : Parallel::kBlock;
+    JF_REQUIRE(around == Parallel::kSerial || around == Parallel::kUnroll, "[lower] ", value, " has ", domain.stages,
+               " stages, but ",
+               domain.inline_at > 0 ? cat("its innermost inlined axis ", domain.inline_at - 1, " is ", name(around))
+                                    : "is not inlined",
+               "; inline it in the serial loop whose iterations should use them in turn");
+  }
+  for (ir::ValueId id : segment.outputs) {
+    JF_REQUIRE(computed[id] || !schedule::is_bulk(schedule.domains[id]), "[lower] ", segment.values[id].name,
+               " is an input and an output; bulk axes need a copy of it");
+  }
+}
+
+BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).load(); }
+
+Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).store(); }
+
+int64_t stage_size(int64_t elements, DType dtype) {
+  const int64_t whole = kStageBytes / size_of(dtype);
+  return (elements + whole - 1) / whole * whole;
+}
+
+}  // namespace jf::lower

@@ -1,0 +1,45 @@
+// Bulk copies: shared copies of inputs whose elements one instruction moves.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/target.h"
+#include "graph/index.h"
+#include "ir/fusion.h"
+#include "loops/kernel.h"
+#include "lower/guards.h"
+#include "schedule/schedule.h"
+
+namespace jf::lower {
+
+// Throws UserError, naming the value and the call that mends it, where bulk axes or stages cannot be.
+void check_bulk(const ir::Fusion& segment, const schedule::Schedule& schedule, const Target& target);
+
+// A bulk copy at one place of the loops that its value is inlined in.
+struct BulkCopy {
+  const ir::Fusion& fusion;
+  const schedule::Domain& domain;
+  ir::ValueId value;                        // which has the bulk axes
+  std::vector<loops::IndexPtr> outer = {};  // the index of each loop axis around it
+  int buffer = -1;                          // the parameter
+  std::vector<int64_t> weights = {};        // of the value's axes there, by node
+  int64_t offset = 0;
+  int shared = -1;  // a load: the ring; a store: the buffer
+  // Where an element is in shared memory.
+  std::function<loops::IndexPtr(const graph::Indexer&)> in_shared = {};
+};
+// The store of a bulk output's elements.
+Guarded write_bulk_store(const BulkCopy& copy, int& next_variable);
+struct BulkStatements {
+  std::vector<Guarded> fill;  // the copies, then the commit of their stage
+  loops::Condition when;      // of the commit; who waits for it does so under the same condition
+};
+// `next_variable` numbers the loops of the value's own, which stand inside of the statements.
+BulkStatements write_bulk(const BulkCopy& copy, int& next_variable);
+
+// Elements of a stage that holds so many: the next one begins at a multiple of 128 bytes.
+int64_t stage_size(int64_t elements, DType dtype);
+
+}  // namespace jf::lower
