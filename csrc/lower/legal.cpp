@@ -146,7 +146,6 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
-    check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
   }
@@ -156,6 +155,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
   check_bulk(segment, schedule, target);
+  for (const Op& op : segment.ops) check_allocation(segment, schedule, op.output);
   check_reads(segment, schedule);
 }
 
