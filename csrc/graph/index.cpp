@@ -231,7 +231,8 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split alike.
+// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split
+// alike.
 std::vector<int> Indexer::same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const {
   std::vector<int> twins(of.extents.size(), -1);
   std::copy(root_of.begin(), root_of.end(), twins.begin());
@@ -261,7 +262,8 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
     if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
   }
   const std::vector<int> twins = same_parts(of, root_of);
-  Walk walk(*this, true);
+  // Apart: where an axis goes on from, what comes from above it would replace it.
+  Walk walk(*this, true), apart(*this, true);
   IndexPtr swizzled = loops::constant(0);
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
@@ -272,8 +274,8 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
       if (inner.empty()) inner = {{of.extents[s->inner], 0}};
       if (product(inner) != of.extents[s->inner]) {
         if (twins[s->inner] < 0) return std::nullopt;
-        walk.digits[twins[s->outer]] = std::move(digits[s->outer]);
-        walk.digits[twins[s->inner]] = std::move(digits[s->inner]);
+        apart.digits[twins[s->outer]] = std::move(digits[s->outer]);
+        apart.digits[twins[s->inner]] = std::move(digits[s->inner]);
         continue;
       }
       digits[s->input] = joined(outer, inner, true);
@@ -282,7 +284,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
       if (outer.empty()) continue;
       if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) {
         if (twins[m->output] < 0) return std::nullopt;
-        walk.digits[twins[m->output]] = std::move(digits[m->output]);
+        apart.digits[twins[m->output]] = std::move(digits[m->output]);
         continue;
       }
       digits[m->outer] = std::move(outer);
@@ -308,8 +310,10 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   for (size_t root = 0; root < root_of.size(); ++root) {
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }
-  Position result = walk.run(0);
-  result.at = add(std::move(result.at), std::move(swizzled));
+  Position result = walk.run(0), more = apart.run(0);
+  result.at = add(add(std::move(result.at), std::move(more.at)), std::move(swizzled));
+  const bool even = result.lane_step.has_value() && more.lane_step.has_value();
+  result.lane_step = even ? std::optional(*result.lane_step + *more.lane_step) : std::nullopt;
   return result;
 }
 
