@@ -48,7 +48,10 @@ void Places::make_arrays() {
     const ir::Value& value = fusion_.values[item.value];
     if (schedule_.domains[item.value].memory == schedule::Memory::kShared) {
       shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
-      kernel_.buffers.push_back({value.name, value.dtype, true, storage_of(item).elements});
+      std::string name = value.name;
+      const auto taken = [&](const loops::Buffer& buffer) { return buffer.name == name; };
+      while (std::any_of(kernel_.buffers.begin(), kernel_.buffers.end(), taken)) name += "_shared";  // of an output
+      kernel_.buffers.push_back({name, value.dtype, true, storage_of(item).elements});
       if (is_bulk(item)) make_ring(item);
       continue;
     }
@@ -192,7 +195,9 @@ bool Places::touches(const Node& node, ValueId shared, bool reads) const {
   }
   const Item& item = tree_.items[node.item];
   if (!reads) return item.op != nullptr && item.value == shared;
-  if (item.op == nullptr) return item.value == shared;
+  if (item.op == nullptr) return false;
+  // In its own iteration it is read from the register.
+  if (ring_of_[shared] < 0 && in_scope(tree_.items[item_of_[shared]], item)) return false;
   return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
 }
 
@@ -259,11 +264,14 @@ std::vector<bool> Places::reduced_loops(const Item& item) const {
   for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
   return reduced;
 }
-// The element of a kept value that belongs to an iteration of `user`.
+// Where the user has other loops, the value is the same along its own, and its first element will do.
 IndexPtr Places::element(const Item& kept, const Item& user) const {
   IndexPtr at = loops::constant(0);
   for (int position : kept_positions(kept)) {
-    at = add(mul(at, loops::constant(tree_.loops[kept.loops[position]].extent)), variable(user.loops[position]));
+    const int64_t extent = tree_.loops[kept.loops[position]].extent;
+    const int loop = position < static_cast<int>(user.loops.size()) ? user.loops[position] : -1;
+    const bool alike = loop >= 0 && tree_.loops[loop].extent == extent;
+    at = add(mul(at, loops::constant(extent)), alike ? variable(loop) : loops::constant(0));
   }
   return at;
 }

@@ -7,9 +7,6 @@
 namespace jf::schedule {
 namespace {
 
-// A split by more only makes iterations without an element.
-constexpr int64_t kMaxFactor = int64_t{1} << 40;
-
 std::string list(const AxisTree& tree) {
   std::string text;
   for (int node : tree.loop) text += cat(text.empty() ? "" : ",", tree.extents[node]);

@@ -79,9 +79,10 @@ int Scheduler::common_loops(ValueId value) const {
   return common;
 }
 
-void Scheduler::inline_at(ValueId value, int position) {
+void Scheduler::inline_at(ValueId value, int position, bool best_effort) {
   Domain& target = domain(value, "inline_at");
   const int common = common_loops(value);
+  if (best_effort) position = std::min(position, common);
   JF_REQUIRE(position >= 0 && position <= common, "[inline_at] ", fusion_.values[value].name, " agrees in ", common,
              " outer loop axes with its consumers; expected a position in [0, ", common, "], got ", position);
   target.inline_at = position;
@@ -117,13 +118,17 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   return useful;
 }
 
-void Scheduler::inline_most() {
+void Scheduler::inline_most(const std::vector<ValueId>& selected) {
   SharedLoops shared(fusion_, schedule_);
   for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
     std::vector<ValueId> values = {op->output};
     values.insert(values.end(), consumers_[op->output].begin(), consumers_[op->output].end());
     const int most = std::min(common_loops(op->output), useful_loops(*op));
     int& position = schedule_.domains[op->output].inline_at;
+    if (!selected.empty() && std::find(selected.begin(), selected.end(), op->output) == selected.end()) {
+      for (int level = 1; level <= position; ++level) shared.share(level, values);
+      continue;
+    }
     for (position = 0; position < most && shared.share(position + 1, values);) ++position;
   }
 }
