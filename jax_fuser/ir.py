@@ -42,7 +42,6 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `schedule_hyperparameters` | `compute_heuristics` | `lanes`, `unroll`, `threads` among the parameters |
 | `schedule` | `schedule` | returns a schedule to go on from; without a strategy, `propose` |
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
-| `execute` | `run`, `evaluate` | with the kernel, or op by op in `jax.numpy` |
 """
 
 from __future__ import annotations

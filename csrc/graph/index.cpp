@@ -166,6 +166,7 @@ struct Indexer::Walk {
   bool ends_at(int node) {
     if (indexer.known_[node] == nullptr) return false;
     settle(digits[node], indexer.known_[node]);
+    // The vector axis counts the lanes by itself, also where they are named after what it was split from.
     if (node == indexer.lane_node_ || node == indexer.vector_node_) step_lanes(digits[node]);
     digits[node].clear();
     return true;
@@ -311,7 +312,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }
   Position result = walk.run(0), more = apart.run(0);
-  result.at = add(add(std::move(result.at), std::move(more.at)), std::move(swizzled));
+  result.at = add(add(std::move(swizzled), std::move(result.at)), std::move(more.at));
   const bool even = result.lane_step.has_value() && more.lane_step.has_value();
   result.lane_step = even ? std::optional(*result.lane_step + *more.lane_step) : std::nullopt;
   return result;

@@ -127,6 +127,7 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
 
 void check_legal(const Fusion& segment, const Schedule& schedule, const Target& target) {
   schedule::verify(segment, schedule);
+  check_bulk(segment, schedule, target);
   std::set<int64_t> widths;
   auto check_lanes = [&](ValueId id) {
     const Domain& domain = schedule.domains[id];
@@ -146,6 +147,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
   }
@@ -154,8 +156,6 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_lanes(id);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
-  check_bulk(segment, schedule, target);
-  for (const Op& op : segment.ops) check_allocation(segment, schedule, op.output);
   check_reads(segment, schedule);
 }
 

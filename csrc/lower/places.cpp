@@ -99,7 +99,7 @@ Guarded Places::bulk_store(const Item& item) {
   const ir::Op& op = *tree_.items[item_of_[item.value]].op;
   BulkCopy copy{fusion_, domain, item.value};
   for (int p = 0; p < schedule::first_bulk(domain); ++p) copy.outer.push_back(variable(item.loops[p]));
-  const schedule::Storage to = schedule::storage(fusion_, item.value);
+  const schedule::Writing to = schedule::writing(fusion_, item.value);
   copy.buffer = static_cast<int>(fusion_.inputs.size() + item.output);
   copy.weights = to.weights;
   copy.offset = to.offset;
