@@ -59,8 +59,8 @@ class Lowered:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One program: its kernels as text, the bytes of its inputs and outputs, its reductions by the names of their
-    primitives, and how many calls have this very text.
+    """One program: its kernels as text, the bytes of its inputs and outputs, its reductions and scans by the names of
+    their primitives, and how many calls have this very text.
     """
 
     name: str

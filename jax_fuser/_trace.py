@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi
+from jax_fuser import _axes, _core, _ffi, _top_k
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -24,9 +24,8 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice "
-    "pad rev sort top_k tile",
-    "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
+    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice pad rev sort tile",
+    "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
     "marks what may be recomputed": "remat checkpoint remat2",
@@ -39,6 +38,7 @@ _REASONS = {
 _REASON = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor"
 REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
+SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 FUSED = "jax_fuser_fused"
 # What is folded on constants: the ops that numpy rounds as every machine does.
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -202,6 +202,15 @@ def _reduction(op: str) -> Rule:
     return Rule(emit, refuse=_refuse_reduction, fits=False)
 
 
+def _scan(op: str) -> Rule:
+    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
+        p, dtype = eqn.params, eqn.outvars[0].aval.dtype
+        operand = w.rounded(x[0], dtype) if op in ("scan_max", "scan_min") else x[0]
+        return [w.builder.scan(op, operand, p["axis"], p["reverse"], label(eqn))]
+
+    return Rule(emit)
+
+
 def _argument(op: str) -> Rule:
     def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
         # The first index at which the operand is its maximum; a NaN is one.
@@ -222,6 +231,15 @@ def _argument(op: str) -> Rule:
         return [w.builder.convert(w.builder.reduce("reduce_min", at, [axis], index, name), _dtype(result.dtype), name)]
 
     return Rule(emit, refuse=_refuse_reduction, fits=False)
+
+
+def _emit_top_k(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    p, index = eqn.params, eqn.outvars[1].aval.dtype
+    return [*_top_k.emit(w, eqn.invars[0].aval, p["axis"], p["k"], x[0], index, label(eqn))]
+
+
+def _refuse_top_k(eqn: Equation) -> str | None:
+    return _top_k.refuse(eqn.invars[0].aval, eqn.params["axis"], eqn.params["k"])
 
 
 def _refuse_reduction(eqn: Equation) -> str | None:
@@ -494,6 +512,12 @@ RULES: dict[str, Rule] = {
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
     **{name: _reduction(name) for name in _FOLDS.split()},
     **{name: _equality(name) for name in ("eq", "ne")},
+    "cumsum": _scan("scan_sum"),
+    "cumprod": _scan("scan_prod"),
+    "cummax": _scan("scan_max"),
+    "cummin": _scan("scan_min"),
+    "cumlogsumexp": _scan("scan_logsumexp"),
+    "top_k": Rule(_emit_top_k, refuse=_refuse_top_k, fits=False),
     "argmax": _argument("reduce_max"),
     "argmin": _argument("reduce_min"),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
@@ -549,13 +573,13 @@ def is_view(eqn: Equation) -> bool:
 
 
 def reductions(jaxpr: Any) -> list[str]:
-    """Return the names of the reductions of an open jaxpr and of the bodies it calls."""
+    """Return the names of the reductions and scans of an open jaxpr and of the bodies it calls."""
     found: list[str] = []
     for eqn in jaxpr.eqns:
         body = body_of(eqn)
         if body is not None:
             found += reductions(body[0])
-        elif eqn.primitive.name in REDUCTIONS:
+        elif eqn.primitive.name in REDUCTIONS | SCANS | {"top_k"}:
             found.append(eqn.primitive.name)
     return found
 

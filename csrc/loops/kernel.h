@@ -52,6 +52,7 @@ struct For {
   int64_t extent;
   Parallel parallel;
   Body body;
+  bool reverse = false;  // a serial or unrolled loop from its last iteration on
 };
 // The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are.
 struct Vector {
@@ -112,6 +113,7 @@ struct Set {
   int array;
   IndexPtr at;
   RegisterId value;
+  bool existing = false;  // lanes that do not exist keep what they hold
 };
 // element = op(element, value), in the lanes that exist.
 struct Accumulate {
@@ -127,6 +129,27 @@ struct Combine {
   ir::OpKind op;
   bool lanes, threads, threads_y;
 };
+// carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
+// with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew.
+struct Scan {
+  RegisterId result;
+  int carry;
+  IndexPtr at;  // of the carry's array
+  ir::OpKind op;
+  bool reverse, lanes;
+  RegisterId value;
+  Condition when = {};  // elsewhere the carry stays and the register holds zeros
+};
+// Scans an array over its elements, the threads along x or y, and its lanes. Elements follow each other over runs of
+// `run` elements of all threads: first the run of thread 0, then that of thread 1, ..., then the next runs. Every
+// thread of the block gets here.
+struct ScanThreads {
+  int array, carry;  // -1 for no carry
+  IndexPtr at;       // of the carry's array
+  ir::OpKind op;
+  bool reverse = false, lanes = false, threads = false, threads_y = false;
+  int64_t run = 1;
+};
 // Shared memory written before is seen by all threads of the block afterwards.
 struct Sync {};
 // Makes a ring ready for use. Every thread of the block gets here, to the next statements on rings as well, equally
@@ -134,8 +157,8 @@ struct Sync {};
 struct OpenRing {
   int ring;
 };
-// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the other,
-// the first ones, those r for which index + r is below every limit.
+// One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
+// other, the first ones, those r for which index + r is below every limit.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage
@@ -153,8 +176,8 @@ struct AwaitRing {
   int ring;
 };
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync,
-               OpenRing, BulkLoad, CommitRing, AwaitRing>
+  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
+               ScanThreads, Sync, OpenRing, BulkLoad, CommitRing, AwaitRing>
       node;
 };
 

@@ -8,6 +8,7 @@
 #include "graph/groups.h"
 #include "graph/index.h"
 #include "lower/bulk.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -116,6 +117,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
     check_parallel_types(segment, op.output, domain, target);
+    if (ir::info(op.kind).op_class == ir::OpClass::kScan) check_scan(segment, op.output, domain);
     if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
       widths.insert(domain.loop.back().extent);
     }
@@ -148,6 +150,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
       folds = folds || node.threads || node.threads_y;
     }
+    folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,

@@ -7,6 +7,7 @@
 #include "graph/index.h"
 #include "lower/bulk.h"
 #include "lower/guards.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -51,6 +52,7 @@ class Writer {
         input_number_(fusion.values.size(), -1),
         register_of_(fusion.values.size(), -1),
         array_of_(fusion.values.size(), -1),
+        carry_of_(fusion.values.size(), -1),
         shared_of_(fusion.values.size(), -1),
         ring_of_(fusion.values.size(), -1),
         is_operand_(fusion.values.size(), false) {
@@ -97,7 +99,7 @@ class Writer {
   void make_arrays() {
     std::vector<bool> kept(fusion_.values.size(), false);
     for (const Item& item : tree_.items) {
-      if (is_fold(item) || is_bulk(item)) kept[item.value] = true;
+      if (is_complete_later(item, schedule_) || is_bulk(item)) kept[item.value] = true;
       if (item.op == nullptr) continue;
       for (ValueId id : item.op->inputs) {
         if (item_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) kept[id] = true;
@@ -116,6 +118,16 @@ class Writer {
       for (int position : kept_positions(item)) size *= tree_.loops[item.loops[position]].extent;
       array_of_[item.value] = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back({value.name, value.dtype, size});
+    }
+    for (const Item& item : tree_.items) {
+      if (!is_scan(item)) continue;
+      const ScanLoops loops = scan_loops(tree_, item, schedule_);
+      if (loops.carried < 0) continue;
+      int64_t size = 1;
+      for (int position : loops.beside) size *= tree_.loops[item.loops[position]].extent;
+      const ir::Value& value = fusion_.values[item.value];
+      carry_of_[item.value] = static_cast<int>(kernel_.arrays.size());
+      kernel_.arrays.push_back({value.name + "_carry", value.dtype, size});
     }
   }
   void make_ring(const Item& item) {
@@ -244,17 +256,19 @@ class Writer {
     return reduced;
   }
   // The element of a kept value that belongs to an iteration of `user`.
-  IndexPtr element(const Item& kept, const Item& user) const {
+  IndexPtr element(const Item& kept, const Item& user) const { return element(kept, user, kept_positions(kept)); }
+  IndexPtr element(const Item& kept, const Item& user, const std::vector<int>& positions) const {
     IndexPtr at = loops::constant(0);
-    for (int position : kept_positions(kept)) {
+    for (int position : positions) {
       at = add(mul(at, loops::constant(tree_.loops[kept.loops[position]].extent)), variable(user.loops[position]));
     }
     return at;
   }
   // How many loops around the place where an array lives.
-  size_t home(const Item& item) const {
+  size_t home(const Item& item) const { return loops_before(item, item.shared); }
+  static size_t loops_before(const Item& item, int position) {
     return static_cast<size_t>(
-        std::count_if(item.loops.begin(), item.loops.begin() + item.shared, [](int loop) { return loop >= 0; }));
+        std::count_if(item.loops.begin(), item.loops.begin() + position, [](int loop) { return loop >= 0; }));
   }
 
   // The loops from `depth` on.
@@ -300,11 +314,15 @@ class Writer {
     }
     JF_CHECK(filled.empty(), kernel_.name, " copies ", fusion_.values[filled.front()].name, " and does not read it");
   }
-  // Items in the node that have an array and whose array lives in the node's parent.
-  void items_with_home(const Node& node, size_t depth, std::vector<int>& found) const {
+  // Items in the node that have an array and whose array lives in the node's parent. Declares the carries that live
+  // there.
+  void items_with_home(const Node& node, size_t depth, std::vector<int>& found) {
     if (node.item >= 0) {
       const Item& item = tree_.items[node.item];
       if (item.op != nullptr && array_of_[item.value] >= 0 && home(item) == depth) found.push_back(node.item);
+      if (item.op == nullptr || carry_of_[item.value] < 0) return;
+      const int carried = scan_loops(tree_, item, schedule_).carried;
+      if (loops_before(item, carried) == depth) emit(loops::Declare{carry_of_[item.value], ir::fold_of(item.op->kind)});
     }
     for (const Node& inner : node.body) items_with_home(inner, depth, found);
   }
@@ -331,6 +349,7 @@ class Writer {
     auto& inner = std::get<loops::For>(statement.stmt.node);
     inner.extent = loop.extent;
     inner.parallel = to_loops(loop.parallel);
+    inner.reverse = loop.direction < 0;
     statements_.push_back(std::move(statement));
   }
   void write_vector(const Node& node, size_t depth) {
@@ -450,7 +469,8 @@ class Writer {
 
   RegisterId computed(ValueId id, const Item& user) {
     const Item& producer = tree_.items[item_of_[id]];
-    if (array_of_[id] < 0 || (!is_fold(producer) && in_scope(producer, user))) return register_of_[id];
+    if (array_of_[id] < 0 || (!is_complete_later(producer, schedule_) && in_scope(producer, user)))
+      return register_of_[id];
     const RegisterId result = new_register(fusion_.values[id].dtype);
     emit(loops::Get{result, array_of_[id], element(producer, user)});
     return result;
@@ -502,6 +522,20 @@ class Writer {
       case OpClass::kReduce:
         emit(loops::Accumulate{array_of_[op.output], element(item, item), ir::fold_of(op.kind), operands[0]}, when);
         return;
+      case OpClass::kScan: {
+        const ScanLoops along = scan_loops(tree_, item, schedule_);
+        if (along.together) {
+          emit(loops::Set{array_of_[op.output], element(item, item), operands[0], true}, when);
+          return;
+        }
+        result = operands[0];
+        if (along.carried < 0 && !along.lanes) break;
+        result = new_register(own);
+        emit(loops::Scan{result, carry_of_[op.output], element(item, item, along.beside), ir::fold_of(op.kind),
+                         std::get<ir::Scan>(op.attribute).reverse, along.lanes, operands[0]},
+             when);
+        break;
+      }
       case OpClass::kConcat: JF_CHECK(false, "a concat in a generated kernel");
       case OpClass::kGrouped: JF_CHECK(false, "a grouped product in a generated kernel");
     }
@@ -521,16 +555,17 @@ class Writer {
 
   void declare(const Item& item) {
     loops::Declare statement{array_of_[item.value], std::nullopt};
-    if (is_fold(item)) statement.fill = ir::fold_of(item.op->kind);
+    if (is_complete_later(item, schedule_)) statement.fill = ir::fold_of(item.op->kind);
     emit(statement);
   }
   void combine(const Item& item) {
-    if (!is_fold(item)) return;
+    if (!is_complete_later(item, schedule_)) return;
     loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false};
-    const std::vector<bool> reduced = reduced_loops(item);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
     for (size_t p = 0; p < item.loops.size(); ++p) {
-      if (!reduced[p] || item.loops[p] < 0) continue;
-      const auto& [extent, parallel] = tree_.loops[item.loops[p]];
+      const int node = axes.loop[p];
+      if ((!axes.reduced[node] && axes.scanned[node] == 0) || item.loops[p] < 0) continue;
+      const auto& [extent, parallel, direction] = tree_.loops[item.loops[p]];
       statement.lanes = statement.lanes || parallel == Parallel::kVector;
       statement.threads = statement.threads || (parallel == Parallel::kThread && extent > 1);
       statement.threads_y = statement.threads_y || (parallel == Parallel::kThreadY && extent > 1);
@@ -539,11 +574,13 @@ class Writer {
     const bool meets = statement.threads || statement.threads_y;
     for (int l = 0; meets && l < item.shared; ++l) {
       if (item.loops[l] < 0 || !is_thread(tree_.loops[item.loops[l]].parallel)) continue;
-      const auto& [extent, parallel] = tree_.loops[item.loops[l]];
+      const auto& [extent, parallel, direction] = tree_.loops[item.loops[l]];
       JF_REQUIRE(extent == extent_of(tree_, parallel), "[lower] ", fusion_.values[item.value].name,
-                 " is folded over threads inside of a ", name(parallel), " loop of ", extent, " iterations, but ",
-                 extent_of(tree_, parallel), " threads run; give all such loops one extent");
+                 is_fold(item) ? " is folded" : " is scanned", " over threads inside of a ", name(parallel),
+                 " loop of ", extent, " iterations, but ", extent_of(tree_, parallel),
+                 " threads run; give all such loops one extent");
     }
+    if (is_scan(item)) return scan_threads(item, statement);
     // The threads meet once for folds that follow each other.
     auto* last = statements_.empty() ? nullptr : std::get_if<loops::Combine>(&statements_.back().stmt.node);
     auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
@@ -552,6 +589,16 @@ class Writer {
                           dtype(*last) == dtype(statement);
     if (together) return last->arrays.push_back(array_of_[item.value]);
     statements_.push_back({{}, {std::move(statement)}, meets});
+  }
+  void scan_threads(const Item& item, const loops::Combine& over) {
+    const ScanLoops along = scan_loops(tree_, item, schedule_);
+    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
+    scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
+    scan.lanes = over.lanes;
+    scan.threads = over.threads;
+    scan.threads_y = over.threads_y;
+    scan.run = along.run;
+    statements_.push_back({{}, {std::move(scan)}, true});
   }
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
@@ -591,6 +638,7 @@ class Writer {
   std::vector<int> input_number_;        // by value, -1 for what is no input
   std::vector<RegisterId> register_of_;  // by value
   std::vector<int> array_of_;            // by value, -1 for what lives in a register of its scope
+  std::vector<int> carry_of_;            // by value, -1 for what is no scan that carries a value on
   std::vector<int> shared_of_;           // by value: the buffer of a shared value, -1 for others
   std::vector<int> ring_of_;             // by value: the ring that bulk copies of it fill, -1 for others
   std::vector<bool> is_operand_;         // by value
