@@ -153,7 +153,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
-  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
+  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
              " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
