@@ -51,7 +51,7 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
     }
   }
   JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name,
-             " folds no axis and scans none; use pointwise");
+             " folds no axis; use pointwise");
   for (ValueId id : fusion.outputs) {
     JF_REQUIRE(ir::elements(fusion.values[id]) > 0, "[", strategy, "] ", fusion.values[id].name, " has no elements");
   }
