@@ -9,6 +9,7 @@
 #include "graph/index.h"
 #include "lower/allocation.h"
 #include "lower/bulk.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -150,6 +151,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
+    if (ir::info(op.kind).op_class == ir::OpClass::kScan) check_scan(segment, op.output, domain);
   }
   for (ValueId id : segment.outputs) {
     check_parallel_types(segment, id, schedule.domains[id], target);
@@ -177,9 +179,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
       folds = folds || node.threads || node.threads_y;
     }
+    folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
-  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
+  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
              " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,

@@ -86,6 +86,7 @@ struct Domain {
   std::vector<int64_t> logical;  // extents of the root axes
   std::vector<bool> reduced;     // which of them are reduced; empty for none
   bool in_parts = false;
+  int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results
   int inline_at = 0;                  // outer loop axes that the value shares with its consumers

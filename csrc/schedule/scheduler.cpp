@@ -52,6 +52,9 @@ Schedule unscheduled(const ir::Fusion& fusion) {
     schedule.domains.push_back(std::move(domain));
   }
   for (const ir::Op& op : fusion.ops) {
+    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
+      schedule.domains[op.output].scanned = static_cast<int>(scan->axis);
+    }
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (reduce == nullptr) continue;
     Domain& domain = schedule.domains[op.output];
