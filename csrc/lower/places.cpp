@@ -1,6 +1,7 @@
 #include "lower/places.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "lower/scan.h"
@@ -183,8 +184,11 @@ Guarded Places::await(ValueId id) {
 Places::Storage Places::storage_of(const Item& item) const {
   const Domain& domain = schedule_.domains[item.value];
   const schedule::AxisTree axes = schedule::replay(domain, fusion_.values[item.value].name);
-  std::vector<int> nodes = domain.storage;
-  if (nodes.empty()) {
+  std::vector<int> nodes;
+  // Along an inserted axis there is one element, wherever it is computed.
+  std::copy_if(domain.storage.begin(), domain.storage.end(), std::back_inserter(nodes),
+               [&](int node) { return !axes.inserted[node]; });
+  if (domain.storage.empty()) {
     for (size_t p = item.shared; p < item.loops.size(); ++p) {
       const int loop = item.loops[p];
       const bool runs = loop >= 0 || (is_bulk(item) && !axes.inserted[axes.loop[p]]);
@@ -276,9 +280,7 @@ std::vector<bool> Places::reduced_loops(const Item& item) const {
   for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
   return reduced;
 }
-IndexPtr Places::element(const Item& kept, const Item& user) const {
-  return element(kept, user, kept_positions(kept));
-}
+IndexPtr Places::element(const Item& kept, const Item& user) const { return element(kept, user, kept_positions(kept)); }
 IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<int>& positions) const {
   IndexPtr at = loops::constant(0);
   for (int position : positions) {
