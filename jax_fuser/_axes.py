@@ -145,6 +145,20 @@ class Builder:
                 self._counted += [a, b]
         return result
 
+    def pad(self, value: int, low: Sequence[int], high: Sequence[int], padding: int, shape: Sequence[int]) -> int:
+        """Add `low` elements of a scalar before each axis and `high` behind it; fewer than none cut elements off."""
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, by: int) -> int:
+            return b.pad(x, list(low), list(high), by)
+
+        result = self._made(call, [value, padding], shape)
+        for a, b, before, after in zip(self._axes[value], self._axes[result], low, high):
+            if before == after == 0:
+                self._join(a, b)
+            else:
+                self._counted += [a, b]
+        return result
+
     def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
         """Put values side by side along an axis."""
         if len(values) == 1:

@@ -26,7 +26,7 @@ _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
     "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice "
-    "pad rev sort top_k tile stack unstack",
+    "rev sort top_k tile stack unstack",
     "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
@@ -351,6 +351,19 @@ def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return parts
 
 
+def _pad(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    low, high, _ = zip(*eqn.params["padding_config"]) if eqn.params["padding_config"] else ((), (), ())
+    return [w.builder.pad(x[0], low, high, x[1], eqn.outvars[0].aval.shape)]
+
+
+def _refuse_pad(eqn: Equation) -> str | None:
+    return "pads between elements" if any(between for _, _, between in eqn.params["padding_config"]) else None
+
+
+def _pads_by_a_constant(eqn: Equation) -> bool:
+    return isinstance(eqn.invars[1], Literal)
+
+
 def _concatenate(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.concat(x, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
@@ -440,6 +453,7 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(_squeeze, is_view=_always),
     "slice": Rule(_slice, is_view=_always),
     "concatenate": Rule(_concatenate, fits=False),
+    "pad": Rule(_pad, refuse=_refuse_pad, is_view=_pads_by_a_constant, fits=False),
     "split": Rule(_split, is_view=_always),
 }
 

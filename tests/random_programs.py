@@ -5,9 +5,12 @@ dtype rounds. How far those two are off says how far a correct result may be; a 
 values, is not taken.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jax_fuser as jf
 from jax_fuser import _core
@@ -149,10 +152,11 @@ class Program:
       dtypes: of the inputs.
       smooth: whether it has a derivative everywhere.
       largest: elements of any value; 0 for some choice.
+      moves: what else moves elements: "pad" (with slices and concatenations), "reshape", "gather".
     """
 
-    def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0):
-        self.seed, self.steps, self.smooth = seed, [], smooth
+    def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0, moves=()):
+        self.seed, self.steps, self.smooth, self.moves = seed, [], smooth, moves
         rng = self.rng = np.random.default_rng(seed)
         self.fold_rng = np.random.default_rng([*seed, 1])
         largest = self.largest = largest or int(rng.choice([2000, 2000, 2000, 10000, 10000, 40000]))
@@ -188,8 +192,8 @@ class Program:
         if step is None:
             return
         operands = [self.pool[i] for i in step.operands]
-        shape = np.broadcast_shapes(*(v.shape for v in operands))
-        if np.prod(shape) > self.largest:
+        axes = itertools.zip_longest(*(v.shape[::-1] for v in operands), fillvalue=1)
+        if np.prod([max(n) for n in axes]) > self.largest:
             return
         with np.errstate(all="ignore"):
             exact = np.asarray(step(np, [v.exact for v in operands], True))
@@ -239,6 +243,8 @@ class Program:
             functions = [*functions, *(() if self.smooth else kinks)]
             return functions[int(rng.integers(len(functions)))]
 
+        if self.moves and rng.random() < 0.35:
+            return getattr(self, str(rng.choice(self.moves)))(self.pick())
         floats = self.pick(lambda v: is_float(v.dtype))
         if kind == "unary":
             return Step(one(UNARY, UNARY_KINKS), [floats], self.pool[floats].dtype)
@@ -322,6 +328,45 @@ class Program:
             to = (int(rng.choice(self.extents)), *shape)
             return Step(lambda xp, x: xp.broadcast_to(x, to), [x], value.dtype, exact)
         return None
+
+    def pad(self, x):
+        rng, value = self.rng, self.pool[x]
+        shape, rank = value.shape, len(value.shape)
+        if rank == 0 or 0 in shape:
+            return None
+        exact = not is_float(value.dtype)
+        axis, kind = int(rng.integers(rank)), rng.integers(4)
+        size = shape[axis]
+        if kind == 0:
+            ends = [tuple(int(n) for n in rng.integers(0, 9, 2)) if a == axis or rng.random() < 0.3 else (0, 0)
+                    for a in range(rank)]  # fmt: skip
+            by = int(rng.integers(2))
+            return Step(lambda xp, x: xp.pad(x, ends, constant_values=by), [x], value.dtype, exact)
+        if kind == 1:
+            first = int(rng.integers(size))
+            where = tuple(slice(first, int(rng.integers(first, size)) + 1, int(rng.integers(1, 4))) if a == axis
+                          else slice(None) for a in range(rank))  # fmt: skip
+            return Step(lambda xp, x: x[where], [x], value.dtype, exact)
+        others = shape[:axis] + shape[axis + 1 :]
+        y = self.pick(
+            lambda v: v.dtype == value.dtype and len(v.shape) == rank and v.shape[:axis] + v.shape[axis + 1 :] == others
+        )
+        if kind == 2:
+            return Step(lambda xp, x, y: xp.concatenate([x, y], axis), [x, y], value.dtype, exact)
+        # What the derivative of taking an axis apart is.
+        cut = int(rng.integers(size + 1))
+
+        def parts(xp, x, y):
+            head = xp.take(x, xp.arange(cut), axis) if xp is np else lax.slice_in_dim(x, 0, cut, axis=axis)
+            tail = xp.take(y, xp.arange(cut, size), axis) if xp is np else lax.slice_in_dim(y, cut, size, axis=axis)
+            none = [(0, 0)] * rank
+            after, before = list(none), list(none)
+            after[axis], before[axis] = (0, size - cut), (cut, 0)
+            return xp.pad(head, after) + xp.pad(tail, before)
+
+        if value.dtype == bool or self.pool[y].shape != shape:
+            return None
+        return Step(parts, [x, y], value.dtype, exact)
 
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""

@@ -25,6 +25,11 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Dims* d = std::get_if<Dims>(&attribute)) {
     for (int64_t dim : d->dims) text += cat(" d", dim);
   }
+  if (const Pad* p = std::get_if<Pad>(&attribute)) {
+    for (size_t i = 0; i < p->low.size(); ++i) {
+      text += cat(" w", p->from.starts[i], ",", p->from.strides[i], ",", p->low[i], ",", p->counts[i]);
+    }
+  }
   if (const Place* p = std::get_if<Place>(&attribute)) {
     for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
   }
@@ -107,6 +112,7 @@ ValueId Builder::pointwise(OpKind kind, std::span<const ValueId> inputs, const s
   const OpInfo& op = info(kind);
   JF_REQUIRE(op.op_class == OpClass::kPointwise && op.result != ResultRule::kStated, "[pointwise] '", op.name,
              "' is not a pointwise op whose result follows from its operands");
+  if (const ValueId sum = kind == OpKind::kAdd ? sum_of_parts(inputs) : -1; sum >= 0) return sum;
   return add_op(kind, to_vector(inputs), {}, DType::kPred, {}, label);
 }
 
@@ -185,8 +191,13 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
 
 ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> counts) {
   const DType dtype = value(x, "slice").dtype;
-  infer(fusion_, OpKind::kSlice, {x}, where, {"", dtype, axes_of(counts)});
-  return sliced(x, where, to_vector(counts));
+  Slice plain = where;
+  // A single element is no distance from the next one.
+  for (size_t i = 0; i < std::min(counts.size(), plain.strides.size()); ++i) {
+    if (counts[i] == 1 && plain.strides[i] > 0) plain.strides[i] = 1;
+  }
+  infer(fusion_, OpKind::kSlice, {x}, plain, {"", dtype, axes_of(counts)});
+  return sliced(x, plain, to_vector(counts));
 }
 
 // Where one operand holds all of it; -1 elsewhere.
@@ -259,6 +270,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
       result = sliced(op.inputs[0], inner, counts);
     }
   }
+  if (defining != nullptr && result < 0) result = slice_of_view(x, where, counts);
   if (result < 0) {
     result = add_op(OpKind::kSlice, {x}, where, fusion_.values[x].dtype, axes_of(counts), "");
   }
@@ -292,10 +304,13 @@ void Builder::output(ValueId x) {
 }
 
 Fusion Builder::finish() {
+  join_read_concats();
   Fusion kept;
   std::swap(kept, fusion_);
   known_.clear();
   slices_.clear();
+  spreads_.clear();
+  padded_.clear();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;

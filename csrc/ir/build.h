@@ -26,12 +26,15 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
-  // Operands of equal dtypes side by side along an axis. What is computed from the result element by element is
-  // computed from each operand.
+  // Operands of equal dtypes side by side along an axis. What reads the result computes the operand that it needs; it
+  // is in memory only as an output.
   ValueId concat(std::span<const ValueId> values, int64_t axis);
   // `count` elements of each axis, from starts on, strides apart. Slices what a pointwise value is computed from, so
   // that only those elements are computed.
   ValueId slice(ValueId value, const ir::Slice& where, std::span<const int64_t> counts);
+  // `low` elements of `padding`, a scalar, before each axis and `high` behind it; fewer than none cut elements off.
+  // What a pointwise value is computed from is padded, so that no kernel stores the value by itself.
+  ValueId pad(ValueId value, std::span<const int64_t> low, std::span<const int64_t> high, ValueId padding);
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -49,6 +52,20 @@ class Builder {
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
+  // A value of `shape` that has the elements which `where` says, and anything elsewhere.
+  ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId spread_anew(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId chosen(ValueId inside, ValueId outside, const ir::Pad& where);
+  void note_part(ValueId padded, ValueId value, const ir::Pad& where);
+  // The sum where it is one of parts that together fill their axis with values padded by zeros; -1 where not.
+  ValueId sum_of_parts(std::span<const ValueId> inputs);
+  void join_read_concats();
+  ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
+  // The index along an axis is below `bound`.
+  ValueId is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound);
+  ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
@@ -57,7 +74,13 @@ class Builder {
 
   Fusion fusion_;
   std::map<std::string, ValueId> known_;  // equal ops by their text key
-  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_;
+  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
+  // A value is zero along `axis` but for these parts of it, in their order.
+  struct Parts {
+    int64_t axis;
+    std::map<int64_t, ValueId> from;  // by first index
+  };
+  std::map<ValueId, Parts> padded_;
 };
 
 }  // namespace jf::ir

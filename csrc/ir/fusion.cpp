@@ -38,6 +38,8 @@ OpKind fold_of(OpKind reduce) {
   }
 }
 
+bool reads_memory(OpKind kind) { return kind == OpKind::kSlice || kind == OpKind::kPad; }
+
 bool Constant::operator==(const Constant& other) const {
   if (value.index() != other.value.index()) return false;
   if (const double* a = std::get_if<double>(&value)) {

@@ -65,6 +65,8 @@ const OpInfo& info(OpKind kind);
 const OpInfo* find_op(std::string_view name);
 // The pointwise op that joins two parts of a reduction: kAdd for kReduceSum.
 OpKind fold_of(OpKind reduce);
+// Whether the op reads its first operand at other places than its own, so that it must be in memory.
+bool reads_memory(OpKind kind);
 
 // A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
 struct Constant {
@@ -82,6 +84,13 @@ struct Dims {
 struct Slice {
   std::vector<int64_t> starts, strides;
   bool operator==(const Slice&) const = default;
+};
+// Element low + j of a result axis, for j < counts, is element starts + j * strides of the operand's; where any axis is
+// outside of that, the result is zero and the operand is not read.
+struct Pad {
+  Slice from;
+  std::vector<int64_t> low, counts;
+  bool operator==(const Pad&) const = default;
 };
 // The operand again, stored as a part of a larger array of `shape`, from element `starts` on. Only an output or an
 // operand of concat.
@@ -104,7 +113,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Place, Reduce, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Place, Reduce, Grouped>;
 
 struct Op {
   OpKind kind;

@@ -27,6 +27,10 @@ struct AttributePrinter {
   std::string operator()(const Slice& s) const {
     return cat(" {starts=[", print_dims(s.starts), "], strides=[", print_dims(s.strides), "]}");
   }
+  std::string operator()(const Pad& p) const {
+    return cat(" {starts=[", print_dims(p.from.starts), "], strides=[", print_dims(p.from.strides), "], low=[",
+               print_dims(p.low), "], counts=[", print_dims(p.counts), "]}");
+  }
   std::string operator()(const Place& p) const {
     return cat(" {starts=[", print_dims(p.starts), "], shape=[", print_dims(p.shape), "]}");
   }
@@ -185,6 +189,11 @@ class Parser {
     }
     return result;
   }
+  std::vector<int64_t> list(std::string_view key) {
+    expect_word(key);
+    expect('=');
+    return dims();
+  }
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
@@ -211,6 +220,12 @@ class Parser {
       slice.strides = dims();
       result = slice;
       if (is_place) result = Place{slice.starts, slice.strides};
+      if (!is_place && accept(',')) {
+        Pad pad{slice, list("low"), {}};
+        expect(',');
+        pad.counts = list("counts");
+        result = pad;
+      }
     } else {
       require(key == "mode", "value, dims, starts or mode before this");
       const std::string mode = word("rows, contraction or batch");

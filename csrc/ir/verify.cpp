@@ -90,21 +90,42 @@ struct Inference {
     return result;
   }
 
-  Value slice(const Value& stated) const {
-    const Slice& s = get<Slice>("starts=[...], strides=[...]");
+  void check_inside(const Slice& s, const std::vector<int64_t>& counts) const {
     const Value& x = in(0);
     const size_t rank = x.axes.size();
-    JF_REQUIRE(s.starts.size() == rank && s.strides.size() == rank && stated.axes.size() == rank,
-               "[slice] needs a start, a stride and a result axis for each axis of ", type(0));
-    Value result{"", x.dtype, x.axes};
+    JF_REQUIRE(s.starts.size() == rank && s.strides.size() == rank && counts.size() == rank, "[", op.name,
+               "] needs a start, a stride and a result axis for each axis of ", type(0));
     for (size_t i = 0; i < rank; ++i) {
-      const int64_t extent = stated.axes[i].extent, size = x.axes[i].extent;
+      const int64_t extent = counts[i], size = x.axes[i].extent;
       const bool inside =
-          s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
+          s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) && extent >= 0 &&
           (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
-      JF_REQUIRE(inside, "[slice] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i], " on, ",
-                 s.strides[i], " apart, do not lie inside");
+      JF_REQUIRE(inside, "[", op.name, "] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i],
+                 " on, ", s.strides[i], " apart, do not lie inside");
+    }
+  }
+
+  Value slice(const Value& stated) const {
+    const Value& x = in(0);
+    check_inside(get<Slice>("starts=[...], strides=[...]"), shape(stated));
+    Value result{"", x.dtype, x.axes};
+    for (size_t i = 0; i < x.axes.size(); ++i) result.axes[i].extent = stated.axes[i].extent;
+    return result;
+  }
+
+  Value pad(const Value& stated) const {
+    const Pad& p = get<Pad>("starts=[...], strides=[...], low=[...], counts=[...]");
+    const Value& x = in(0);
+    check_inside(p.from, p.counts);
+    JF_REQUIRE(p.low.size() == x.axes.size() && stated.axes.size() == x.axes.size(),
+               "[pad] needs a low end and a result axis for each axis of ", type(0));
+    Value result{"", x.dtype, x.axes};
+    for (size_t i = 0; i < x.axes.size(); ++i) {
+      const int64_t extent = stated.axes[i].extent;
+      JF_REQUIRE(p.low[i] >= 0 && p.low[i] <= extent && p.counts[i] <= extent - p.low[i], "[pad] axis ", i, " of ",
+                 type(0), ": ", p.counts[i], " elements from ", p.low[i], " on do not fit into an axis of ", extent);
       result.axes[i].extent = extent;
+      if (p.low[i] != 0 || p.counts[i] != extent) result.axes[i].kind = AxisKind::kIteration;
     }
     return result;
   }
@@ -322,6 +343,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
       if (kind == OpKind::kSlice) return inference.slice(stated);
+      if (kind == OpKind::kPad) return inference.pad(stated);
       if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();

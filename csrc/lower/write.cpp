@@ -71,6 +71,7 @@ class Writer {
     IndexPtr at;
     int64_t lane_step;
     loops::Condition when;
+    std::vector<loops::Range> within;
     RegisterId result;
   };
 
@@ -314,19 +315,41 @@ class Writer {
   }
 
   // An element of input `id`, at weights of the root axes.
-  RegisterId load(ValueId id, const graph::Indexer& indexer, const std::vector<int64_t>& weights, int64_t offset,
-                  const loops::Condition& when) {
-    auto [at, step] = position(indexer, weights);
-    at = add(std::move(at), loops::constant(offset));
+  RegisterId load(ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
+                  const loops::Condition& when, const std::vector<loops::Range>& within = {}) {
+    auto [at, step] = position(indexer, from.weights);
+    at = loops::moved(std::move(at), from.offset);
     for (const auto& [input, known] : loads_) {
-      const bool same =
-          input == id && known.lane_step == step && graph::same(known.at, at) && same_condition(known.when, when);
+      const bool same = input == id && known.lane_step == step && graph::same(known.at, at) &&
+                        same_condition(known.when, when) && same_ranges(known.within, within);
       if (same) return known.result;
     }
     const RegisterId loaded = new_register(fusion_.values[id].dtype);
-    emit(loops::Load{loaded, input_number_[id], at, step}, when);
-    loads_.push_back({id, {at, step, when, loaded}});
+    emit(loops::Load{loaded, input_number_[id], at, step, {}, within}, when);
+    loads_.push_back({id, {at, step, when, within, loaded}});
     return loaded;
+  }
+  static bool same_ranges(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const loops::Range& x, const loops::Range& y) {
+      return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
+    });
+  }
+  // Where a reading finds an element: all lanes or none, where that is known, else each lane by itself.
+  std::vector<loops::Range> ranges(const Item& item, const schedule::Reading& from) {
+    std::vector<loops::Range> result;
+    bool in_lanes = false;
+    for (const schedule::Reading::Range& range : from.ranges) {
+      std::vector<int64_t> weights(from.weights.size(), 0);
+      weights[range.axis] = 1;
+      const graph::Position p = indexer(item, false).position(weights);
+      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
+                                                 graph::multiple_of(p.at) % kernel_.width == 0);
+      even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
+      in_lanes = in_lanes || !together;
+      result.push_back({p.at, range.begin, range.end, !together});
+    }
+    return result;
   }
   static bool same_condition(const loops::Condition& a, const loops::Condition& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
@@ -366,7 +389,7 @@ class Writer {
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
-    return load(id, indexer, from.weights, from.offset, when);
+    return load(id, indexer, from, when, ranges(item, from));
   }
 
   void write_item(const Item& item) {
@@ -445,7 +468,7 @@ class Writer {
       weights[nodes[a]] = to.weights[a];
     }
     const RegisterId value =
-        input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
+        input_number_[item.value] >= 0 ? load(item.value, at, {weights}, when) : computed(item.value, item);
     const auto [position_of_item, step] = position(at, weights);
     const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};

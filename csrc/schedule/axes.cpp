@@ -161,6 +161,11 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
+  } else if (const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute)) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
+      if (whole && from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
+    }
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace ||
              ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce) {
@@ -172,7 +177,8 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   const std::vector<int64_t> extents = ir::shape(fusion.values[op.inputs[operand]]);
   const std::vector<int> axes = result_axes(fusion, op, operand);
-  const ir::Slice* slice = std::get_if<ir::Slice>(&op.attribute);
+  const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
+  const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
   const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
   Reading reading{std::vector<int64_t>(folds ? extents.size() : fusion.values[op.output].axes.size(), 0)};
   int64_t stride = 1;
@@ -180,6 +186,12 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
     if (slice != nullptr) {
       reading.weights[a] = stride * slice->strides[a];
       reading.offset += stride * slice->starts[a];
+      if (pad != nullptr) {
+        const int64_t end = pad->low[a] + pad->counts[a], extent = fusion.values[op.output].axes[a].extent;
+        reading.offset -= stride * slice->strides[a] * pad->low[a];
+        const bool all = pad->low[a] == 0 && end == extent;
+        if (!all) reading.ranges.push_back({static_cast<int>(a), pad->low[a], end == extent ? kNoEnd : end});
+      }
     } else if (axes[a] >= 0) {
       reading.weights[axes[a]] = stride;
     }
