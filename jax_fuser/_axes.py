@@ -8,6 +8,7 @@ result; `stages` cuts the program there, so that the parts can be joined before 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,40 @@ def finished(builder: _core.Builder, arguments: Sequence[int], values: Sequence[
             builder.output(value)
         places.append(("output", outputs[value]))
     return Program(builder.finish() if outputs else None, places, first)
+
+
+def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the axes of two shapes in the smallest runs that have equally many elements; those of extent 1 are left
+    out.
+    """
+    found: list[tuple[list[int], list[int]]] = []
+    here: tuple[list[int], list[int]] = ([], [])
+    rest = ([i for i, n in enumerate(old) if n != 1], [i for i, n in enumerate(new) if n != 1])
+    size = [1, 1]
+    while rest[0] or rest[1]:
+        side = 0 if rest[0] and (size[0] <= size[1] or not rest[1]) else 1
+        axis = rest[side].pop(0)
+        size[side] *= (old, new)[side][axis]
+        here[side].append(axis)
+        if size[0] == size[1]:
+            found.append(here)
+            here, size = ([], []), [1, 1]
+    return found + [here] * bool(here[0] or here[1])
+
+
+def cuts_evenly(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a reshape only merges axes and takes them apart: each end of an axis divides the next one."""
+    for before, after in groups(old, new):
+        ends = set()
+        for shape, axes in ((old, before), (new, after)):
+            inner = 1
+            for axis in reversed(axes):
+                inner *= shape[axis]
+                ends.add(inner)
+        ordered = sorted(ends)
+        if any(b % a for a, b in itertools.pairwise(ordered) if a):
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -143,6 +178,18 @@ class Builder:
             else:
                 # Neither side can be split: a device would need what another one has.
                 self._counted += [a, b]
+        return result
+
+    def reshape(self, value: int, shape: Sequence[int]) -> int:
+        """Put the elements in their order under another shape; axes that are neither cut nor merged are the same."""
+        old, to = self.shape(value, {}), list(shape)
+        result = self._made(lambda b, to, x: b.reshape(x, to), [value], to)
+        for before, after in groups(old, to):
+            axes, made = [self._axes[value][i] for i in before], [self._axes[result][i] for i in after]
+            if len(axes) == len(made) == 1:
+                self._join(axes[0], made[0])
+            else:
+                self._counted += [*axes, *made]
         return result
 
     def pad(self, value: int, low: Sequence[int], high: Sequence[int], padding: int, shape: Sequence[int]) -> int:

@@ -319,8 +319,10 @@ def _refuse_iota(eqn: Equation) -> str | None:
 
 
 def _reshape(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    # Drop the ones of the operand, then insert those of the result.
     old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if [n for n in old if n != 1] != [n for n in new if n != 1]:
+        return [w.builder.reshape(x[0], new)]
+    # Drop the ones of the operand, then insert those of the result.
     core = w.builder.squeeze(x[0], [i for i, n in enumerate(old) if n == 1])
     return [w.builder.broadcast(core, list(new), [i for i, n in enumerate(new) if n != 1])]
 
@@ -328,8 +330,8 @@ def _reshape(w: Writer, eqn: Equation, x: Ids) -> Ids:
 def _refuse_reshape(eqn: Equation) -> str | None:
     if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
         return "not a plain reshape"
-    old, new = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
-    return None if old == new else f"merges or splits axes, {eqn.invars[0].aval.shape} to {eqn.outvars[0].aval.shape}"
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return None if _axes.cuts_evenly(old, new) else f"cuts axes unevenly, {old} to {new}"
 
 
 def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:

@@ -368,6 +368,24 @@ class Program:
             return None
         return Step(parts, [x, y], value.dtype, exact)
 
+    def reshape(self, x):
+        """Merge some neighbouring axes, or split one, or both."""
+        rng, value = self.rng, self.pool[x]
+        shape = list(value.shape)
+        if not shape or 0 in shape:
+            return None
+        kind = rng.integers(4)
+        if kind != 1 and len(shape) > 1:
+            at = int(rng.integers(len(shape) - 1))
+            shape[at : at + 2] = [shape[at] * shape[at + 1]]
+        if kind != 0 and len(shape) < 6:
+            at = int(rng.integers(len(shape)))
+            factor = int(rng.choice([n for n in range(1, min(shape[at], 64) + 1) if shape[at] % n == 0]))
+            shape[at : at + 1] = [shape[at] // factor, factor] if rng.random() < 0.5 else [factor, shape[at] // factor]
+        if kind == 2:
+            shape = [int(np.prod(shape))]
+        return Step(lambda xp, x: xp.reshape(x, shape), [x], value.dtype, not is_float(value.dtype))
+
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""
         given = dict(given)

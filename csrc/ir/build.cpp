@@ -150,6 +150,32 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
 }
 
+ValueId Builder::reshape(ValueId x, std::span<const int64_t> to) {
+  const DType dtype = value(x, "reshape").dtype;
+  infer(fusion_, OpKind::kReshape, {x}, {}, {"", dtype, axes_of(to)});
+  if (elements(fusion_.values[x]) == 0) return broadcast(constant(dtype, zero_of(dtype)), to, {});
+  if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kReshape) return reshape(op->inputs[0], to);
+  if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kBroadcast) {
+    const ValueId repeated = op->inputs[0];
+    if (fusion_.values[repeated].axes.empty()) return broadcast(repeated, to, {});
+  }
+  // Axes of extent 1 go, and come.
+  const std::vector<int64_t> from = shape(fusion_.values[x]);
+  std::vector<int64_t> ones, core, others;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] == 1) ones.push_back(static_cast<int64_t>(i));
+  }
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (to[i] == 1) continue;
+    core.push_back(to[i]);
+    others.push_back(static_cast<int64_t>(i));
+  }
+  if (std::equal(from.begin(), from.end(), to.begin(), to.end())) return x;
+  const ValueId plain = squeeze(x, ones);
+  const bool same = shape(fusion_.values[plain]) == core;
+  return broadcast(same ? plain : add_op(OpKind::kReshape, {plain}, {}, dtype, axes_of(core), ""), to, others);
+}
+
 const Op* Builder::definition(ValueId id) const {
   const auto op = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == id; });
   return op == fusion_.ops.end() ? nullptr : &*op;

@@ -26,6 +26,8 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
+  // The elements in their order under another shape.
+  ValueId reshape(ValueId value, std::span<const int64_t> shape);
   // Operands of equal dtypes side by side along an axis. What reads the result computes the operand that it needs; it
   // is in memory only as an output.
   ValueId concat(std::span<const ValueId> values, int64_t axis);

@@ -18,11 +18,6 @@ bool is_identity(const Pad& where, const std::vector<int64_t>& from, const std::
   return true;
 }
 
-Constant zero(DType dtype) {
-  if (is_float(dtype)) return {0.0};
-  return {int64_t{0}};
-}
-
 Pad empty_pad(size_t rank) {
   return {{std::vector<int64_t>(rank, 0), std::vector<int64_t>(rank, 1)},
           std::vector<int64_t>(rank, 0),
@@ -48,6 +43,9 @@ void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
   count = std::max<int64_t>(end - first, 0);
   if (count == 0) start = 0;
 }
+
+// Has the operand in memory in any case. A reshape may be gone before it reads anything.
+bool reads_whole(const Op& op) { return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape; }
 
 }  // namespace
 
@@ -92,7 +90,7 @@ ValueId Builder::pad(ValueId x, std::span<const int64_t> low, std::span<const in
   if (!pads) return slice(x, where.from, counts);
   const ValueId inside = spread(x, where, counts);
   const Op *op = definition(inside), *number = definition(padding);
-  const bool zeros = number != nullptr && number->attribute == Attribute{zero(dtype)};
+  const bool zeros = number != nullptr && number->attribute == Attribute{zero_of(dtype)};
   const ValueId result = zeros && op != nullptr && op->kind == OpKind::kPad ? inside : chosen(inside, outside, where);
   if (zeros) note_part(result, x, where);
   return result;
@@ -155,7 +153,8 @@ ValueId Builder::sum_of_parts(std::span<const ValueId> inputs) {
     const DType dtype = fusion_.values[part].dtype;
     const std::vector<int64_t> own = shape(fusion_.values[part]);
     // Minus zero and zero add up to zero.
-    parts.push_back(is_float(dtype) ? pointwise(OpKind::kAdd, std::array{part, full(dtype, own, zero(dtype))}) : part);
+    parts.push_back(is_float(dtype) ? pointwise(OpKind::kAdd, std::array{part, full(dtype, own, zero_of(dtype))})
+                                    : part);
   }
   return concat(parts, axis);
 }
@@ -171,7 +170,7 @@ void Builder::join_read_concats() {
     if (!live[op->output]) continue;
     for (ValueId id : op->inputs) {
       live[id] = true;
-      any = any || (is_concat[id] && op->kind != OpKind::kGroupedMatmul);
+      any = any || (is_concat[id] && !reads_whole(*op));
     }
   }
   if (!any) return;
@@ -202,7 +201,7 @@ void Builder::join_read_concats() {
     if (!live[op.output]) continue;
     const Value& type = old.values[op.output];
     std::vector<ValueId> inputs;
-    for (ValueId id : op.inputs) inputs.push_back(op.kind == OpKind::kGroupedMatmul ? renamed[id] : read(id));
+    for (ValueId id : op.inputs) inputs.push_back(reads_whole(op) ? renamed[id] : read(id));
     if (op.kind == OpKind::kPlace) {
       renamed[op.output] = inputs[0];  // concat places it anew
     } else if (op.kind == OpKind::kConcat) {
@@ -218,7 +217,8 @@ ValueId Builder::spread(ValueId x, const Pad& where, const std::vector<int64_t>&
   const std::vector<int64_t> from = shape(fusion_.values[x]);
   if (is_identity(where, from, to)) return x;
   const DType dtype = fusion_.values[x].dtype;
-  if (std::find(where.counts.begin(), where.counts.end(), 0) != where.counts.end()) return full(dtype, to, zero(dtype));
+  if (std::find(where.counts.begin(), where.counts.end(), 0) != where.counts.end())
+    return full(dtype, to, zero_of(dtype));
   if (where.counts == to) return sliced(x, where.from, to);
   std::vector<int64_t> key = to;
   for (const auto* part : {&where.from.starts, &where.from.strides, &where.low, &where.counts}) {
@@ -303,7 +303,7 @@ ValueId Builder::spread_concat(const Op& op, const Pad& where, const std::vector
     const ValueId inside = spread(operand, part, to);
     result = result < 0 ? inside : pointwise(OpKind::kSelect, std::array{is_below(to, axis, end), inside, result});
   }
-  if (result < 0) result = full(fusion_.values[op.output].dtype, to, zero(fusion_.values[op.output].dtype));
+  if (result < 0) result = full(fusion_.values[op.output].dtype, to, zero_of(fusion_.values[op.output].dtype));
   return result;
 }
 

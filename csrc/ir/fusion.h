@@ -73,9 +73,11 @@ struct Constant {
   std::variant<int64_t, double> value;
   bool operator==(const Constant&) const;  // bitwise, so that NaN equals NaN and -0.0 differs from 0.0
 };
+Constant zero_of(DType dtype);
 // broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
 // transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
-// counted. concat: the axis along which the operands, results of place, stand side by side.
+// counted. reshape: none, the elements in their order under another shape. concat: the axis along which the operands,
+// results of place, stand side by side.
 struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;

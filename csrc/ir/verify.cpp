@@ -194,6 +194,15 @@ struct Inference {
     return result;
   }
 
+  Value reshape(const Value& stated) const {
+    JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[reshape] takes its operand alone, no {...}");
+    Value result{"", in(0).dtype, stated.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kIteration;
+    JF_REQUIRE(elements(result) == elements(in(0)), "[reshape] ", type(0), " has ", elements(in(0)), " elements, ",
+               print_type(result), " has ", elements(result));
+    return result;
+  }
+
   Value copy() const {
     JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[copy] takes its operand alone, no {...}");
     return {"", in(0).dtype, in(0).axes};
@@ -343,6 +352,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
       if (kind == OpKind::kSlice) return inference.slice(stated);
+      if (kind == OpKind::kReshape) return inference.reshape(stated);
       if (kind == OpKind::kPad) return inference.pad(stated);
       if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kCopy) return inference.copy();

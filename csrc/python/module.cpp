@@ -108,6 +108,10 @@ void bind_builder(nb::module_& m) {
              const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },
           "value"_a, "starts"_a, "strides"_a, "counts"_a)
       .def(
+          "reshape",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape) { return b.reshape(value, shape); },
+          "value"_a, "shape"_a)
+      .def(
           "pad",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
              ir::ValueId padding) { return b.pad(value, low, high, padding); },

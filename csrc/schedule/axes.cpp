@@ -16,6 +16,12 @@ std::string list(const AxisTree& tree) {
   return cat("[", text, "]");
 }
 
+std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> weights(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) weights[i - 1] = weights[i] * shape[i];
+  return weights;
+}
+
 struct Applier {
   AxisTree& tree;
   const std::string& value;
@@ -177,6 +183,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   const std::vector<int64_t> extents = ir::shape(fusion.values[op.inputs[operand]]);
   const std::vector<int> axes = result_axes(fusion, op, operand);
+  if (op.kind == ir::OpKind::kReshape) return {dense(ir::shape(fusion.values[op.output]))};
   const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
   const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
   const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
