@@ -206,6 +206,26 @@ class Builder:
                 self._counted += [a, b]
         return result
 
+    def take(
+        self, value: int, indices: Sequence[int], axes: Sequence[int], dims: Sequence[int], shape: Sequence[int]
+    ) -> int:
+        """Read a value at computed places: axis axes[k] at indices[k], of the result's shape, moving on with dims."""
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, *at: int) -> int:
+            return b.take(x, list(at), list(axes), list(dims), list(to))
+
+        result = self._made(call, [value, *indices], shape)
+        for index in indices:
+            self._note(result, self._axes[index])
+        for i, (axis, dim) in enumerate(zip(self._axes[value], dims)):
+            if i not in axes and dim >= 0 and self._extent[axis] == shape[dim]:
+                self._join(axis, self._axes[result][dim])
+                continue
+            self._counted.append(axis)
+            if dim >= 0:
+                self._counted.append(self._axes[result][dim])
+        return result
+
     def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
         """Put values side by side along an axis."""
         if len(values) == 1:

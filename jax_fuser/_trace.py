@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi
+from jax_fuser import _axes, _core, _ffi, _trace_moves
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -25,8 +25,9 @@ _REASONS = {
     "finds a position": "argmax argmin",
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice "
-    "rev sort top_k tile stack unstack",
+    "adds up what has one place": "scatter_add scatter-add",
+    "writes into a copy, which XLA makes in place where it can": "scatter dynamic_update_slice",
+    "moves data between positions": "rev sort top_k tile stack unstack",
     "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
@@ -318,63 +319,6 @@ def _refuse_iota(eqn: Equation) -> str | None:
     return "its shape is not static" if eqn.invars else None
 
 
-def _reshape(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    if [n for n in old if n != 1] != [n for n in new if n != 1]:
-        return [w.builder.reshape(x[0], new)]
-    # Drop the ones of the operand, then insert those of the result.
-    core = w.builder.squeeze(x[0], [i for i, n in enumerate(old) if n == 1])
-    return [w.builder.broadcast(core, list(new), [i for i, n in enumerate(new) if n != 1])]
-
-
-def _refuse_reshape(eqn: Equation) -> str | None:
-    if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
-        return "not a plain reshape"
-    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    return None if _axes.cuts_evenly(old, new) else f"cuts axes unevenly, {old} to {new}"
-
-
-def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.transpose(x[0], list(eqn.params["permutation"]))]
-
-
-def _slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    strides = eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
-    return [w.builder.slice(x[0], eqn.params["start_indices"], strides, eqn.outvars[0].aval.shape)]
-
-
-def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    axis, begin, parts = eqn.params["axis"], 0, []
-    for var in eqn.outvars:
-        starts = [0] * len(var.aval.shape)
-        starts[axis] = begin
-        parts.append(w.builder.slice(x[0], starts, [1] * len(starts), var.aval.shape))
-        begin += var.aval.shape[axis]
-    return parts
-
-
-def _pad(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    low, high, _ = zip(*eqn.params["padding_config"]) if eqn.params["padding_config"] else ((), (), ())
-    return [w.builder.pad(x[0], low, high, x[1], eqn.outvars[0].aval.shape)]
-
-
-def _refuse_pad(eqn: Equation) -> str | None:
-    return "pads between elements" if any(between for _, _, between in eqn.params["padding_config"]) else None
-
-
-def _pads_by_a_constant(eqn: Equation) -> bool:
-    return isinstance(eqn.invars[1], Literal)
-
-
-def _concatenate(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.concat(x, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
-
-
-def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    rank = len(eqn.invars[0].aval.shape)
-    return [w.builder.squeeze(x[0], sorted(d % rank for d in eqn.params["dimensions"]))]
-
-
 def body_of(eqn: Equation) -> tuple[Any, Sequence[Any]] | None:
     """Return the open jaxpr and the constants of a call or a custom derivative, None for other equations."""
     rule = RULES.get(eqn.primitive.name)
@@ -450,13 +394,15 @@ RULES: dict[str, Rule] = {
     "reduce_precision": Rule(lambda w, eqn, x: x, refuse=_refuse_precision, is_view=_always),
     "broadcast_in_dim": Rule(_broadcast, refuse=_refuse_dynamic, is_view=_always),
     "iota": Rule(_iota, refuse=_refuse_iota, is_view=_always),
-    "reshape": Rule(_reshape, refuse=_refuse_reshape, is_view=_always),
-    "transpose": Rule(_transpose, is_view=_always),
-    "squeeze": Rule(_squeeze, is_view=_always),
-    "slice": Rule(_slice, is_view=_always),
-    "concatenate": Rule(_concatenate, fits=False),
-    "pad": Rule(_pad, refuse=_refuse_pad, is_view=_pads_by_a_constant, fits=False),
-    "split": Rule(_split, is_view=_always),
+    "reshape": Rule(_trace_moves.reshape, refuse=_trace_moves.refuse_reshape, is_view=_always),
+    "transpose": Rule(_trace_moves.transpose, is_view=_always),
+    "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
+    "slice": Rule(_trace_moves.slice, is_view=_always),
+    "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
+    "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
+    "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
+    "split": Rule(_trace_moves.split, is_view=_always),
 }
 
 

@@ -386,6 +386,39 @@ class Program:
             shape = [int(np.prod(shape))]
         return Step(lambda xp, x: xp.reshape(x, shape), [x], value.dtype, not is_float(value.dtype))
 
+    def gather(self, x):
+        """Take rows, elements along the last axis, or a slice from a start, at places that integers of it say."""
+        rng, value = self.rng, self.pool[x]
+        shape, rank = value.shape, len(value.shape)
+        at = self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+        if at is None or rank == 0 or 0 in shape:
+            return None
+        exact = not is_float(value.dtype)
+        kind, axis = rng.integers(3), int(rng.integers(rank))
+        if kind == 0:
+            return Step(lambda xp, x, i: xp.take(x, i.astype("int32"), axis, mode="clip"), [x, at], value.dtype, exact)
+        if kind == 1:
+            i = self.pick(lambda v: v.dtype.kind == "i" and v.shape[:-1] == shape[:-1])
+            if i is None or self.pool[i].exact.ndim == 0:
+                return None
+
+            def along(xp, x, i):
+                i = xp.clip(i.astype("int32"), 0, shape[-1] - 1)
+                return xp.take_along_axis(x, i, -1) if xp is np else jnp.take_along_axis(x, i, -1, mode="clip")
+
+            return Step(along, [x, i], value.dtype, exact)
+        size = int(rng.integers(1, shape[axis] + 1))
+
+        def window(xp, x, i):
+            start = i.ravel()[0].astype("int32")
+            if xp is jnp:
+                return lax.dynamic_slice_in_dim(x, start, size, axis)
+            start = int(start) + shape[axis] * (start < 0)
+            start = int(np.clip(start, 0, shape[axis] - size))
+            return x[(slice(None),) * axis + (slice(start, start + size),)]
+
+        return Step(window, [x, at], value.dtype, exact)
+
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""
         given = dict(given)

@@ -256,6 +256,43 @@ template <class L, int kMultiple = 1, class M, class Stride, class On = All>
 JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
   return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
 }
+// weight * x, x brought into [0, limit].
+template <class T>
+JF_FUNCTION long step_of(T x, long limit, long weight) {
+  if (is_signed<T> && x < T(0)) return 0;
+  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
+}
+template <class T, int W>
+JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
+  if constexpr (W <= JF_PART) {
+    return step_of(x.v[0], limit, weight);
+  } else {
+    return step(x.lo, limit, weight);
+  }
+}
+template <class T, int W>
+JF_FUNCTION Lanes<s64, W> steps(Lanes<T, W> x, long limit, long weight) {
+  return map_lanes<s64>([=](T i) JF_LAMBDA { return step_of(i, limit, weight); }, x);
+}
+template <class M, int... i>
+JF_FUNCTION Part<Stored<M>> read_at(const M* p, long stride, Part<s64> at, int count, Numbers<i...>) {
+  return Part<Stored<M>>{(i < count ? read_one(p + i * stride + at[i]) : Stored<M>(0))...};
+}
+// Each lane from its own place.
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, Lanes<s64, W> at, On on) {
+  if constexpr (W <= JF_PART) {
+    return {decode(M{}, read_at(p, stride, at.v, active<W>(on), typename NumbersBelow<W>::Type{}))};
+  } else {
+    constexpr int kHalf = W / 2;
+    return {load_lanes_at(Type<Lanes<T, kHalf>>{}, p, stride, at.lo, on),
+            load_lanes_at(Type<Lanes<T, kHalf>>{}, p + kHalf * stride, stride, at.hi, rest(on, kHalf))};
+  }
+}
+template <class L, class M, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, Lanes<s64, W> at, On on = {}) {
+  return load_lanes_at(Type<L>{}, p + offset, stride, at, on);
+}
 // One element in all lanes.
 template <class L, class M>
 JF_FUNCTION L load_splat(const M* p, long offset) {

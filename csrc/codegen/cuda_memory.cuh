@@ -136,6 +136,32 @@ template <class L, int kMultiple = 1, class M, class Stride, class On = All>
 JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
   return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
 }
+// weight * x, x brought into [0, limit].
+template <class T>
+JF_FUNCTION long step_of(T x, long limit, long weight) {
+  if (is_signed<T> && x < T(0)) return 0;
+  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
+}
+template <class T, int W>
+JF_FUNCTION long step(const Lanes<T, W>& x, long limit, long weight) {
+  return step_of(x.v[0], limit, weight);
+}
+template <class T, int W>
+JF_FUNCTION Lanes<s64, W> steps(const Lanes<T, W>& x, long limit, long weight) {
+  return map<s64>([=](T i) { return step_of(i, limit, weight); }, x);
+}
+// Each lane from its own place.
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, const Lanes<s64, W>& at, On on) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = is_active(on, i) ? load_one(p + i * stride + at.v[i]) : T(0);
+  return x;
+}
+template <class L, class M, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, const Lanes<s64, W>& at, On on = {}) {
+  return load_lanes_at(Type<L>{}, p + offset, stride, at, on);
+}
 template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
   store_lanes<kMultiple>(p + offset, x, on);

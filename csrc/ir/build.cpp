@@ -30,6 +30,11 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
       text += cat(" w", p->from.starts[i], ",", p->from.strides[i], ",", p->low[i], ",", p->counts[i]);
     }
   }
+  if (const Take* t = std::get_if<Take>(&attribute)) {
+    for (const auto* list : {&t->axes, &t->limits, &t->dims, &t->starts, &t->strides}) {
+      for (int64_t number : *list) text += cat(" t", number);
+    }
+  }
   if (const Place* p = std::get_if<Place>(&attribute)) {
     for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
   }

@@ -37,6 +37,13 @@ class Builder {
   // `low` elements of `padding`, a scalar, before each axis and `high` behind it; fewer than none cut elements off.
   // What a pointwise value is computed from is padded, so that no kernel stores the value by itself.
   ValueId pad(ValueId value, std::span<const int64_t> low, std::span<const int64_t> high, ValueId padding);
+  // Elements of a value at computed places. Axis axes[k] of it is read at indices[k], integers of the result's `shape`,
+  // brought into the bounds; dims[a] is the result axis along which its axis a goes on from there, -1 for none. A
+  // gather: rows x[i] have axes {0} and dims {-1, 1}. Element by element, a value is computed from what is taken.
+  ValueId take(ValueId value, std::span<const ValueId> indices, std::span<const int64_t> axes,
+               std::span<const int64_t> dims, std::span<const int64_t> shape);
+  // The same by the op's own attribute; `inputs` are its operands.
+  ValueId take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -54,6 +61,8 @@ class Builder {
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  bool is_elementwise(ValueId value) const;
+  ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   // A value of `shape` that has the elements which `where` says, and anything elsewhere.
   ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);

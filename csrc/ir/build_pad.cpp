@@ -45,7 +45,9 @@ void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
 }
 
 // Has the operand in memory in any case. A reshape may be gone before it reads anything.
-bool reads_whole(const Op& op) { return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape; }
+bool reads_whole(const Op& op, size_t operand) {
+  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape || (op.kind == OpKind::kTake && operand == 0);
+}
 
 }  // namespace
 
@@ -168,9 +170,9 @@ void Builder::join_read_concats() {
   bool any = false;
   for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
     if (!live[op->output]) continue;
-    for (ValueId id : op->inputs) {
-      live[id] = true;
-      any = any || (is_concat[id] && !reads_whole(*op));
+    for (size_t i = 0; i < op->inputs.size(); ++i) {
+      live[op->inputs[i]] = true;
+      any = any || (is_concat[op->inputs[i]] && !reads_whole(*op, i));
     }
   }
   if (!any) return;
@@ -201,7 +203,9 @@ void Builder::join_read_concats() {
     if (!live[op.output]) continue;
     const Value& type = old.values[op.output];
     std::vector<ValueId> inputs;
-    for (ValueId id : op.inputs) inputs.push_back(reads_whole(op) ? renamed[id] : read(id));
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      inputs.push_back(reads_whole(op, i) ? renamed[op.inputs[i]] : read(op.inputs[i]));
+    }
     if (op.kind == OpKind::kPlace) {
       renamed[op.output] = inputs[0];  // concat places it anew
     } else if (op.kind == OpKind::kConcat) {
@@ -256,6 +260,15 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
       inner.from.strides[i] = slice.strides[i] * where.from.strides[i];
     }
     return spread(op.inputs[0], inner, to);
+  }
+  if (op.kind == OpKind::kTake) {
+    const std::vector<int64_t> own = shape(fusion_.values[x]);
+    for (int64_t dim : std::get<Take>(op.attribute).dims) {
+      if (dim >= 0 && (where.low[dim] != 0 || where.counts[dim] != to[dim] || to[dim] != own[dim])) return -1;
+    }
+    std::vector<ValueId> inputs = op.inputs;
+    for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = spread(inputs[i], where, to);
+    return take(std::move(inputs), std::get<Take>(op.attribute), to);
   }
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
@@ -325,6 +338,7 @@ ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<
   if (std::find(counts.begin(), counts.end(), 0) != counts.end()) return -1;
   if (op.kind == OpKind::kConcat) return spread_concat(op, all, counts);
   if (op.kind == OpKind::kPad) return spread_pad(op, all, counts);
+  if (op.kind == OpKind::kTake) return slice_of_take(op, where, counts);
   if (op.kind != OpKind::kSqueeze) return -1;
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
   Slice inner;

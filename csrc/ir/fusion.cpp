@@ -38,7 +38,9 @@ OpKind fold_of(OpKind reduce) {
   }
 }
 
-bool reads_memory(OpKind kind) { return kind == OpKind::kSlice || kind == OpKind::kPad || kind == OpKind::kReshape; }
+bool reads_memory(OpKind kind) {
+  return kind == OpKind::kSlice || kind == OpKind::kPad || kind == OpKind::kReshape || kind == OpKind::kTake;
+}
 
 bool Constant::operator==(const Constant& other) const {
   if (value.index() != other.value.index()) return false;

@@ -94,6 +94,13 @@ struct Pad {
   std::vector<int64_t> low, counts;
   bool operator==(const Pad&) const = default;
 };
+// Reads operand 0 where the other operands, integers of the result's shape, say: its axis axes[k] at index k, brought
+// into [0, limits[k]]. Each axis a of it also moves on by starts[a] + strides[a] * (index of result axis dims[a]), or
+// by starts[a] where dims[a] is -1.
+struct Take {
+  std::vector<int64_t> axes, limits, dims, starts, strides;
+  bool operator==(const Take&) const = default;
+};
 // The operand again, stored as a part of a larger array of `shape`, from element `starts` on. Only an output or an
 // operand of concat.
 struct Place {
@@ -115,7 +122,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Place, Reduce, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Grouped>;
 
 struct Op {
   OpKind kind;

@@ -31,6 +31,10 @@ struct AttributePrinter {
     return cat(" {starts=[", print_dims(p.from.starts), "], strides=[", print_dims(p.from.strides), "], low=[",
                print_dims(p.low), "], counts=[", print_dims(p.counts), "]}");
   }
+  std::string operator()(const Take& t) const {
+    return cat(" {axes=[", print_dims(t.axes), "], limits=[", print_dims(t.limits), "], dims=[", print_dims(t.dims),
+               "], starts=[", print_dims(t.starts), "], strides=[", print_dims(t.strides), "]}");
+  }
   std::string operator()(const Place& p) const {
     return cat(" {starts=[", print_dims(p.starts), "], shape=[", print_dims(p.shape), "]}");
   }
@@ -197,7 +201,7 @@ class Parser {
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims, starts or mode");
+    const std::string key = word("value, dims, axes, starts or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -212,6 +216,14 @@ class Parser {
         require(reduce.parts > 0, "at least one part before this");
       }
       result = reduce;
+    } else if (key == "axes") {
+      Take take{dims(), {}, {}, {}, {}};
+      for (const auto& [name, to] : {std::pair("limits", &take.limits), std::pair("dims", &take.dims),
+                                     std::pair("starts", &take.starts), std::pair("strides", &take.strides)}) {
+        expect(',');
+        *to = list(name);
+      }
+      result = take;
     } else if (key == "starts") {
       Slice slice{dims(), {}};
       expect(',');
@@ -227,7 +239,7 @@ class Parser {
         result = pad;
       }
     } else {
-      require(key == "mode", "value, dims, starts or mode before this");
+      require(key == "mode", "value, dims, axes, starts or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;

@@ -203,6 +203,47 @@ struct Inference {
     return result;
   }
 
+  Value take(const Value& stated) const {
+    const Take& t = get<Take>("axes=[...], limits=[...], dims=[...], starts=[...], strides=[...]");
+    const Value& x = in(0);
+    const size_t rank = x.axes.size();
+    JF_REQUIRE(t.dims.size() == rank && t.starts.size() == rank && t.strides.size() == rank,
+               "[take] needs a dim, a start and a stride for each axis of ", type(0));
+    JF_REQUIRE(t.axes.size() + 1 == inputs.size() && t.limits.size() == t.axes.size(),
+               "[take] needs an axis and a limit for each of ", inputs.size() - 1, " indices");
+    Value result{"", x.dtype, stated.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kBroadcast;
+    std::vector<int64_t> last(rank, 0);
+    for (size_t k = 0; k < t.axes.size(); ++k) {
+      const int64_t axis = t.axes[k];
+      JF_REQUIRE(axis >= 0 && axis < static_cast<int64_t>(rank) &&
+                     std::count(t.axes.begin(), t.axes.end(), axis) == 1 && t.limits[k] >= 0,
+                 "[take] index ", k, " needs an axis of its own of ", type(0), " and a limit from 0 on, got axis ",
+                 axis, " and limit ", t.limits[k]);
+      JF_REQUIRE(is_integer(in(k + 1).dtype) && shape(in(k + 1)) == shape(stated), "[take] index ", k,
+                 " must be integers of the shape of ", print_type(result), ", got ", type(k + 1));
+      last[axis] = t.limits[k];
+      for (size_t a = 0; a < result.axes.size(); ++a) {
+        if (in(k + 1).axes[a].kind == AxisKind::kIteration) result.axes[a].kind = AxisKind::kIteration;
+      }
+    }
+    for (size_t a = 0; a < rank; ++a) {
+      const int64_t dim = t.dims[a];
+      const bool known = dim >= -1 && dim < static_cast<int64_t>(result.axes.size()) &&
+                         (dim < 0 || std::count(t.dims.begin(), t.dims.end(), dim) == 1);
+      JF_REQUIRE(known, "[take] dims of ", type(0), " must be axes of the result, each once, or -1, got ", dim);
+      const int64_t size = x.axes[a].extent, window = dim < 0 ? 1 : result.axes[dim].extent;
+      const bool inside =
+          t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 && t.strides[a] <= std::max<int64_t>(size, 1) &&
+          last[a] <= size && window <= size + 1 &&
+          (elements(result) == 0 || last[a] + t.starts[a] < size - (window > 1 ? t.strides[a] * (window - 1) : 0));
+      JF_REQUIRE(inside, "[take] axis ", a, " of ", type(0), ": ", window, " elements from ", t.starts[a], " on, ",
+                 t.strides[a], " apart, with an index up to ", last[a], ", do not lie inside");
+      if (dim >= 0) result.axes[dim].kind = AxisKind::kIteration;
+    }
+    return result;
+  }
+
   Value copy() const {
     JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[copy] takes its operand alone, no {...}");
     return {"", in(0).dtype, in(0).axes};
@@ -333,7 +374,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
   const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
-  const bool many = kind == OpKind::kConcat && inputs.size() > arity;
+  const bool many = (kind == OpKind::kConcat || kind == OpKind::kTake) && inputs.size() > arity;
   JF_REQUIRE(inputs.size() == arity || optional_starts || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
@@ -353,6 +394,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
       if (kind == OpKind::kSlice) return inference.slice(stated);
       if (kind == OpKind::kReshape) return inference.reshape(stated);
+      if (kind == OpKind::kTake) return inference.take(stated);
       if (kind == OpKind::kPad) return inference.pad(stated);
       if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kCopy) return inference.copy();

@@ -72,6 +72,13 @@ struct Range {
   int64_t begin, end;
   bool lanes = false;
 };
+// `weight` times the register's integer, brought into [0, limit]. With `each`, every lane has its own; else all lanes
+// have that of lane 0.
+struct Step {
+  RegisterId index;
+  int64_t limit, weight;
+  bool each;
+};
 struct Load {
   RegisterId result;
   int buffer;
@@ -79,6 +86,7 @@ struct Load {
   int64_t lane_stride;
   Condition when = {};             // elsewhere nothing is read and the register holds zeros
   std::vector<Range> within = {};  // likewise; one in lanes at most
+  std::vector<Step> steps = {};    // added to the offset
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {

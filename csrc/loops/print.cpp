@@ -63,6 +63,15 @@ struct Printer {
     return result;
   }
 
+  std::string steps(const std::vector<Step>& steps) const {
+    std::string result;
+    for (const Step& step : steps) {
+      result +=
+          cat(" at ", step.weight, " * ", reg(step.index), step.each ? " of each lane" : "", " up to ", step.limit);
+    }
+    return result;
+  }
+
   void operator()(const Body& body) {
     ++depth;
     for (const Stmt& stmt : body) std::visit(*this, stmt.node);
@@ -82,7 +91,7 @@ struct Printer {
   }
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
-         load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within));
+         load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps));
   }
   void operator()(const FromIndex& from) {
     line(typed(from.result), " = index ", text(from.base),

@@ -392,13 +392,46 @@ class Writer {
     return load(id, indexer, from, when, ranges(item, from));
   }
 
+  RegisterId take(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const schedule::Reading from = schedule::reading(fusion_, op, 0);
+    std::vector<loops::Step> steps;
+    for (const schedule::Reading::Index& index : from.indices) {
+      const ValueId id = op.inputs[index.operand];
+      steps.push_back({operand(item, index.operand, at, when), index.limit, index.weight, differs_in_lanes(item, id)});
+    }
+    const auto [offset, step] = position(at, from.weights);
+    const RegisterId result = new_register(fusion_.values[op.output].dtype);
+    JF_CHECK(input_number_[op.inputs[0]] >= 0, fusion_.values[op.inputs[0]].name, " is not in memory");
+    emit(
+        loops::Load{
+            result, input_number_[op.inputs[0]], loops::moved(offset, from.offset), step, {}, {}, std::move(steps)},
+        when);
+    return result;
+  }
+  // Whether the lanes of an item read different elements of an operand with the same axes.
+  bool differs_in_lanes(const Item& item, ValueId operand) const {
+    const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
+    const graph::Indexer at = indexer(item, false);
+    for (size_t a = 0; a < axes.size(); ++a) {
+      std::vector<int64_t> weights(axes.size(), 0);
+      weights[a] = 1;
+      if (axes[a].kind == ir::AxisKind::kIteration && at.position(weights).lane_step != 0) return true;
+    }
+    return false;
+  }
+
   void write_item(const Item& item) {
     const graph::Indexer at = indexer(item, true);
     const loops::Condition when = bounds(indexer(item, false), item.op == nullptr);
     if (item.op == nullptr) return store(item, at, when);
     const ir::Op& op = *item.op;
     std::vector<RegisterId> operands;
-    for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
+    if (op.kind == ir::OpKind::kTake) {
+      operands.push_back(take(item, at, when));
+    } else {
+      for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
+    }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
     switch (ir::info(op.kind).op_class) {

@@ -101,6 +101,13 @@ class Solver {
       for (size_t a = 0; a < rank(op.output); ++a) {
         boxes_.push_back({axis(op.inputs[0], a), axis(op.output, a), slice->starts[a], slice->strides[a]});
       }
+    } else if (const auto* take = std::get_if<ir::Take>(&op.attribute)) {
+      const std::vector<int> to = schedule::result_axes(fusion_, op, 0);
+      for (size_t a = 0; a < to.size(); ++a) {
+        if (to[a] >= 0) continue;
+        fixed_[axis(op.inputs[0], a)] = true;
+        if (take->dims[a] >= 0) fixed_[axis(op.output, take->dims[a])] = true;
+      }
     } else if (const auto* pad = std::get_if<ir::Pad>(&op.attribute)) {
       for (size_t a = 0; a < rank(op.output); ++a) {
         const int middle = next_middle_ + first_.back() + static_cast<int>(fusion_.values.back().axes.size());

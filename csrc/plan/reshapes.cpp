@@ -87,6 +87,7 @@ class Rewriter {
       case OpKind::kSqueeze: return builder_.squeeze(x[0], all_parts(op.inputs[0], dims->dims));
       case OpKind::kSlice: return slice(op, x[0], std::get<ir::Slice>(op.attribute), parts(op.output));
       case OpKind::kPad: return pad(op, x[0]);
+      case OpKind::kTake: return take(op, std::move(x));
       case OpKind::kReshape: return builder_.reshape(x[0], shape(op.output));
       case OpKind::kPlace:
       case OpKind::kCopy: return x[0];
@@ -174,6 +175,22 @@ class Rewriter {
     const DType dtype = whole_.values[op.output].dtype;
     const ValueId inside = builder_.reshape(slice(op, x, where.from, middle), counts);
     return builder_.pad(inside, low, high, builder_.constant(dtype, ir::zero_of(dtype)));
+  }
+
+  ValueId take(const Op& op, std::vector<ValueId> x) {
+    const ir::Take& where = std::get<ir::Take>(op.attribute);
+    ir::Take inner{{}, where.limits, {}, {}, {}};
+    for (int64_t axis : where.axes) inner.axes.push_back(first(op.inputs[0], axis));
+    for (size_t a = 0; a < where.dims.size(); ++a) {
+      const size_t count = parts(op.inputs[0])[a].size();
+      for (size_t i = 0; i < count; ++i) {
+        const int64_t dim = where.dims[a];
+        inner.dims.push_back(dim < 0 ? -1 : first(op.output, dim) + static_cast<int64_t>(i));
+        inner.starts.push_back(where.starts[a]);
+        inner.strides.push_back(where.strides[a]);
+      }
+    }
+    return builder_.take(std::move(x), std::move(inner), shape(op.output));
   }
 
   ValueId concat(const Op& op) {

@@ -286,8 +286,9 @@ class Drafter {
     for (const Key& home : homes) {
       Building& building = drafts_[home];
       building.draft.ops.push_back(number);
-      for (ValueId id : op.inputs) {
-        users_[id].push_back(home);
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        const ValueId id = op.inputs[i];
+        if (i > 0 || !ir::reads_memory(op.kind)) users_[id].push_back(home);
         if (is_input_[id]) building.inputs.insert(id);
       }
     }

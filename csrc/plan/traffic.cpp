@@ -59,6 +59,10 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     if (fresh) {
       accesses.push_back({std::move(steps), size_of(segment.values[id].dtype), from.offset, std::move(edges)});
     }
+    // What an index adds must be aligned, too.
+    for (const auto& index : from.indices) {
+      accesses[entry->second].offset = std::gcd(accesses[entry->second].offset, index.weight);
+    }
     const ir::OpKind kind = segment.ops[number].kind;
     if (operand > 0 || !ir::reads_memory(kind)) accesses[entry->second].uses.emplace_back(number, operand);
   };

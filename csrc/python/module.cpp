@@ -112,6 +112,12 @@ void bind_builder(nb::module_& m) {
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape) { return b.reshape(value, shape); },
           "value"_a, "shape"_a)
       .def(
+          "take",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& indices, const std::vector<int64_t>& axes,
+             const std::vector<int64_t>& dims,
+             const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
+          "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
+      .def(
           "pad",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
              ir::ValueId padding) { return b.pad(value, low, high, padding); },

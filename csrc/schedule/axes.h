@@ -64,6 +64,12 @@ struct Reading {
   std::vector<int64_t> weights;
   int64_t offset = 0;
   std::vector<Range> ranges = {};
+  // Added: `weight` times what operand `operand` holds, brought into [0, limit].
+  struct Index {
+    size_t operand;
+    int64_t limit, weight;
+  };
+  std::vector<Index> indices = {};
 };
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 // Where an element of an output is stored: offset + the sum of weights[a] * (index of axis a).
