@@ -2,13 +2,15 @@
 
 Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
 that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it:
-its index would have to be shifted on each device. A reduction over a split class gives each device its own part of the
+its index would have to be shifted on each device. A reshape joins the slowest axes of each run that it merges or takes
+apart, though their extents differ: what splits one into equal parts splits the other. A reduction over a split class gives each device its own part of the
 result; `stages` cuts the program there, so that the parts can be joined before they are read.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +114,7 @@ class Builder:
         self._axes: dict[int, list[int]] = {}
         self._parent: list[int] = []
         self._extent: list[int] = []
+        self._common: list[int] = []  # by class: a divisor of all its extents
         self._counted: list[int] = []
         self.folds: dict[int, Fold] = {}
         self.inputs: list[int] = []
@@ -186,10 +189,8 @@ class Builder:
         result = self._made(lambda b, to, x: b.reshape(x, to), [value], to)
         for before, after in groups(old, to):
             axes, made = [self._axes[value][i] for i in before], [self._axes[result][i] for i in after]
-            if len(axes) == len(made) == 1:
-                self._join(axes[0], made[0])
-            else:
-                self._counted += [*axes, *made]
+            self._join(axes[0], made[0])
+            self._counted += [*axes[1:], *made[1:]]
         return result
 
     def pad(self, value: int, low: Sequence[int], high: Sequence[int], padding: int, shape: Sequence[int]) -> int:
@@ -260,8 +261,8 @@ class Builder:
         return [self._root(axis) for axis in self._axes[value]]
 
     def extent(self, axis: int) -> int:
-        """Return the extent of a class."""
-        return self._extent[axis]
+        """Return the extent of a class: the largest number of equal parts that all its axes have."""
+        return self._common[self._root(axis)]
 
     def counted(self) -> set[int]:
         """Return the classes that an iota counts along."""
@@ -287,7 +288,11 @@ class Builder:
 
     def shape(self, value: int, extents: Mapping[int, int]) -> tuple[int, ...]:
         """Return a value's shape where these classes have other extents."""
-        return tuple(extents.get(axis, self._extent[axis]) for axis in self.axes(value))
+        pairs = zip(self._axes[value], self.axes(value))
+        return tuple(
+            self._extent[axis] * extents[of] // self._common[of] if of in extents else self._extent[axis]
+            for axis, of in pairs
+        )
 
     def part(self, extents: Mapping[int, int], given: Sequence[int], wanted: Sequence[int]) -> Program:
         """Return the program that makes the `wanted` values of arrays on which these classes have other extents.
@@ -319,6 +324,7 @@ class Builder:
             start = len(self._parent)
             self._parent += range(start, start + len(shape))
             self._extent += shape
+            self._common += shape
             self._axes[value] = list(range(start, start + len(shape)))
         return value
 
@@ -342,4 +348,6 @@ class Builder:
         return axis
 
     def _join(self, a: int, b: int) -> None:
-        self._parent[self._root(b)] = self._root(a)
+        a, b = self._root(a), self._root(b)
+        self._common[a] = math.gcd(self._common[a], self._common[b])
+        self._parent[b] = a

@@ -84,8 +84,9 @@ def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any
     """Run the pointwise parts and reductions of a function as generated kernels, with few passes over memory.
 
     Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, any, softmax, layer
-    norm) on floats (f64, f32, bf16, f16), integers and booleans fuse, across calls of `jax.jit` and of `jax.nn`.
-    Matrix products, gathers, scans along an axis, argmax, control flow and complex numbers stay with XLA between the
+    norm) on floats (f64, f32, bf16, f16), integers and booleans fuse, across calls of `jax.jit` and of `jax.nn`, and so
+    do slices, concatenations, padding, reshapes and gathers (`x[i]`) between them.
+    Matrix products, scatters, scans along an axis, argmax, control flow and complex numbers stay with XLA between the
     regions; `explain` names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least
     as exact as the function by itself.
 

@@ -184,21 +184,29 @@ def test_groups_of_axes(old, new, want):
     assert _axes.groups(old, new) == want
 
 
-def test_a_mesh_splits_what_a_reshape_keeps():
+MESHES = {
+    "kept": (lambda x: rms_norm(x.reshape(4, 6, 4, 15)).reshape(x.shape), jax.P("d"), True),
+    "split": (lambda x: rms_norm(x.reshape(4, 6, 4, 15)).reshape(x.shape), jax.P(None, None, "d"), True),
+    "split unevenly": (lambda x: rms_norm(x.reshape(4, 6, 15, 4)).reshape(x.shape), jax.P(None, None, "d"), False),
+    "merged": (lambda x: rms_norm(x.reshape(24, 60)) + 1, jax.P("d"), True),
+    "merged behind": (lambda x: rms_norm(x.reshape(24, 60)) + 1, jax.P(None, "d"), False),
+    "merged and back": (lambda x: rms_norm(x.reshape(24, 60)).reshape(x.shape) + x, jax.P("d"), True),
+    "flat": (lambda x: jnp.tanh(x).reshape(-1) * 2, jax.P("d"), True),
+    "summed": (lambda x: jnp.tanh(x).reshape(24, 60).sum(0), jax.P("d"), True),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_a_mesh_splits_the_slowest_axis_of_a_reshape(name):
     if len(jax.devices("cpu")) < 2:
         pytest.skip("one CPU device")
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("d",))
     x = array(4, 6, 60)
-
-    def f(x):
-        return rms_norm(x.reshape(4, 6, 4, 15)).reshape(x.shape)
-
-    for spec in (jax.P("d"), jax.P(None, "d"), jax.P(None, None, "d")):
-        y = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
-        run = jax.jit(jf.fuse(f))
-        assert_close(run(y), f(x))
-        gathers = "all-gather" in run.lower(y).compile().as_text()
-        assert gathers == (spec == jax.P(None, None, "d"))
+    f, spec, apart = MESHES[name]
+    y = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+    run = jax.jit(jf.fuse(f))
+    assert_close(run(y), f(x))
+    assert ("all-gather" in run.lower(y).compile().as_text()) != apart
 
 
 TEXT = """fusion f(x: f32[6,4]) -> (t1, t2) {
