@@ -422,4 +422,5 @@ def _sorted_by_need(steps: list[tuple[int, Region | JaxprEqn]]) -> list[Region |
 def _is_worth_a_program(region: Region) -> bool:
     if any(0 in shape(v) for v in (*region.invars, *region.outvars)):
         return False
-    return any(not _trace.is_view(e) and e.primitive.name != "convert_element_type" for e in region.eqns)
+    moves = ("convert_element_type", "pad", "gather", "dynamic_slice")
+    return any(not _trace.is_view(e) and e.primitive.name not in moves for e in region.eqns)

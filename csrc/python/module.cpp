@@ -109,6 +109,21 @@ void bind_builder(nb::module_& m) {
              const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },
           "value"_a, "starts"_a, "strides"_a, "counts"_a)
       .def(
+          "reshape",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape) { return b.reshape(value, shape); },
+          "value"_a, "shape"_a)
+      .def(
+          "take",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& indices, const std::vector<int64_t>& axes,
+             const std::vector<int64_t>& dims,
+             const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
+          "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
+      .def(
+          "pad",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
+             ir::ValueId padding) { return b.pad(value, low, high, padding); },
+          "value"_a, "low"_a, "high"_a, "padding"_a)
+      .def(
           "squeeze",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
           "value"_a, "dims"_a)
