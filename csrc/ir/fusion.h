@@ -131,8 +131,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute =
-    std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Grouped>;
 
 struct Op {
   OpKind kind;
