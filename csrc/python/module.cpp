@@ -115,11 +115,11 @@ void bind_builder(nb::module_& m) {
       .def(
           "reduce",
           [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
-             const std::string& label, int64_t parts) {
-            return b.reduce(op_named(op, "reduce"), value, dims, parts, label);
-          },
+             const std::string& label,
+             int64_t parts) { return b.reduce(op_named(op, "reduce"), value, dims, parts, label); },
           "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
-          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place counts.")
+          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place "
+          "counts.")
       .def(
           "scan",
           [](Builder& b, const std::string& op, ir::ValueId value, int64_t axis, bool reverse,
