@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _top_k, _trace_moves
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -32,7 +32,8 @@ _REASONS = {
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
     "marks what may be recomputed": "remat checkpoint remat2",
     "a collective operation": "psum psum_invariant all_gather all_to_all ppermute reduce_scatter pmax pmin axis_index",
-    "draws random bits": "random_bits random_seed random_split random_fold_in random_wrap random_unwrap threefry2x32",
+    "draws random bits: few, of another generator, or on a device's part of a mesh": "random_bits threefry2x32",
+    "makes keys of random numbers, of a few words": " ".join(_random.KEY_OPS),
     "asked for by name, as a barrier": "optimization_barrier",
     "a value that a checkpoint policy may save": "name",
     "a mesh of its own": "shard_map",
