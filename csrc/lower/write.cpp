@@ -479,7 +479,7 @@ class Writer : Places {
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
     const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[item.value], item.value);
-    const schedule::Storage to = schedule::storage(fusion_, item.value);
+    const schedule::Writing to = schedule::writing(fusion_, item.value);
     std::vector<int64_t> weights;
     for (size_t a = 0; a < nodes.size(); ++a) {
       weights.resize(std::max<size_t>(weights.size(), nodes[a] + 1), 0);

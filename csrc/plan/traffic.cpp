@@ -80,7 +80,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     }
   }
   for (ValueId id : segment.outputs) {
-    const schedule::Storage to = schedule::storage(segment, id);
+    const schedule::Writing to = schedule::writing(segment, id);
     const schedule::Domain& domain = aligned.domains[id];
     accesses.push_back(
         {along_loops(domain, of_nodes(segment, domain, id, to.weights)), size_of(segment.values[id].dtype), to.offset});

@@ -245,7 +245,7 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   return reading;
 }
 
-Storage storage(const ir::Fusion& fusion, ValueId output) {
+Writing writing(const ir::Fusion& fusion, ValueId output) {
   std::vector<int64_t> shape = ir::shape(fusion.values[output]);
   std::vector<int64_t> starts(shape.size(), 0);
   for (const ir::Op& op : fusion.ops) {
@@ -254,13 +254,13 @@ Storage storage(const ir::Fusion& fusion, ValueId output) {
     shape = place->shape;
     starts = place->starts;
   }
-  Storage storage{std::vector<int64_t>(shape.size(), 0)};
+  Writing writing{std::vector<int64_t>(shape.size(), 0)};
   int64_t stride = 1;
   for (size_t a = shape.size(); a-- > 0; stride *= shape[a]) {
-    storage.weights[a] = stride;
-    storage.offset += stride * starts[a];
+    writing.weights[a] = stride;
+    writing.offset += stride * starts[a];
   }
-  return storage;
+  return writing;
 }
 
 }  // namespace jf::schedule

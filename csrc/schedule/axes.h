@@ -83,10 +83,10 @@ struct Reading {
 };
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 // Where an element of an output is stored: offset + the sum of weights[a] * (index of axis a).
-struct Storage {
+struct Writing {
   std::vector<int64_t> weights;
   int64_t offset = 0;
 };
-Storage storage(const ir::Fusion& fusion, ValueId output);
+Writing writing(const ir::Fusion& fusion, ValueId output);
 
 }  // namespace jf::schedule
