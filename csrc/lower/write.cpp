@@ -167,6 +167,9 @@ class Writer : Places {
     }
     for (const Item& item : tree_.items) {
       if (!is_circular(item, node.loop)) continue;
+      JF_REQUIRE(loop.direction >= 0, "[lower] the stages of ", fusion_.values[item.value].name,
+                 " are filled from the first iteration of a loop on, but a scan runs it from the last one; call ",
+                 "circular_buffer with 1 stage, or inline it elsewhere");
       emit(fill_first(item));
       for (Guarded& copy : fill_ahead(item)) ahead.push_back(std::move(copy));
     }
