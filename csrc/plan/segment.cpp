@@ -141,7 +141,7 @@ class Drafter {
         cluster_level_[cluster] = std::max(level, cluster_level_[cluster]);
         level = cluster_level_[cluster] + 1;
       } else {
-        const bool moves = op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice;
+        const bool moves = op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice || op.kind == OpKind::kSpread;
         level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
       }
       rose = rose || level > level_[op.output];
@@ -233,7 +233,7 @@ class Drafter {
     Want want = wanted_[value];
     if (users.empty() && !want.in_memory) return;  // reaches no output
 
-    if (op.kind == OpKind::kSlice && !is_input_[op.inputs[0]]) {
+    if ((op.kind == OpKind::kSlice || op.kind == OpKind::kSpread) && !is_input_[op.inputs[0]]) {
       want_in_memory(op.inputs[0], level_[value] - 1, "a slice reads its values from memory, of iteration domain ");
     }
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
