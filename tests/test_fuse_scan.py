@@ -122,6 +122,18 @@ def test_few_long_rows_are_scanned_in_parts(device, shape, dtype):
         assert_close(jf.fuse(g)(x), g(x), scale=40)
 
 
+def test_what_is_scanned_in_parts_is_read_by_others(device):
+    # Places by counting: a scan along one axis, a fold along the other.
+    experts = jnp.asarray(np.random.default_rng(1).integers(0, 16, 20_000), jnp.int32)
+
+    def places(experts):
+        one_hot = (experts[:, None] == jnp.arange(16)).astype(jnp.int32)
+        load = one_hot.sum(0)
+        return (one_hot * (jnp.cumsum(one_hot, 0) - 1 + jnp.cumsum(load) - load)).sum(1)
+
+    np.testing.assert_array_equal(np.argsort(jf.fuse(places)(experts)), np.argsort(experts, stable=True))
+
+
 def test_large_integers_and_products(device):
     x = values((3, 200_000), "int32")
     y = values((200_000,), "float32") * 1e-3 + 1
