@@ -408,6 +408,7 @@ Fusion Builder::finish() {
   slices_.clear();
   spreads_.clear();
   padded_.clear();
+  takes_.clear();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;
