@@ -21,6 +21,19 @@ StepSource kernel_source(const KernelStep& step, const Target& target) {
   result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
+  for (const loops::TensorMap& map : step.kernel.maps) {
+    StepMap made{map.buffer, {}};
+    const int64_t bytes = size_of(step.kernel.buffers[map.buffer].dtype);
+    made.layout.axes = static_cast<int>(map.box.size());
+    made.layout.element_bytes = static_cast<int>(bytes);
+    made.layout.swizzle = map.swizzle;
+    for (size_t a = 0; a < map.box.size(); ++a) {
+      made.layout.extents[a] = static_cast<uint64_t>(map.extents[a]);
+      made.layout.stride_bytes[a] = static_cast<uint64_t>(map.strides[a] * bytes);
+      made.layout.box[a] = static_cast<uint32_t>(map.box[a]);
+    }
+    result.launch.maps.push_back(made);
+  }
   return result;
 }
 
