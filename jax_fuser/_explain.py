@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +12,10 @@ import jax
 from jax.extend.core import Var, jaxprs_in_params
 
 from jax_fuser import _core, _ffi, _regions, _trace
+from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 
-STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host")
+STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
-_MAX_LINES = 40
 
 
 class Lowered:
@@ -37,80 +37,30 @@ class Lowered:
 
         Args:
           stage: "jaxpr" (regions are `jax_fuser_fused` equations), "fusion" (what is computed), "segments" (kernels),
-            "schedule" (how), "loops" (the loop program), "source" (C++ or CUDA C++) or "host" (the steps of the call).
+            "schedule" (how), "loops" (the loop program), "source" (C++ or CUDA C++), "host" (the steps of the call) or
+            "sass" (the instructions on CUDA, which needs NVRTC and nvdisasm but no device).
           platform: "cpu" or "cuda"; the default device's if None. CUDA text needs no CUDA device.
+
+        Raises:
+          ValueError: for another stage or platform, for "sass" on a CPU, and where a tool for it is missing.
         """
         if stage not in STAGES:
             raise ValueError(f"as_text: stage must be one of {', '.join(STAGES)}, got {stage!r}")
         platform = _platform(platform, "as_text")
+        if stage == "sass" and platform != "cuda":
+            raise ValueError("as_text: stage 'sass' is of CUDA; pass platform='cuda', or read stage 'source'")
         if stage == "jaxpr":
             return str(_printable(self._traced.jaxpr))
         parts = []
         for i, eqn in enumerate(_fused_equations(self._traced.jaxpr)):
             program = _program(eqn)
-            text = _stages(program, platform)[stage] if program else "no kernel: its results are scalars or inputs"
+            text = stage_text(program, stage, platform) if program else "no kernel: its results are scalars or inputs"
             parts.append(f"# region {i}: {eqn.params['name']}\n{text.rstrip()}\n")
         return "\n".join(parts) or "# no region: everything is left to XLA\n"
 
     def compile(self) -> Any:
         """Compile for the default device; call the result with arrays of the traced shapes."""
         return self._traced.lower().compile()
-
-
-@dataclass(frozen=True)
-class RegionReport:
-    """One program: its kernels as text, the bytes of its inputs and outputs, its reductions by the names of their
-    primitives, and how many calls have this very text.
-    """
-
-    name: str
-    ops: int
-    bytes_in: int
-    bytes_out: int
-    kernels: str
-    count: int = 1
-    reductions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class CutReport:
-    """A primitive that stayed with XLA, how often, and why."""
-
-    primitive: str
-    count: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What runs as kernels and what was left to XLA; print it."""
-
-    name: str
-    platform: str
-    regions: tuple[RegionReport, ...]
-    cuts: tuple[CutReport, ...]
-
-    def __repr__(self) -> str:
-        calls = sum(r.count for r in self.regions)
-        lines = [f"{self.name} on {self.platform}: {calls} fused call{'s' * (calls != 1)}"]
-        reason = _ffi.can_compile(self.platform)
-        if reason is not None:
-            lines.append(f"  run as plain XLA ops here: {reason}")
-        for i, r in enumerate(self.regions):
-            head = f"  [{i}] {r.name}" + (f" x{r.count}" if r.count > 1 else "")
-            size = f"{r.ops} op{'s' * (r.ops != 1)}, reads {_bytes(r.bytes_in)}, writes {_bytes(r.bytes_out)}"
-            folds = Counter(r.reductions).items()
-            size += f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in folds)})" * bool(folds)
-            lines.append(f"{head}: {size}")
-            lines += [f"      {line}" for line in r.kernels.splitlines() if line.startswith(("segment", "scalars"))]
-        if self.cuts:
-            lines.append("  left to XLA:")
-            width = max(len(f"{c.primitive} x{c.count}") for c in self.cuts)
-            lines += [f"    {f'{c.primitive} x{c.count}':<{width}}  {c.reason}" for c in self.cuts]
-        if len(lines) > _MAX_LINES:
-            hidden = len(lines) - _MAX_LINES + 1
-            lines = [*lines[: _MAX_LINES - 1], f"  ... {hidden} more lines; see .regions and .cuts"]
-        return "\n".join(lines)
 
 
 def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -121,7 +71,9 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
       platform: "cpu" or "cuda"; the default device's if None.
 
     Returns:
-      A function of f's arguments (arrays or `jax.ShapeDtypeStruct`) that returns an `Explanation`. Nothing runs.
+      A function of f's arguments (arrays or `jax.ShapeDtypeStruct`) that returns an `Explanation`. Nothing runs. Its
+      repr is an overview; `print` draws the kernels and what flows between them, a notebook shows a picture, which
+      `.save("file.svg")` writes; `.regions`, each with `.segments`, and `.cuts` are the facts.
 
     Example:
       >>> import jax.numpy as jnp
@@ -147,25 +99,112 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
 
 
 def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
-    reports: dict[str, RegionReport] = {}
-    for eqn in _fused_equations(jaxpr):
-        program = _program(eqn)
-        key = program or str(eqn)
-        seen = reports.get(key)
-        inner = eqn.params["jaxpr"].jaxpr
-        reports[key] = RegionReport(
-            eqn.params["name"],
-            len(inner.eqns),
-            sum(_ffi.buffer_bytes(v.aval) for v in inner.invars),
-            sum(_ffi.buffer_bytes(v.aval) for v in inner.outvars),
-            _stages(program, platform)["segments"] if program else "scalars: run as plain XLA ops",
-            seen.count + 1 if seen else 1,
-            tuple(_trace.reductions(inner)),
-        )
+    calls = _calls(jaxpr)
+    keys = [_program(call.eqn) or str(call.eqn) for call in calls]
+    counts = Counter(keys)
+    numbers = {key: i for i, key in enumerate(counts)}
+    numbers_by_call = {id(call.eqn): numbers[key] for call, key in zip(calls, keys)}
+
+    def label(end: Any) -> str:
+        if isinstance(end, str):
+            return end
+        number = numbers_by_call.get(id(end))
+        return f"{end.primitive.name} of XLA" if number is None else f"[{number}]"
+
+    first = {key: call for key, call in reversed([*zip(keys, calls)])}
+    regions = tuple(_region(first[key], counts[key], platform, label) for key in counts)
     cuts = Counter(_cuts(jaxpr))
     return Explanation(
-        name, platform, tuple(reports.values()), tuple(CutReport(p, n, reason) for (p, reason), n in cuts.items())
+        name,
+        platform,
+        regions,
+        tuple(CutReport(p, n, reason) for (p, reason), n in cuts.items()),
+        _ffi.memory_bandwidth(platform),
     )
+
+
+def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str]) -> RegionReport:
+    eqn = call.eqn
+    inner = eqn.params["jaxpr"].jaxpr
+    program = _program(eqn)
+    segments: tuple[KernelReport, ...] = ()
+    readers: dict[str, str] = {}
+    if program is not None:
+        facts = _core.facts(program, _ffi.target_text(platform))
+        segments = tuple(_kernel(kernel) for kernel in facts)
+        outputs = _core.Fusion(program.partition("schedule {")[0]).outputs
+        given = "program" in eqn.params
+        first = range(len(outputs)) if given else _trace.write_program(inner, eqn.params["name"])[0].first
+        for value, i in zip(outputs, first):
+            readers[value] = ", ".join(dict.fromkeys(map(label, call.readers[i])))
+    return RegionReport(
+        eqn.params["name"],
+        len(inner.eqns),
+        sum(_ffi.buffer_bytes(v.aval) for v in inner.invars),
+        sum(_ffi.buffer_bytes(v.aval) for v in inner.outvars),
+        _stages(program, platform)["segments"] if program else "scalars: run as plain XLA ops",
+        count,
+        tuple(_trace.reductions(inner)),
+        segments,
+        {f"x{i}": label(origin) for i, origin in enumerate(call.origins)},
+        readers,
+    )
+
+
+def _kernel(facts: dict[str, Any]) -> KernelReport:
+    flows = {side: tuple(Flow(v, t, tuple(shape), n) for v, t, shape, n in facts[side]) for side in ("reads", "writes")}
+    return KernelReport(**{**facts, **flows})
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A fused equation, where each of its operands comes from and who reads each of its results."""
+
+    eqn: Any
+    origins: list[Any]  # an equation, or words
+    readers: list[list[Any]]
+
+
+def _calls(closed: Any) -> list[_Call]:
+    """Return all fused equations, in order."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    calls: list[_Call] = []
+    names = jaxpr.debug_info.arg_names or ()
+    if len(names) != len(jaxpr.invars):
+        names = range(len(jaxpr.invars))
+    _walk(jaxpr, [f"argument {name}" for name in names], [["the result"] for _ in jaxpr.outvars], calls)
+    return calls
+
+
+def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[_Call]) -> list[Any]:
+    """Add the fused equations of an open jaxpr whose arguments and results are known; return its results' origins."""
+    made: dict[Any, Any] = dict(zip(jaxpr.invars, origins))
+    read_by: dict[Any, list[Any]] = defaultdict(list)
+    for eqn in jaxpr.eqns:
+        for v in _regions.variables(eqn):
+            read_by[v].append(eqn)
+    for v, own in zip(jaxpr.outvars, readers):
+        if isinstance(v, Var):
+            read_by[v] += own
+
+    def origin(atom: Any) -> Any:
+        return made.get(atom, "a constant") if isinstance(atom, Var) else "a constant"
+
+    for eqn in jaxpr.eqns:
+        before = [origin(v) for v in eqn.invars]
+        after = [read_by[v] for v in eqn.outvars]
+        made.update((v, eqn) for v in eqn.outvars)
+        if eqn.primitive.name == _trace.FUSED:
+            calls.append(_Call(eqn, before, after))
+            continue
+        for inner in _inner(eqn):
+            if (len(inner.invars), len(inner.outvars)) == (len(before), len(after)):
+                results = _walk(inner, before, after, calls)
+                made.update(zip(eqn.outvars, results))
+            else:
+                body = f"the body of {eqn.primitive.name}"
+                _walk(inner, [body] * len(inner.invars), [[body]] * len(inner.outvars), calls)
+    return [origin(v) for v in jaxpr.outvars]
 
 
 def _printable(closed: Any) -> Any:
@@ -185,6 +224,14 @@ def _platform(platform: str | None, function: str) -> str:
     return platform
 
 
+def stage_text(program: str, stage: str, platform: str) -> str:
+    """Return one stage of a program on a platform."""
+    if stage == "sass":
+        text: str = _core.sass(program, _ffi.target_text(platform))
+        return text
+    return _stages(program, platform)[stage]
+
+
 @functools.lru_cache(maxsize=256)
 def _stages(program: str, platform: str) -> dict[str, str]:
     target = _ffi.target_text(platform)
@@ -192,6 +239,9 @@ def _stages(program: str, platform: str) -> dict[str, str]:
 
 
 def _program(eqn: Any) -> str | None:
+    given: str | None = eqn.params.get("program")
+    if given is not None:
+        return given
     jaxpr = eqn.params["jaxpr"].jaxpr
     return _trace.write_program(jaxpr, eqn.params["name"])[0].text if _trace.needs_kernel(jaxpr) else None
 
@@ -231,11 +281,3 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         elif reason is None:
             reason = "outside of the fused function; put jf.fuse around the transform to fuse it"
         yield name, reason
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -80,6 +80,12 @@ def target_text(platform: str) -> str:
     return _core.cuda_target(0) or _core.cuda_target_for(90)
 
 
+def memory_bandwidth(platform: str) -> float | None:
+    """Return the bytes per second of the memory that programs of this process use, where its driver tells."""
+    bandwidth: float = _core.memory_bandwidth(0) if platform == "cuda" else 0.0
+    return bandwidth or None
+
+
 @functools.cache
 def can_compile(platform: str) -> str | None:
     """Return None where generated kernels can be compiled and run, otherwise the reason why not."""

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _explain, _ffi, _regions, _split, _trace
+from jax_fuser import _by_hand, _explain, _ffi, _regions, _split, _trace
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
@@ -34,14 +34,19 @@ class Fused:
     Call it like the function itself.
     """
 
-    def __init__(self, f: Callable[..., Any], name: str):
+    def __init__(self, f: Callable[..., Any], name: str, schedule: _by_hand.Given | None = None):
         functools.update_wrapper(self, f)
         self.name = name
 
         @functools.wraps(f)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
-            results = run(closed, jax.tree.leaves((args, kwargs)), name)
+            leaves = jax.tree.leaves((args, kwargs))
+            if schedule is None:
+                results = run(closed, leaves, name)
+            else:
+                jaxpr, program = _by_hand.scheduled(closed, name, schedule)
+                results = run_program(jaxpr, leaves, name, program)
             return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
         evaluate.__name__ = name
@@ -77,10 +82,14 @@ class Fused:
 
 
 @overload
-def fuse(f: Callable[..., Any], *, name: str | None = None) -> Fused: ...
+def fuse(f: Callable[..., Any], *, name: str | None = None, schedule: _by_hand.Given | None = None) -> Fused: ...
 @overload
-def fuse(f: None = None, *, name: str | None = None) -> Callable[[Callable[..., Any]], Fused]: ...
-def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
+def fuse(
+    f: None = None, *, name: str | None = None, schedule: _by_hand.Given | None = None
+) -> Callable[[Callable[..., Any]], Fused]: ...
+def fuse(
+    f: Callable[..., Any] | None = None, *, name: str | None = None, schedule: _by_hand.Given | None = None
+) -> Any:
     """Run the pointwise parts and reductions of a function as generated kernels, with few passes over memory.
 
     Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, any, softmax, layer
@@ -93,6 +102,10 @@ def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes
         over become inputs.
       name: the name of the kernels; the function's by default.
+      schedule: how to compute `f`, which then must be one fusion and is one kernel: a function that edits a
+        `jax_fuser.ir.Scheduler` or returns a `jax_fuser.ir.Schedule`, called for each combination of shapes; or a
+        Schedule (or its text) of the fusion that `jax_fuser.ir.trace` makes of `f` for these shapes. The compiler
+        plans derivatives, batches (`vmap`) and the parts of a mesh by itself: they are other fusions.
 
     Returns:
       A function with the same arguments and results, compiled for each combination of shapes and dtypes as by
@@ -102,6 +115,8 @@ def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any
 
     Raises:
       TypeError: if `f` is not callable, or is called with something that is not an array.
+      UserError: with `schedule`, if `f` is not one fusion (a part stays with XLA, it closes over an array, a result is
+        an argument), or the schedule is for another function, for other shapes, or cannot be lowered.
 
     Example:
       >>> import jax.numpy as jnp
@@ -111,18 +126,32 @@ def fuse(f: Callable[..., Any] | None = None, *, name: str | None = None) -> Any
       ...     return x * jnp.tanh(y) + 1
       >>> gate(jnp.ones(4), jnp.zeros(4))
       Array([1., 1., 1., 1.], dtype=float32)
+
+    A schedule of one's own:
+      >>> def two_at_a_time(s):
+      ...     out = s.fusion.outputs[0]
+      ...     s.split(out, 0, 2)
+      ...     s.parallelize(out, -1, "vector")
+      ...     s.transform_like(out)
+      ...     s.parallelize_like(out)
+      ...     s.inline_most()
+      >>> by_hand = jf.fuse(lambda x, y: x * jnp.tanh(y) + 1, schedule=two_at_a_time)
+      >>> by_hand(jnp.ones(4), jnp.zeros(4))
+      Array([1., 1., 1., 1.], dtype=float32)
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"fuse: name must be a string, got {type(name).__name__}")
+    if schedule is not None:
+        _by_hand.check(schedule)
     if f is None:
-        return functools.partial(fuse, name=name)
+        return functools.partial(fuse, name=name, schedule=schedule)
     if not callable(f):
         raise TypeError(f"fuse: expected a function, got {type(f).__name__}; write jf.fuse(f)(x), not jf.fuse(f(x))")
     if inspect.iscoroutinefunction(f) or inspect.isgeneratorfunction(f):
         raise TypeError("fuse: expected a function that returns arrays, got a generator or coroutine")
     inner = f.func if isinstance(f, functools.partial) else f
     own_name: str = getattr(inner, "__name__", type(inner).__name__)
-    return Fused(f, own_name if name is None else name)
+    return Fused(f, own_name if name is None else name, schedule)
 
 
 # Evaluation.
@@ -134,6 +163,15 @@ def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = ())
     arguments = flat.invars[len(flat.consts) :]
     jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear])
     return jax.core.eval_jaxpr(jaxpr, (), *flat.consts, *args)
+
+
+def run_program(jaxpr: Any, args: Sequence[Any], name: str, program: str) -> list[Any]:
+    """Run a flat closed jaxpr as exactly this program, whose inputs and outputs are those of the jaxpr in order."""
+    linear = (False,) * len(args)
+    results: list[Any] = fused_p.bind(
+        *args, jaxpr=jaxpr, name=name, linear=linear, mesh=_split.needs_devices(), program=program
+    )
+    return results
 
 
 def fused_jaxpr(flat: _regions.Flat, name: str, linear: Sequence[Var]) -> Jaxpr:
@@ -265,6 +303,8 @@ def _drop_unused(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], 
     eqn = rest[-1]  # JAX 0.12 passes which inputs are live before it
     if not any(used_outputs):
         return [False] * len(eqn.invars), None
+    if "program" in eqn.params:
+        return [True] * len(eqn.invars), eqn
     jaxpr = eqn.params["jaxpr"].jaxpr
     outvars = [v for v, used in zip(jaxpr.outvars, used_outputs) if used]
     eqns = _regions.live(jaxpr.eqns, outvars)
@@ -302,12 +342,15 @@ def _warn_no_compiler(platform: str, reason: str) -> None:
 
 def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     jaxpr = params["jaxpr"].jaxpr
-    if not _trace.needs_kernel(jaxpr):
+    given: str | None = params.get("program")
+    if given is None and not _trace.needs_kernel(jaxpr):
         return _lower_as_xla(ctx, *operands, **params)
     reason = _ffi.can_compile(platform)
     if reason is not None:
         _warn_no_compiler(platform, reason)
         return _lower_as_xla(ctx, *operands, **params)
+    if given is not None and not _split.is_on_a_mesh(ctx):
+        return _ffi.emit_program(ctx, operands, given, platform=platform)
     program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:

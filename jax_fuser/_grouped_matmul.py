@@ -13,7 +13,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._grouped_primitive import product
-from jax_fuser._nested_checks import check_extents, first, index_array, readable
+from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_moves import take_rows
 from jax_fuser._nested_tensor import NestedTensor
@@ -99,7 +99,7 @@ def grouped_matmul(
         data, extents, starts, dim = lhs.data, lhs.extents, None, lhs.ragged_dim
         if lhs.gapped:
             if validate:
-                _check_order(lhs)
+                check_order("grouped_matmul", lhs.starts, extents)
             starts = ordered_starts(lhs.starts, extents, lhs.capacity)
     else:
         data, dim, starts = jnp.asarray(lhs), 0, None
@@ -182,21 +182,6 @@ def _check_shapes(
         raise ValueError(f"grouped_matmul: a gated activation needs an even number of columns in rhs, got {n}")
     if bias is not None and jnp.shape(bias) != (rhs.shape[0], n):
         raise ValueError(f"grouped_matmul: bias must be (groups, n)={(rhs.shape[0], n)}, got {jnp.shape(bias)}")
-
-
-def _check_order(nt: NestedTensor) -> None:
-    starts, extents = readable(nt.starts), readable(nt.extents)
-    if starts is None or extents is None:
-        return
-    filled = extents > 0
-    ends = np.maximum.accumulate(np.where(filled, starts + extents, 0), axis=-1)
-    late = filled[..., 1:] & (starts[..., 1:] < ends[..., :-1])
-    if late.any():
-        group = first(late)[-1] + 1
-        raise ValueError(
-            f"grouped_matmul: groups of gapped storage must lie in ascending order, but group {group} starts before "
-            f"the end of an earlier one; pass as_nested(as_flattened(lhs), extents=lhs.extents)"
-        )
 
 
 def _activation(activation: Activation) -> Callable[[jax.Array], jax.Array] | None:

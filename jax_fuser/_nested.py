@@ -198,6 +198,9 @@ def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = T
             )
         if values[0] < 0:
             raise ValueError(f"{fn}: ids must be non-negative; ids[0]={values[0]}")
+    elif validate and values is None:
+        checks.debug_check(lambda: jnp.all(jnp.diff(ids) >= 0), f"{fn}: ids must be sorted; use sort_by_group")
+        checks.debug_check(lambda: jnp.all(ids >= 0), f"{fn}: ids must be non-negative")
     return _poison_padding(NestedTensor(data, _count_sorted(checks.to_int32(ids), groups)))
 
 
@@ -272,10 +275,13 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
         if bad.any():
             at = checks.first(bad)
             raise ValueError(f"{fn}: extents[{checks.spell(at)}]={values[at]} is not in 0..{length}")
+    elif validate:
+        inside = f"{fn}: extents must be in 0..{length}"
+        checks.debug_check(lambda: jnp.all((extents >= 0) & (extents <= length)), inside)
     extents = jnp.clip(checks.to_int32(extents), 0, length)
     starts = jnp.arange(groups, dtype=jnp.int32) * length
     blocks = NestedTensor(padded.reshape(groups * length, *padded.shape[2:]), extents, starts)
-    return NestedTensor(as_flattened(blocks), extents)
+    return _poison_padding(NestedTensor(as_flattened(blocks), extents))
 
 
 def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -> tuple[NestedTensor, jax.Array]:

@@ -7,7 +7,7 @@ values are not, unless `debug_checks` is on, which turns the same rules into `ch
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,9 +28,10 @@ _debug = jax.make_user_context(False)
 def debug_checks() -> Iterator[None]:
     """Check traced extents too, and fill padding rows of nested tensors with NaN.
 
-    Inside, constructors emit `checkify.debug_check` for the values they cannot read at trace time; run the function
-    through `jax.experimental.checkify.checkify` to see the errors (otherwise they do nothing). Padding rows that
-    constructors take in or operators write become NaN in floating dtypes, so that a wrong reader shows.
+    Inside, every rule about values that a function checks eagerly (offsets, extents, sorted ids, the order of gapped
+    groups, equal layouts, `max_extent`, `group_offset`) becomes a `checkify.debug_check` where the values are traced;
+    run the function through `jax.experimental.checkify.checkify` to see the errors (otherwise they do nothing). Padding
+    rows that constructors take in or operators write become NaN in floating dtypes, so that a wrong reader shows.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,9 +125,9 @@ def check_offsets(fn: str, offsets: Any, rows: int, dim: int) -> None:
     """Check values: offsets start at 0, never fall, and end within the rows."""
     values = readable(offsets)
     if values is None:
-        _debug_check(lambda: jnp.all(offsets[..., 0] == 0), f"{fn}: offsets[0] must be 0")
-        _debug_check(lambda: jnp.all(jnp.diff(offsets, axis=-1) >= 0), f"{fn}: offsets must be non-decreasing")
-        _debug_check(lambda: jnp.all(offsets[..., -1] <= rows), f"{fn}: offsets[-1] exceeds data.shape[{dim}]={rows}")
+        debug_check(lambda: jnp.all(offsets[..., 0] == 0), f"{fn}: offsets[0] must be 0")
+        debug_check(lambda: jnp.all(jnp.diff(offsets, axis=-1) >= 0), f"{fn}: offsets must be non-decreasing")
+        debug_check(lambda: jnp.all(offsets[..., -1] <= rows), f"{fn}: offsets[-1] exceeds data.shape[{dim}]={rows}")
         return
     nonzero, falls, over = values[..., 0] != 0, np.diff(values, axis=-1) < 0, values[..., -1] > rows
     if not (nonzero.any() or falls.any() or over.any()):
@@ -154,8 +155,8 @@ def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
     """Check values: extents are non-negative and sum to at most the rows."""
     values = readable(extents)
     if values is None:
-        _debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
-        _debug_check(
+        debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
+        debug_check(
             lambda: jnp.all(jnp.sum(extents, axis=-1) <= rows), f"{fn}: extents exceed data.shape[{dim}]={rows}"
         )
         return
@@ -169,6 +170,32 @@ def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
         raise ValueError(f"{fn}: {where} sum to {sums[at]}, which exceeds data.shape[{dim}]={rows}")
 
 
-def _debug_check(holds: Any, message: str) -> None:
+def check_order(fn: str, starts: Any, extents: Any) -> None:
+    """Check values: groups with rows begin at or past the end of every earlier one."""
+    known_starts, known_extents = readable(starts), readable(extents)
+    if known_starts is None or known_extents is None:
+        debug_check(
+            lambda: jnp.logical_not(jnp.any(_begins_early(jnp, jax.lax.cummax, starts, extents))),
+            f"{fn}: groups of gapped storage must lie in ascending order",
+        )
+        return
+    late = _begins_early(np, lambda x, axis: np.maximum.accumulate(x, axis=axis), known_starts, known_extents)
+    if late.any():
+        group = first(late)[-1] + 1
+        raise ValueError(
+            f"{fn}: groups of gapped storage must lie in ascending order, but group {group} starts before "
+            f"the end of an earlier one; pass as_nested(as_flattened(lhs), extents=lhs.extents)"
+        )
+
+
+def _begins_early(xp: Any, running_max: Any, starts: Any, extents: Any) -> Any:
+    """Return for each group but the first whether it has rows and begins before the end of an earlier one."""
+    filled = extents > 0
+    ends = running_max(xp.where(filled, starts + extents, 0), axis=extents.ndim - 1)
+    return filled[..., 1:] & (starts[..., 1:] < ends[..., :-1])
+
+
+def debug_check(holds: Callable[[], Any], message: str) -> None:
+    """Inside `debug_checks`, emit the check of a value that cannot be read at trace time."""
     if debug_enabled():
         checkify.debug_check(holds(), message)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser._nested_checks import debug_enabled, first, readable
+from jax_fuser._nested_checks import debug_check, debug_enabled, first, readable
 from jax_fuser._nested_rows import as_flattened, over_rows, spread
 from jax_fuser._nested_tensor import NestedTensor, _Layout
 
@@ -174,6 +174,10 @@ def check_same_layout(name: str, a: NestedTensor, b: NestedTensor) -> None:
     difference = _difference(a, b)
     if difference is not None:
         raise ValueError(f"{name}: operands have different ragged layouts: {difference}")
+    for field, x, y in (("extents", a.extents, b.extents), ("starts", a._starts, b._starts)):
+        if x is not y and (readable(x) is None or readable(y) is None):
+            message = f"{name}: operands have different ragged layouts: {field} differ"
+            debug_check(lambda x=x, y=y: jnp.all(x == y), message)  # type: ignore[misc]
 
 
 def _difference(a: NestedTensor, b: NestedTensor) -> str | None:

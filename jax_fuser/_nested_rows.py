@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser._nested_checks import concrete, first, readable, spell
+from jax_fuser._nested_checks import concrete, debug_check, first, readable, spell
 from jax_fuser._nested_moves import move_rows, spread_groups
 from jax_fuser._nested_tensor import NestedTensor
 
@@ -255,6 +255,8 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
         if over.any():
             at = first(over)
             raise ValueError(f"{fn}: extents[{spell(at)}]={values[at]} exceeds max_extent={size}")
+    else:
+        debug_check(lambda: jnp.all(nt.extents[..., part] <= size), f"{fn}: an extent exceeds max_extent={size}")
     return size
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._grouped_primitive import product
+from jax_fuser._nested_checks import debug_check
 from jax_fuser._row_groups import spans
 
 _BASIC = jax.lax.RaggedDotDimensionNumbers(
@@ -143,6 +144,11 @@ def local_groups(
     if offset.size != 1 or not jnp.issubdtype(offset.dtype, jnp.integer):
         raise TypeError(f"{function}: group_offset must be one integer, got {offset.dtype}{list(offset.shape)}")
     offset = offset.reshape(()).astype(jnp.int32)
+    if groups is not None:
+        debug_check(
+            lambda: (offset >= 0) & (offset <= total - groups),
+            f"{function}: group_offset and the {groups} groups of rhs exceed {total} groups in all",
+        )
     first, count = spans(extents, starts, m)
     if groups is None:
         return jnp.where(jnp.arange(count.shape[-1], dtype=jnp.int32) >= offset, count, 0), first

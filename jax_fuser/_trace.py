@@ -390,6 +390,8 @@ def _refuse_body(eqn: Equation) -> str | None:
 def own_placement(eqn: Equation) -> str | None:
     """Return why a call must stay a call: shardings, layouts, donation or options that belong to it."""
     p = eqn.params
+    if "program" in p:
+        return "a fused call with a schedule of its own"
     shardings = (*p.get("in_shardings", ()), *p.get("out_shardings", ()))
     if any(type(s).__name__ != "UnspecifiedValue" for s in shardings):
         return "a jit with shardings of its own"

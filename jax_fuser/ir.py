@@ -39,22 +39,20 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `compute_pointwise_heuristics`, `.._reduction_..` | `compute_heuristics` | one function; parameters are a dict |
 | `schedule` | `schedule` | returns a schedule to go on from; without a strategy, `propose` |
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
+| `execute` | `run`, `evaluate` | with the kernel, or op by op in `jax.numpy` |
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
-import jax.numpy as jnp
-from jax.extend.core import DebugInfo, Jaxpr
-from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi, _regions, _trace
+from jax_fuser import _by_hand, _core, _evaluate, _ffi, _fuse
 from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler
+from jax_fuser._evaluate import evaluate
 
 __all__ = [
     "Builder",
@@ -65,6 +63,7 @@ __all__ = [
     "Scheduler",
     "can_schedule",
     "compute_heuristics",
+    "evaluate",
     "find_compatible_schedulers",
     "lower",
     "propose",
@@ -103,34 +102,30 @@ def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
       name: the fusion's name; the function's by default.
 
     Raises:
-      ValueError: for an op that `jf.fuse` would leave to XLA, for an array that `f` closes over, and where a result is
+      UserError: for an op that `jf.fuse` would leave to XLA, for an array that `f` closes over, and where a result is
         an argument or another result.
     """
     name = getattr(f, "__name__", type(f).__name__) if name is None else name
-    flat = _regions.flatten(jax.make_jaxpr(f)(*args))
-    if flat.consts:
-        raise ValueError(f"trace: {name} closes over {len(flat.consts)} arrays; pass them as arguments")
-    for eqn in flat.eqns:
-        reason = _trace.unsupported(eqn)
-        if reason is not None:
-            raise ValueError(f"trace: {eqn.primitive.name} in {name} is not an op of a fusion: {reason}")
-    jaxpr = Jaxpr((), flat.invars, flat.outvars, flat.eqns, debug_info=DebugInfo("trace", name, None, None))
-    program, _ = _trace.write_program(jaxpr, name)
-    if program.text is None or program.places != [("output", i) for i in range(len(flat.outvars))]:
-        raise ValueError(f"trace: a result of {name} is an argument or another result; return computed values, once")
+    _, program = _by_hand.one_fusion(jax.make_jaxpr(f)(*args), name, "trace")
     return Fusion(program.text)
 
 
 class Lowered:
     """The stages of a fusion on one platform, as text. `lower` makes it."""
 
-    def __init__(self, stages: dict[str, str]):
-        self._stages = stages
+    def __init__(self, text: str, target: str):
+        self._text, self._target = text, target
+        self._stages: dict[str, str] = _core.stages(text, target)
 
     def as_text(self, stage: str) -> str:
-        """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++) or "host"."""
+        """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++), "host" or "sass"
+        (the instructions on CUDA, which needs NVRTC and nvdisasm but no device).
+        """
+        if stage == "sass":
+            text: str = _core.sass(self._text, self._target)
+            return text
         if stage not in self._stages:
-            raise ValueError(f"as_text: stage must be one of {', '.join(sorted(self._stages))}, got {stage!r}")
+            raise ValueError(f"as_text: stage must be one of {', '.join(sorted(self._stages))}, sass, got {stage!r}")
         return self._stages[stage]
 
 
@@ -144,7 +139,7 @@ def lower(program: Fusion | Schedule, platform: str | None = None) -> Lowered:
     Raises:
       UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
     """
-    return Lowered(_core.stages(_text(program), _target(platform, "lower")))
+    return Lowered(_text(program), _target(platform, "lower"))
 
 
 def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:
@@ -253,7 +248,9 @@ def schedule(
 def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
     """Run a fusion with the compiler's own schedules, or a schedule exactly as it is, as one kernel.
 
-    Works under `jax.jit`. It has neither derivative nor batching rule: those belong to `jf.fuse`.
+    Works under every JAX transform and differentiates as `evaluate` does. Derivatives, batches (`vmap`) and the parts
+    of a mesh are other fusions, which the compiler plans as for `jf.fuse`. Where nothing can be compiled it runs as
+    plain XLA ops, as fused functions do.
 
     Args:
       program: what to compute, or how.
@@ -268,17 +265,8 @@ def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
       UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
     """
     fusion = _fusion(program, "run")
-    if len(arrays) != len(fusion.inputs):
-        names = ", ".join(fusion.inputs)
-        raise TypeError(f"run: {fusion.name} takes {len(fusion.inputs)} arrays ({names}), got {len(arrays)}")
-    operands = [jnp.asarray(a) for a in arrays]
-    for name, operand in zip(fusion.inputs, operands):
-        want = (fusion.dtype(name), tuple(fusion.shape(name)))
-        got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)
-        if want != got:
-            raise ValueError(f"run: input {name} is {_type(*want)}, got {_type(*got)}")
-    shapes = tuple((tuple(fusion.shape(v)), _ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs)
-    return list(_compiled(_text(program), shapes)(*operands))
+    operands = _evaluate.checked_operands("run", fusion, arrays)
+    return list(_compiled(_text(program), fusion)(*operands))
 
 
 def _target(platform: str | None, function: str) -> str:
@@ -309,31 +297,12 @@ def _text(program: Fusion | Schedule) -> str:
     return str(fusion) if program is fusion else f"{fusion}{program}"
 
 
-def _type(dtype: str, shape: Sequence[int]) -> str:
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-# The program's text is a parameter of one primitive.
-
-ir_p = jax.extend.core.Primitive("jax_fuser_ir")
-ir_p.multiple_results = True
-ir_p.def_abstract_eval(lambda *_, text, shapes: [jax.core.ShapedArray(*shape) for shape in shapes])
-
-
 @functools.lru_cache(maxsize=4096)
-def _compiled(text: str, shapes: Any) -> Callable[..., Any]:
-    return jax.jit(lambda *operands: ir_p.bind(*operands, text=text, shapes=shapes))
+def _compiled(text: str, fusion: Fusion) -> Callable[..., Any]:
+    """Return what runs a program's text, which computes `fusion`."""
 
+    def run_once(*operands: Any) -> list[Any]:
+        closed = jax.make_jaxpr(functools.partial(_evaluate.evaluate, fusion))(*operands)
+        return _fuse.run_program(closed, operands, fusion.name, text)
 
-def _lower(ctx: Any, *operands: Any, text: str, shapes: Any, platform: str) -> Sequence[Any]:
-    return _ffi.emit_program(ctx, operands, text, platform=platform)
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise NotImplementedError("run: a fusion written by hand has no derivative and no batch; use jf.fuse on a function")
-
-
-ad.primitive_jvps[ir_p] = _refuse
-batching.primitive_batchers[ir_p] = _refuse
-for _platform in ("cpu", "cuda"):
-    mlir.register_lowering(ir_p, functools.partial(_lower, platform=_platform), platform=_platform)
+    return jax.jit(run_once)

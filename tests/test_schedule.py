@@ -824,14 +824,6 @@ def test_run_checks_its_arrays():
         jf.ir.run(str(act()), x, r)
 
 
-def test_run_has_no_derivative_and_says_so():
-    x, r = inputs()
-    with pytest.raises(NotImplementedError, match=r"run: .*use jf\.fuse"):
-        jax.grad(lambda x: jf.ir.run(act(), x, r)[0].sum())(x)
-    with pytest.raises(NotImplementedError, match=r"run: .*use jf\.fuse"):
-        jax.vmap(lambda r: jf.ir.run(act(), x, r)[0])(jnp.stack([r, r]))
-
-
 def test_lower_shows_the_schedule_as_given():
     schedule = scheduled(vector_with_a_remainder)
     lowered = jf.ir.lower(schedule, "cpu")

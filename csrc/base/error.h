@@ -19,6 +19,11 @@ class UserError : public std::runtime_error {
 class InternalError : public std::logic_error {
  public:
   InternalError(const char* file, int line, const char* condition, const std::string& message);
+  // The same with the program that it was about, which makes a report complete; an error keeps its first program.
+  InternalError(const InternalError& error, std::string_view program);
+
+ private:
+  bool has_program_ = false;
 };
 
 // Appends text, a character, or a number in its shortest form. Streams are avoided: their locales break where two C++

@@ -147,13 +147,13 @@ JF_FUNCTION F logistic(F x) {
 
 JF_FUNCTION F with_sign_of(F sign, F x) { return bits_as<f32>(bits_as<u32>(x) | (bits_as<u32>(sign) & 0x80000000)); }
 
+// x p(x^2) / q(x^2), fitted to 7e-9 of the value up to 9; in floats 5 units in the last place, and 1 from 8.75 on.
 JF_FUNCTION F tanh(F x) {
-  const F z = x * x, a = magnitude<f32>(x);
-  // Cephes.
-  const F p = polynomial(z, splat(-5.70498872745e-3f), 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
-                         -3.33332819422e-1f);
-  const F bounded = at_most(10.0f, a), large = 1.0f - 2.0f / (exp_in_range(bounded + bounded) + 1.0f);
-  return with_sign_of(x, a < 0.625f ? p * z * a + a : large);
+  const F bounded = at_least(-8.75f, at_most(8.75f, x)), z = bounded * bounded;
+  const F p = polynomial(z, splat(-8.48868027e-14f), 5.27793503e-11f, -2.0225194e-8f, 1.11542995e-5f, 3.10395542e-3f,
+                         1.30840093e-1f, 1.0f);
+  const F q = polynomial(z, splat(2.54614395e-4f), 2.44951751e-2f, 4.64173377e-1f, 1.0f);
+  return at_least(-1.0f, at_most(1.0f, bounded * p / q));
 }
 
 // After N. Juffa's erff: x + x p(x^2) near zero, 1 - exp(q(|x|)) further out.

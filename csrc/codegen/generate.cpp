@@ -38,7 +38,7 @@ struct Needs {
 
 }  // namespace
 
-runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target) {
+runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target, const std::vector<int>& parameters) {
   const Dialect& language = dialect(target.platform);
   runtime::Source source;
   source.language = language.language;
@@ -56,7 +56,7 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
     const int64_t shared = shared_memory(kernel).bytes;
     JF_CHECK(shared <= target.max_shared_bytes, "kernel ", kernel.name, " needs ", shared,
              " bytes of shared memory, the target has ", target.max_shared_bytes);
-    source.text += "\n" + print_kernel(kernel, language);
+    source.text += "\n" + print_kernel(kernel, language, parameters);
     source.entries.push_back(kernel.name);
   }
   source.headers = embedded_includes(source.text);

@@ -11,7 +11,8 @@ namespace jf::codegen {
 
 // One source for all kernels; entry i is kernel i. On the CPU a kernel is `void name(void* const* buffers, long task)`,
 // on CUDA a __global__ function of the buffers; both take them in the order of Kernel::buffers, and none may overlap
-// another.
-runtime::Source generate(const std::vector<loops::Kernel>& kernels, const Target& target);
+// another; or in the order of `parameters`, where given: numbers of all buffers that are not shared.
+runtime::Source generate(const std::vector<loops::Kernel>& kernels, const Target& target,
+                         const std::vector<int>& parameters = {});
 
 }  // namespace jf::codegen

@@ -16,8 +16,14 @@ using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
+// Functions that need fewer digits for a bf16.
+bool has_short_form(ir::OpKind op) {
+  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
+}
+
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
+  if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -331,7 +337,7 @@ struct Printer {
 
 }  // namespace
 
-std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
+std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std::vector<int>& order) {
   JF_CHECK(kernel.width > 0 && (kernel.width & (kernel.width - 1)) == 0, "kernel ", kernel.name, " has ", kernel.width,
            " lanes");
   std::vector<std::string> names;
@@ -346,8 +352,9 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect) {
       maps(first_map, names.end());
   names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
-  for (size_t i = 0; i < names.size(); ++i) {
-    const Buffer& buffer = kernel.buffers[i];
+  for (size_t n = 0; n < (order.empty() ? names.size() : order.size()); ++n) {
+    const size_t i = order.empty() ? n : order[n];
+    const Buffer& buffer = kernel.buffers.at(i);
     if (buffer.shared_size == 0)
       parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }

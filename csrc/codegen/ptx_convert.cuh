@@ -48,13 +48,29 @@ static __device__ __forceinline__ float min_nan(float x, float y) {
   return result;
 }
 
+// 1 / x to a unit in the last place; of a subnormal number infinity.
+static __device__ __forceinline__ float reciprocal_approx(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 // x / y to 2 units in the last place. What depends on y alone is computed once for a y that stays: its scale, which
 // keeps the reciprocal normal, and the reciprocal.
 static __device__ __forceinline__ float quotient(float x, float y) {
   const float size = fabsf(y), scale = size > 0x1p62f ? 0x1p-64f : size < 0x1p-62f ? 0x1p64f : 1.0f;
-  float reciprocal;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y * scale));
-  return x * reciprocal * scale;
+  return x * reciprocal_approx(y * scale) * scale;
+}
+
+// 2^x to 2 units in the last place, and tanh to 2^-11 of its value.
+static __device__ __forceinline__ float exp2_approx(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+static __device__ __forceinline__ float tanh_approx(float x) {
+  float result;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 }  // namespace jf::ptx

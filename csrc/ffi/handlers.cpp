@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/target.h"
 #include "host/executable.h"
+#include "host/report.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jf::ffi {
@@ -107,23 +108,25 @@ struct Bound {
 xffi::Error execute_cpu(xffi::ThreadPool threads, State<Platform::kCpu>* state, xffi::RemainingArgs args,
                         xffi::RemainingRets rets) {
   return guarded([&] {
-    const Bound bound(state->executable->program(), args, rets);
+    const host::Program& program = state->executable->program();
+    const Bound bound(program, args, rets);
     // XLA says 0 where it has no pool; the caller always takes part.
     const runtime::Pool pool{std::max(1, static_cast<int>(threads.num_threads())),
                              [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
-    state->executable->run_cpu(bound.buffers, pool);
+    host::reported(program.text, [&] { state->executable->run_cpu(bound.buffers, pool); });
   });
 }
 
 xffi::Error initialize_cuda(State<Platform::kCuda>* state, int32_t device) {
-  return guarded([&] { state->executable->load(device); });
+  return guarded([&] { host::reported(state->executable->program().text, [&] { state->executable->load(device); }); });
 }
 
 xffi::Error execute_cuda(runtime::CuStream stream, State<Platform::kCuda>* state, xffi::RemainingArgs args,
                          xffi::RemainingRets rets) {
   return guarded([&] {
-    const Bound bound(state->executable->program(), args, rets);
-    state->executable->run_cuda(bound.buffers, stream);
+    const host::Program& program = state->executable->program();
+    const Bound bound(program, args, rets);
+    host::reported(program.text, [&] { state->executable->run_cuda(bound.buffers, stream); });
   });
 }
 

@@ -64,24 +64,29 @@ class Kernels {
     return guarded(segment, [&] {
       if (const auto parameters = plan::propose_transpose(segment, target_)) {
         const plan::TransposeKernel kernel = plan::transpose_kernel(segment, *parameters);
-        return lowered(kernel.fusion, cat(plan::print(*parameters), "\n", ir::print(kernel.fusion)), kernel.schedule);
+        return lowered("transpose", kernel.fusion, plan::print(*parameters), true, kernel.schedule);
       }
       const plan::PointwiseParameters parameters = plan::propose(segment, target_);
-      return lowered(segment, plan::print(parameters), plan::pointwise_schedule(segment, parameters));
+      return lowered("pointwise", segment, plan::print(parameters), false,
+                     plan::pointwise_schedule(segment, parameters));
     });
   }
   loops::Kernel reduction(const ir::Fusion& segment) {
     return guarded(segment, [&] {
       const plan::ReductionParameters parameters = plan::propose_reduction(segment, target_);
       const plan::ReductionKernel kernel = plan::reduction_kernel(segment, parameters);
-      return lowered(kernel.fusion, cat(plan::print(parameters), "\n", ir::print(kernel.fusion)), kernel.schedule);
+      return lowered("reduction", kernel.fusion, plan::print(parameters), true, kernel.schedule);
     });
   }
 
  private:
-  loops::Kernel lowered(const ir::Fusion& fusion, const std::string& parameters, const schedule::Schedule& schedule) {
+  // `changed`: the fusion is no longer that of the segment.
+  loops::Kernel lowered(std::string_view strategy, const ir::Fusion& fusion, const std::string& parameters,
+                        bool changed, const schedule::Schedule& schedule) {
+    program_.facts.back().strategy = strategy;
+    program_.facts.back().parameters = parameters;
     scheduled_ =
-        cat(fusion.name, ": ", parameters, parameters.back() == '\n' ? "" : "\n", schedule::print(fusion, schedule));
+        cat(fusion.name, ": ", parameters, "\n", changed ? ir::print(fusion) : "", schedule::print(fusion, schedule));
     program_.schedule += scheduled_;
     program_.scheduled.push_back({fusion, schedule});
     return lower::lower(fusion, schedule, target_);
@@ -119,9 +124,12 @@ Program build(const ir::Fusion& whole, const Target& target) {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
+    program.facts.push_back(kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs));
+    program.facts.back().reason = segment.reason;
     switch (segment.strategy) {
-      case plan::Strategy::kEmpty: break;
+      case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped:
+        program.facts.back().strategy = "grouped";
         program.steps.push_back(
             GroupedStep{segment.fusion.name, plan::grouped_problem(segment.fusion), std::move(buffers)});
         break;

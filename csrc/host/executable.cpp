@@ -5,9 +5,11 @@
 #include "base/error.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/counters.h"
+#include "host/report.h"
 #include "host/request.h"
 #include "host/scratch.h"
 #include "runtime/compile.h"
+#include "runtime/disassemble.h"
 #include "runtime/driver.h"
 #include "runtime/log.h"
 #include "runtime/output_pages.h"
@@ -64,12 +66,16 @@ Target runnable_target(std::string_view text) {
   return target.isa > host_isa() ? host_target() : target;
 }
 
-void dump(std::string_view text, const Program& program, const Target& target) {
+void dump(const Program& program, const Target& target) {
   const runtime::Dump folder(program.name);
   if (!folder.enabled()) return;
-  for (const auto& [stage, text] : stages(std::string(text), jf::print(target))) {
+  const std::string target_text = jf::print(target);
+  for (const auto& [stage, text] : stages(program.text, target_text)) {
     const bool source = stage == "source";
     folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
+  }
+  if (target.platform == Platform::kCuda && !runtime::find_disassembler().empty()) {
+    folder.write("sass.txt", sass(program.text, target_text));
   }
 }
 
@@ -84,28 +90,31 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
     const size_t most = kMaxArguments - 8 - maps * sizeof(runtime::TensorMap) / sizeof(void*);
     JF_REQUIRE(buffers_of(step).size() <= most, "[compile] a kernel of ", program_.name, " has ",
                buffers_of(step).size(), " buffers, the limit is ", most, "; fuse fewer values at once");
-    CompiledStep compiled;
-    if (std::optional<StepSource> source = step_source(step, target_)) {
-      compiled.binary = runtime::compile(source->source, target_);
-      compiled.launch = std::move(source->launch);
+    CompiledStep compiled = compiled_step(step, target_);
+    LoadedStep loaded;
+    loaded.buffers = std::move(compiled.buffers);
+    if (std::optional<StepSource>& source = compiled.source) {
+      loaded.binary = runtime::compile(source->source, target_);
+      loaded.launch = std::move(source->launch);
       if (target_.platform == Platform::kCpu) {
-        compiled.host = runtime::load_host(compiled.binary);
-        compiled.host_entry = reinterpret_cast<HostEntry>(compiled.host->symbol(compiled.launch.entry));
+        loaded.host = runtime::load_host(loaded.binary);
+        loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
       }
     }
-    steps_.push_back(std::move(compiled));
+    steps_.push_back(std::move(loaded));
   }
 }
 
 void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) const {
   count(Event::kExecuted);
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const Addresses addresses(buffers_of(program_.steps[i]), buffers);
+    const LoadedStep& step = steps_[i];
+    const Addresses addresses(step.buffers, buffers);
     void* const* pointers = addresses.data.data();
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
-      const HostEntry entry = steps_[i].host_entry;
-      for (size_t b = 0; b < kernel->buffers.size(); ++b) {
-        const auto [kind, place] = kernel->buffers[b];
+      const HostEntry entry = step.host_entry;
+      for (size_t b = 0; b < step.buffers.size(); ++b) {
+        const auto [kind, place] = step.buffers[b];
         if (kind == BufferKind::kOutput) runtime::prepare_output(pointers[b], program_.output_bytes[place]);
       }
       if (kernel->kernel.grid == 1) {
@@ -125,7 +134,7 @@ void Executable::load(int device) {
   if (loaded_[device].load(std::memory_order_acquire)) return;
   std::lock_guard lock(load_mutex_);
   if (loaded_[device].load(std::memory_order_relaxed)) return;
-  for (CompiledStep& step : steps_) {
+  for (LoadedStep& step : steps_) {
     if (!step.cuda) step.cuda = runtime::load_cuda(step.binary);
     runtime::CuKernel kernel = step.cuda->prepare(step.launch.entry, step.launch.shared_bytes, device);
     if (!step.kernel) step.kernel = kernel;
@@ -136,7 +145,7 @@ void Executable::load(int device) {
 void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) const {
   count(Event::kExecuted);
   for (size_t i = 0; i < steps_.size(); ++i) {
-    const std::vector<BufferRef>& refs = buffers_of(program_.steps[i]);
+    const std::vector<BufferRef>& refs = steps_[i].buffers;
     Addresses addresses(refs, buffers);
     const StepLaunch& launch = steps_[i].launch;
     if (launch.grid.x == 0 || launch.grid.y == 0) continue;  // an empty result
@@ -166,9 +175,12 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
     }
   }
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
-  Program built = build(parse_request(program), runnable);
-  dump(program, built, runnable);
-  auto executable = std::make_shared<Executable>(std::move(built), runnable);
+  const std::shared_ptr<Executable> executable = reported(program, [&] {
+    Program built = build(parse_request(program), runnable);
+    built.text = program;
+    dump(built, runnable);
+    return std::make_shared<Executable>(std::move(built), runnable);
+  });
   count(Event::kBuilt);
   std::lock_guard lock(mutex);
   std::erase_if(executables, [](const auto& entry) { return entry.second.expired(); });

@@ -44,7 +44,8 @@ class Executable {
 
  private:
   using HostEntry = void (*)(void* const* buffers, long task);
-  struct CompiledStep {
+  struct LoadedStep {
+    std::vector<BufferRef> buffers;                 // in the order in which the kernel takes them
     std::shared_ptr<const runtime::Binary> binary;  // nullptr for ahead-of-time compiled code
     std::shared_ptr<const runtime::HostModule> host;
     HostEntry host_entry = nullptr;
@@ -56,7 +57,7 @@ class Executable {
 
   Program program_;
   Target target_;
-  std::vector<CompiledStep> steps_;
+  std::vector<LoadedStep> steps_;
   std::mutex load_mutex_;
   std::array<std::atomic<bool>, kMaxDevices> loaded_{};
 };

@@ -9,6 +9,7 @@
 
 #include "base/target.h"
 #include "grouped/problem.h"
+#include "host/facts.h"
 #include "ir/fusion.h"
 #include "loops/kernel.h"
 #include "schedule/schedule.h"
@@ -43,6 +44,7 @@ struct Scheduled {
 
 struct Program {
   std::string name;
+  std::string text;                  // what it was built from, for reports; empty where only people ask
   std::vector<int64_t> input_bytes;  // sizes of the call's buffers
   std::vector<int64_t> output_bytes;
   int64_t workspace_bytes = 0;  // values between segments; does not depend on the target
@@ -50,6 +52,7 @@ struct Program {
   std::string segments;  // the plan and the schedules as text, for people
   std::string schedule;
   std::vector<Scheduled> scheduled;  // of every KernelStep, in order, to go on from
+  std::vector<KernelFacts> facts;    // of every step, in order, and of segments without elements
 };
 
 // Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process.

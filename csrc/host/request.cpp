@@ -31,6 +31,9 @@ Program build(const Request& request, const Target& target) {
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
   program.scheduled = {{fusion, *schedule}};
+  program.facts = {kernel_facts(fusion)};
+  program.facts[0].strategy = "by hand";
+  program.facts[0].reason = "scheduled by the caller";
   program.steps.push_back(KernelStep{lower::lower(fusion, *schedule, target), std::move(buffers)});
   return program;
 }

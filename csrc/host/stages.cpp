@@ -1,22 +1,27 @@
 #include "host/stages.h"
 
+#include <algorithm>
+
 #include "base/embedded.h"
 #include "base/error.h"
+#include "codegen/anonymous.h"
 #include "codegen/generate.h"
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "host/report.h"
 #include "host/request.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 #include "runtime/compile.h"
+#include "runtime/disassemble.h"
 
 namespace jf::host {
 namespace {
 
 // A generated kernel: everything it needs is in its buffers.
-StepSource kernel_source(const KernelStep& step, const Target& target) {
-  StepSource result{codegen::generate({step.kernel}, target), {}};
-  result.launch.entry = step.kernel.name;
+StepSource kernel_source(const KernelStep& step, runtime::Source source) {
+  StepSource result{std::move(source), {}};
+  result.launch.entry = result.source.entries.front();
   auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
   result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
@@ -53,6 +58,11 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   return result;
 }
 
+std::string step_name(const Step& step) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel->kernel.name;
+  return std::get<GroupedStep>(step).name;
+}
+
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
   return cat("grouped ", std::get<GroupedStep>(step).name, ": hand-written kernel\n");
@@ -61,41 +71,76 @@ std::string loops_text(const Step& step) {
 }  // namespace
 
 std::optional<StepSource> step_source(const Step& step, const Target& target) {
-  if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel_source(*kernel, target);
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) {
+    return kernel_source(*kernel, codegen::generate({kernel->kernel}, target));
+  }
   if (target.platform == Platform::kCpu) return std::nullopt;
   return grouped_source(std::get<GroupedStep>(step), target);
+}
+
+CompiledStep compiled_step(const Step& step, const Target& target) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step)) {
+    codegen::Anonymous anonymous = codegen::generate_anonymous(kernel->kernel, target);
+    CompiledStep result{kernel_source(*kernel, std::move(anonymous.source)), {}};
+    for (int parameter : anonymous.parameters) result.buffers.push_back(kernel->buffers.at(parameter));
+    for (StepMap& map : result.source->launch.maps) {
+      const auto at = std::find(anonymous.parameters.begin(), anonymous.parameters.end(), map.buffer);
+      map.buffer = static_cast<int>(at - anonymous.parameters.begin());
+    }
+    return result;
+  }
+  return {step_source(step, target), std::get<GroupedStep>(step).buffers};
 }
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   const Request request = parse_request(program);
-  const Program built = build(request, target);
-  std::map<std::string, std::string> result = {{"fusion", ir::print(request.fusion)},
-                                               {"segments", built.segments},
-                                               {"schedule", built.schedule},
-                                               {"host", print(built)}};
-  std::string& loops = result["loops"];
-  std::string& source = result["source"];
-  for (const Step& step : built.steps) {
-    loops += loops_text(step);
-    if (const std::optional<StepSource> s = step_source(step, target)) source += s->source.text;
-  }
-  return result;
+  return reported(program, [&] {
+    const Program built = build(request, target);
+    std::map<std::string, std::string> result = {{"fusion", ir::print(request.fusion)},
+                                                 {"segments", built.segments},
+                                                 {"schedule", built.schedule},
+                                                 {"host", print(built)}};
+    std::string& loops = result["loops"];
+    std::string& source = result["source"];
+    for (const Step& step : built.steps) {
+      loops += loops_text(step);
+      if (const std::optional<StepSource> s = step_source(step, target)) source += s->source.text;
+    }
+    return result;
+  });
 }
 
 int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return build(parse_request(program), parse_target(target)).workspace_bytes;
+  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");
-  std::vector<CompiledSource> result;
-  for (const Step& step : build(parse_request(program), target).steps) {
-    const std::optional<StepSource> s = step_source(step, target);
-    result.push_back({s->launch.entry, s->source.text, runtime::compile(s->source, target)->bytes});
-  }
-  return result;
+  return reported(program, [&] {
+    std::vector<CompiledSource> result;
+    for (const Step& step : build(parse_request(program), target).steps) {
+      const StepSource compiled = *compiled_step(step, target).source;
+      result.push_back({compiled.launch.entry, step_source(step, target)->source.text,
+                        runtime::compile(compiled.source, target)->bytes});
+    }
+    return result;
+  });
+}
+
+std::string sass(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  JF_REQUIRE(target.platform == Platform::kCuda, "[as_text] stage sass is for platform cuda, got '", target_text, "'");
+  return reported(program, [&] {
+    std::string text;
+    for (const Step& step : build(parse_request(program), target).steps) {
+      const StepSource compiled = *compiled_step(step, target).source;
+      text += cat("// ", step_name(step), ", compiled as ", compiled.launch.entry, "\n",
+                  runtime::disassemble(runtime::compile(compiled.source, target)->bytes), "\n");
+    }
+    return text;
+  });
 }
 
 }  // namespace jf::host

@@ -33,17 +33,27 @@ struct StepSource {
   runtime::Source source;
   StepLaunch launch;
 };
-// Nothing for a step that runs ahead-of-time compiled code: a grouped product on the CPU.
+// The text for people. Nothing for a step that runs ahead-of-time compiled code: a grouped product on the CPU.
 std::optional<StepSource> step_source(const Step& step, const Target& target);
+
+// What is compiled and run: the same kernel, equal for all steps that are equal up to names.
+struct CompiledStep {
+  std::optional<StepSource> source;
+  std::vector<BufferRef> buffers;  // in the order in which the kernel takes them
+};
+CompiledStep compiled_step(const Step& step, const Target& target);
 
 // Keys: fusion, segments, schedule, loops, source, host.
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target);
+// The instructions of every kernel, compiled by NVRTC; throws UserError without that, without a disassembler, or for a
+// target that is not CUDA.
+std::string sass(const std::string& program, const std::string& target);
 // Bytes of the extra uint8 result that holds values between segments.
 int64_t workspace_bytes(const std::string& program, const std::string& target);
 
 struct CompiledSource {
-  std::string entry;
-  std::string source;
+  std::string entry;   // as the binary has it
+  std::string source;  // for people
   std::string binary;  // cubin
 };
 // Needs NVRTC but no driver and no device.

@@ -11,6 +11,7 @@
 #include "base/target.h"
 #include "ffi/handlers.h"
 #include "host/counters.h"
+#include "host/facts.h"
 #include "host/stages.h"
 #include "ir/build.h"
 #include "ir/text.h"
@@ -114,8 +115,11 @@ void bind_builder(nb::module_& m) {
       .def(
           "reduce",
           [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
-             const std::string& label) { return b.reduce(op_named(op, "reduce"), value, dims, 0, label); },
-          "op"_a, "value"_a, "dims"_a, "label"_a = "")
+             const std::string& label, int64_t parts) {
+            return b.reduce(op_named(op, "reduce"), value, dims, parts, label);
+          },
+          "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
+          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place counts.")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
@@ -144,6 +148,8 @@ void bind_targets(nb::module_& m) {
   m.def(
       "cuda_target_for", [](int compute_capability) { return print(cuda_target_for(compute_capability)); },
       "compute_capability"_a, "A target for a CUDA device that is not here, for export and for compiling in CI.");
+  m.def("memory_bandwidth", &runtime::memory_bandwidth, "device"_a,
+        "Bytes per second of a CUDA device's memory at best; 0 where the driver does not say.");
   using Found = std::pair<std::optional<std::string>, std::string>;
   m.def(
       "host_compiler",
@@ -167,11 +173,36 @@ void bind_targets(nb::module_& m) {
   m.def("add_nvrtc_dir", &runtime::add_nvrtc_dir, "path"_a);
 }
 
+nb::list facts(const std::string& program, const std::string& target) {
+  auto flows = [](const std::vector<host::Flow>& all) {
+    nb::list result;
+    for (const host::Flow& flow : all) result.append(nb::make_tuple(flow.value, flow.dtype, flow.shape, flow.bytes));
+    return result;
+  };
+  nb::list result;
+  for (const auto& [kernel, launch, entry] : host::facts(program, target)) {
+    nb::dict one;
+    one["name"] = kernel.name;
+    one["strategy"] = kernel.strategy;
+    one["reason"] = kernel.reason;
+    one["parameters"] = kernel.parameters;
+    one["reads"] = flows(kernel.reads);
+    one["writes"] = flows(kernel.writes);
+    one["operations"] = kernel.operations;
+    one["launch"] = launch;
+    one["entry"] = entry;
+    result.append(one);
+  }
+  return result;
+}
+
 void bind_programs(nb::module_& m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
   m.def("identifier", [](const std::string& text) { return ir::identifier(text); }, "text"_a);
   m.def("validate", [](const std::string& program) { ir::parse(program); }, "program"_a);
   m.def("stages", &host::stages, "program"_a, "target"_a, release());
+  m.def("sass", &host::sass, "program"_a, "target"_a, release());
+  m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
   m.def("workspace_bytes", &host::workspace_bytes, "program"_a, "target"_a, release());
   m.def(
       "compile_cuda",

@@ -21,6 +21,7 @@
 #include "graph/index.h"
 #include "host/by_strategy.h"
 #include "host/program.h"
+#include "host/report.h"
 #include "ir/text.h"
 #include "schedule/axes.h"
 #include "schedule/edit.h"
@@ -361,7 +362,9 @@ void bind_edits(nb::class_<Scheduler>& c) {
 
 std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
   std::vector<Schedule> schedules;
-  for (host::Scheduled& kernel : host::build(fusion, parse_target(target)).scheduled) {
+  const std::string text = ir::print(fusion);
+  host::Program program = host::reported(text, [&] { return host::build(fusion, parse_target(target)); });
+  for (host::Scheduled& kernel : program.scheduled) {
     schedule::number_as_text(kernel.fusion, kernel.schedule);
     schedules.push_back({std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)});
   }
@@ -386,7 +389,8 @@ void bind_strategies(nb::module_& m) {
   m.def(
       "parameters_of",
       [](const Fusion& fusion, const std::string& strategy, const std::string& target) {
-        return plan::parameters_of(fusion, strategy, parse_target(target));
+        return host::reported(ir::print(fusion),
+                              [&] { return plan::parameters_of(fusion, strategy, parse_target(target)); });
       },
       "fusion"_a, "strategy"_a, "target"_a);
   m.def("schedule_by", &schedule_by, "fusion"_a, "strategy"_a, "target"_a, "parameters"_a);

@@ -99,6 +99,19 @@ std::optional<Target> cuda_target(int device) {
   return target;
 }
 
+double memory_bandwidth(int device) {
+  const Driver* cuda = find_driver();
+  int devices = 0, kilohertz = 0, bits = 0;
+  if (cuda) cuda->device_count(&devices);
+  if (device < 0 || device >= devices) return 0;
+  CuDevice handle = 0;
+  cuda->device(&handle, device);
+  // Numbers of enum CUdevice_attribute; memory moves data on both edges of its clock.
+  if (cuda->device_attribute.unchecked(&kilohertz, 36, handle) != 0) return 0;
+  if (cuda->device_attribute.unchecked(&bits, 37, handle) != 0) return 0;
+  return 2.0 * kilohertz * 1e3 * bits / 8;
+}
+
 ContextScope::ContextScope(int device) {
   // Retained once per device and never released: streams and modules of ours may live as long as the process.
   static std::mutex mutex;

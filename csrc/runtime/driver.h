@@ -83,6 +83,9 @@ bool driver_alive();
 
 // Nothing without a driver or without that device.
 std::optional<Target> cuda_target(int device);
+// Bytes per second that the device's memory moves at best; 0 where the driver does not say. For reports alone: nothing
+// is planned by it.
+double memory_bandwidth(int device);
 
 // Makes the device's primary context, which JAX uses too, current for this thread and scope.
 class ContextScope {

@@ -110,6 +110,11 @@ void add_nvrtc_dir(std::string folder) {
   if (std::find(folders.begin(), folders.end(), folder) == folders.end()) folders.push_back(std::move(folder));
 }
 
+std::vector<std::string> nvrtc_dirs() {
+  std::lock_guard lock(memory().mutex);
+  return memory().folders;
+}
+
 std::optional<NvrtcInfo> find_nvrtc(std::string* reason) {
   const Nvrtc* nvrtc = load(reason);
   if (!nvrtc) return std::nullopt;

@@ -13,6 +13,7 @@ namespace jf::runtime {
 // A folder that may hold libnvrtc.so, such as that of the PyPI package. Folders are tried in the order they were added,
 // after a library that the process has loaded already (JAX's CUDA plugin does) and before the system's.
 void add_nvrtc_dir(std::string folder);
+std::vector<std::string> nvrtc_dirs();
 
 struct NvrtcInfo {
   int major = 0;

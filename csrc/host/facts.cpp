@@ -1,0 +1,107 @@
+#include "host/facts.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "host/program.h"
+#include "host/report.h"
+#include "host/request.h"
+#include "host/stages.h"
+
+namespace jf::host {
+namespace {
+
+// Elements that are computed: along a broadcast axis all are one.
+int64_t computed(const ir::Value& value) {
+  int64_t count = 1;
+  for (const ir::Axis& axis : value.axes) count *= axis.kind == ir::AxisKind::kBroadcast ? 1 : axis.extent;
+  return count;
+}
+
+int64_t operations(const ir::Fusion& fusion, const ir::Op& op) {
+  switch (ir::info(op.kind).op_class) {
+    case ir::OpClass::kPointwise:
+      return op.kind == ir::OpKind::kConvert || op.kind == ir::OpKind::kBitcast ? 0
+                                                                                : computed(fusion.values[op.output]);
+    case ir::OpClass::kReduce: return ir::elements(fusion.values[op.inputs[0]]);
+    case ir::OpClass::kGrouped: {
+      const auto& grouped = std::get<ir::Grouped>(op.attribute);
+      const ir::Value &lhs = fusion.values[op.inputs[0]], &out = fusion.values[op.output];
+      // Each row of a contraction meets the columns of one group.
+      return grouped.mode == ir::GroupedMode::kContraction ? 2 * ir::elements(lhs) * out.axes.back().extent
+                                                           : 2 * ir::elements(out) * lhs.axes.back().extent;
+    }
+    default: return 0;
+  }
+}
+
+// What slices take of a value that nothing else reads, at most all of it.
+int64_t elements_read(const ir::Fusion& fusion, ir::ValueId id) {
+  const int64_t all = ir::elements(fusion.values[id]);
+  int64_t read = std::count(fusion.outputs.begin(), fusion.outputs.end(), id) > 0 ? all : 0;
+  for (const ir::Op& op : fusion.ops) {
+    if (std::count(op.inputs.begin(), op.inputs.end(), id) == 0) continue;
+    read += op.kind == ir::OpKind::kSlice ? ir::elements(fusion.values[op.output]) : all;
+  }
+  return std::min(read, all);
+}
+
+Flow flow(const ir::Value& value, int64_t elements) {
+  return {value.name, std::string(name(value.dtype)), ir::shape(value), elements * size_of(value.dtype)};
+}
+
+}  // namespace
+
+KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, const std::vector<ir::ValueId>& inputs,
+                         const std::vector<ir::ValueId>& outputs) {
+  std::map<ir::ValueId, ir::ValueId> part_of;
+  for (const ir::Op& op : whole.ops) {
+    if (op.kind != ir::OpKind::kConcat) continue;
+    for (ir::ValueId id : op.inputs) part_of[id] = op.output;
+  }
+  KernelFacts facts;
+  facts.name = segment.name;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    // A grouped product lists an operand as often as it takes it, its segment once.
+    const bool alike = inputs.size() == segment.inputs.size();
+    const int64_t elements = alike ? elements_read(segment, segment.inputs[i]) : ir::elements(whole.values[inputs[i]]);
+    facts.reads.push_back(flow(whole.values[inputs[i]], elements));
+  }
+  for (ir::ValueId id : outputs) {
+    Flow written = flow(whole.values[id], ir::elements(whole.values[id]));
+    if (const auto of = part_of.find(id); of != part_of.end()) written.value = whole.values[of->second].name;
+    facts.writes.push_back(std::move(written));
+  }
+  for (const ir::Op& op : segment.ops) facts.operations += operations(segment, op);
+  return facts;
+}
+
+KernelFacts kernel_facts(const ir::Fusion& fusion) {
+  return kernel_facts(fusion, fusion, fusion.inputs, fusion.outputs);
+}
+
+std::vector<LaunchFacts> facts(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  return reported(program, [&] {
+    Program built = build(parse_request(program), target);
+    std::vector<LaunchFacts> result;
+    size_t next = 0;
+    for (KernelFacts& kernel : built.facts) {
+      LaunchFacts launched{std::move(kernel), "", ""};
+      if (launched.kernel.strategy != "empty") {
+        if (const auto source = compiled_step(built.steps.at(next++), target).source) {
+          const StepLaunch& l = source->launch;
+          launched.entry = l.entry;
+          launched.launch = target.platform == Platform::kCpu
+                                ? cat(l.grid.x, l.grid.x == 1 ? " task" : " tasks")
+                                : cat("grid ", l.grid.x, " x ", l.grid.y, ", block ", l.block.x, " x ", l.block.y);
+        }
+      }
+      result.push_back(std::move(launched));
+    }
+    return result;
+  });
+}
+
+}  // namespace jf::host

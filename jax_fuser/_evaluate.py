@@ -1,0 +1,204 @@
+"""A fusion in plain jnp: the truth that kernels are compared with, and what JAX differentiates and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_fuser import _ffi, _ir_text
+from jax_fuser._core import Fusion, UserError
+
+# Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
+_COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
+_SAME_NAME = (
+    "neg sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
+    "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
+    "min pow atan2 shift_left shift_right_logical shift_right_arithmetic eq ne lt le gt ge select clamp"
+)
+_POINTWISE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(lax, name) for name in _SAME_NAME.split()},
+    "abs": lambda x: x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x),
+    "count_leading_zeros": lax.clz,
+    "not_": lax.bitwise_not,
+    "and_": lax.bitwise_and,
+    "or_": lax.bitwise_or,
+    "xor_": lax.bitwise_xor,
+    "round_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "round_away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+}
+_JOIN: dict[str, Callable[[Any, Any], Any]] = {
+    "reduce_sum": lax.add,
+    "reduce_prod": lax.mul,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "reduce_and": lax.bitwise_and,
+    "reduce_or": lax.bitwise_or,
+    "reduce_xor": lax.bitwise_xor,
+}
+
+
+def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
+    """Compute a fusion op by op with `jax.numpy`, without a kernel: what `run` must give.
+
+    bf16 and f16 values are computed in f32 and rounded where they are stored or converted. It works under every JAX
+    transform and differentiates as its ops do.
+
+    Args:
+      fusion: what to compute.
+      arrays: one for each of fusion.inputs, of its shape and dtype.
+
+    Returns:
+      One array for each of fusion.outputs.
+
+    Raises:
+      TypeError: for another number of arrays.
+      ValueError: for an array of another shape or dtype.
+      UserError: for an op that only kernels have.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax_fuser as jf
+      >>> fusion = jf.ir.trace(lambda x: jnp.tanh(x) + 1, jnp.ones(3))
+      >>> jf.ir.evaluate(fusion, jnp.zeros(3))
+      [Array([1., 1., 1.], dtype=float32)]
+    """
+    operands = checked_operands("evaluate", fusion, arrays)
+    values = {name: _computed(x, fusion.dtype(name)) for name, x in zip(fusion.inputs, operands)}
+    for op in _ir_text.ops(fusion):
+        values[op.result] = _op(fusion, op, [values[v] for v in op.operands])
+    return [values[v].astype(_ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs]
+
+
+def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> list[jax.Array]:
+    """Return the arguments as arrays of the types of the fusion's inputs, or raise."""
+    if len(arrays) != len(fusion.inputs):
+        names = ", ".join(fusion.inputs)
+        raise TypeError(f"{function}: {fusion.name} takes {len(fusion.inputs)} arrays ({names}), got {len(arrays)}")
+    operands = [jnp.asarray(a) for a in arrays]
+    for name, operand in zip(fusion.inputs, operands):
+        want = (fusion.dtype(name), tuple(fusion.shape(name)))
+        got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)
+        if want != got:
+            raise ValueError(f"{function}: input {name} is {type_text(*want)}, got {type_text(*got)}")
+    return operands
+
+
+def type_text(dtype: str, shape: Sequence[int]) -> str:
+    """Return a type as the IR writes it: f32[4,6]."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _computed(x: Any, dtype: str) -> Any:
+    return x.astype(_COMPUTED[dtype]) if dtype in _COMPUTED else x
+
+
+def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
+    dtype = _ffi.dtype_named(op.dtype)
+    attributes = op.attributes
+    if op.kind in _POINTWISE:
+        return _POINTWISE[op.kind](*x)
+    if op.kind in _JOIN:
+        return _reduce(op, x[0])
+    if op.kind == "grouped_matmul":
+        return _computed(
+            _grouped(op, [v.astype(_ffi.dtype_named(fusion.dtype(n))) for v, n in zip(x, op.operands)]), op.dtype
+        )
+    match op.kind:
+        case "constant":
+            return _computed(lax.full((), _constant(attributes["value"], dtype)), op.dtype)
+        case "iota":
+            return _computed(lax.broadcasted_iota(dtype, op.shape, attributes["dims"][0]), op.dtype)
+        case "broadcast":
+            return lax.broadcast_in_dim(x[0], op.shape, attributes["dims"])
+        case "transpose":
+            return lax.transpose(x[0], attributes["dims"])
+        case "squeeze":
+            return lax.squeeze(x[0], attributes["dims"])
+        case "slice":
+            starts, strides = attributes["starts"], attributes["strides"]
+            ends = [s + (n - 1) * step + 1 if n else s for s, n, step in zip(starts, op.shape, strides)]
+            return lax.slice(x[0], starts, ends, strides)
+        case "copy":
+            return x[0]
+        case "place" if op.result not in fusion.outputs:
+            return x[0]  # its concat says where it goes
+        case "concat":
+            return lax.concatenate(x, attributes["dims"][0])
+        case "convert":
+            return _computed(x[0].astype(dtype), op.dtype)
+        case "bitcast":
+            stored = x[0].astype(_ffi.dtype_named(fusion.dtype(op.operands[0])))
+            return _computed(lax.bitcast_convert_type(stored, dtype), op.dtype)
+        case "nextafter":
+            return _computed(lax.nextafter(*(v.astype(dtype) for v in x)), op.dtype)
+    raise UserError(
+        f"evaluate: {op.kind}, which makes {op.result} of {fusion.name}, has no rule; run the fusion instead"
+    )
+
+
+def _constant(text: str, dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(float(text)).astype(dtype)
+    # Two's complement: an unsigned value may be written as a negative one.
+    return np.asarray(int(text), np.int64).astype(dtype)
+
+
+def _reduce(op: _ir_text.Op, x: Any) -> Any:
+    dims, parts = list(op.attributes["dims"]), int(op.attributes.get("parts", 0))
+    nothing = _neutral(op.kind, x.dtype)
+    if parts:
+        axis = dims[0]
+        run = -(-x.shape[axis] // parts)
+        padding = [(0, run * parts - n if i == axis else 0, 0) for i, n in enumerate(x.shape)]
+        x = lax.pad(x, nothing, padding)
+        x = x.reshape(*x.shape[:axis], parts, run, *x.shape[axis + 1 :])
+        dims = [d + 1 for d in dims]
+    return lax.reduce(x, nothing, _JOIN[op.kind], dims)
+
+
+def _neutral(kind: str, dtype: Any) -> Any:
+    """Return what a fold leaves unchanged; `lax.reduce` looks at its value."""
+    if kind in ("reduce_max", "reduce_min"):
+        if jnp.issubdtype(dtype, jnp.floating):
+            return np.asarray(-np.inf if kind == "reduce_max" else np.inf, dtype)
+        if dtype == np.bool_:
+            return np.asarray(kind == "reduce_min")
+        info = jnp.iinfo(dtype)
+        return np.asarray(info.min if kind == "reduce_max" else info.max, dtype)
+    if kind == "reduce_and":
+        return np.bitwise_not(np.zeros((), dtype))
+    return np.asarray(kind == "reduce_prod", dtype)
+
+
+def _grouped(op: _ir_text.Op, x: list[Any]) -> Any:
+    """A grouped product as one product for each group, between zeros where the rows are of other groups."""
+    lhs, rhs, extents = x[:3]
+    starts = x[3] if len(x) == 4 else jnp.cumsum(extents) - extents
+    mode, groups, rows = op.attributes["mode"], extents.shape[0], jnp.arange(lhs.shape[0])
+    if "transpose_rhs" in op.attributes:
+        rhs = rhs.swapaxes(1, 2)
+    masks = [(rows >= starts[g]) & (rows < starts[g] + extents[g]) for g in range(groups)]
+
+    def only(array: Any, mask: Any) -> Any:
+        return jnp.where(mask.reshape(-1, *[1] * (array.ndim - 1)), array, jnp.zeros((), array.dtype))
+
+    def product(spec: str, a: Any, b: Any) -> Any:
+        return jnp.einsum(spec, a, b, precision="highest", preferred_element_type=_wide(op.dtype))
+
+    if mode == "rows":
+        parts = [product("mk,kn->mn", only(lhs, mask), rhs[g]) for g, mask in enumerate(masks)]
+        return sum(parts, jnp.zeros(op.shape, _wide(op.dtype))).astype(_ffi.dtype_named(op.dtype))
+    if mode == "contraction":
+        parts = [product("mk,mn->kn", only(lhs, mask), only(rhs, mask)) for mask in masks]
+        return jnp.stack(parts).astype(_ffi.dtype_named(op.dtype))
+    some = jnp.any(jnp.stack(masks), axis=0)
+    return product("mrk,mkn->mrn", only(lhs, some), only(rhs, some)).astype(_ffi.dtype_named(op.dtype))
+
+
+def _wide(dtype: str) -> Any:
+    return _COMPUTED.get(dtype, _ffi.dtype_named(dtype))

@@ -1,0 +1,202 @@
+"""`jf.explain`: kernels, what flows between them, what they cost, and the drawing."""
+
+import dataclasses
+import re
+import xml.etree.ElementTree as ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_fuser as jf
+
+X, W, B = jnp.ones((40, 24)), jnp.ones((24, 36)), jnp.ones(36)
+
+
+def norms(x, w, b):
+    """A matrix product between fused parts, one of which takes several kernels."""
+    h = jnp.tanh(x * 2) @ w + b
+    columns = jax.nn.softmax(h, axis=0)
+    return jax.nn.softmax(columns, axis=1), x[:, 2:5] * 3
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def report(request):
+    return jf.explain(norms, platform=request.param)(X, W, B)
+
+
+def segments(report):
+    return [segment for region in report.regions for segment in region.segments]
+
+
+def test_every_kernel_has_its_facts(report):
+    found = segments(report)
+    assert {s.strategy for s in found} >= {"pointwise", "reduction"}
+    assert len({s.entry for s in found}) == len(found)
+    for s in found:
+        assert s.name and s.reason and s.parameters and s.launch
+        assert s.reads and s.writes and s.operations > 0
+        assert s.bytes_read == sum(f.bytes for f in s.reads) and s.bytes_written == sum(f.bytes for f in s.writes)
+        assert s.launch.startswith("grid") == (report.platform == "cuda")
+
+
+def test_bytes_and_operations_of_one_kernel():
+    [region] = jf.explain(lambda x, b: jnp.exp(x + b) * 2)(X, jnp.ones(24)).regions
+    [segment] = region.segments
+    assert (segment.bytes_read, segment.bytes_written) == (4 * (40 * 24 + 24), 4 * 40 * 24)
+    assert segment.operations == 3 * 40 * 24
+
+
+def test_operations_of_reductions_conversions_and_repeated_values():
+    def cost(f, *args):
+        [region] = jf.explain(f)(*args).regions
+        return sum(s.operations for s in region.segments)
+
+    assert cost(lambda x: (x * x).sum(axis=1), X) == 2 * 40 * 24
+    assert cost(lambda x: x.astype(jnp.float64 if jax.config.jax_enable_x64 else jnp.bfloat16) + 1, X) == 40 * 24
+    # What is the same along an axis is computed once.
+    assert cost(lambda x, b: x + jnp.exp(b)[None], X, jnp.ones(24)) == 40 * 24 + 24
+
+
+def test_a_slice_reads_what_it_takes():
+    [region] = jf.explain(lambda x: x[:, 2:5] * 3)(X).regions
+    assert (region.segments[0].bytes_read, region.segments[0].bytes_written) == (4 * 40 * 3, 4 * 40 * 3)
+
+
+def test_a_grouped_product_counts_multiplications_and_additions():
+    from jax_fuser import _core, _ffi
+
+    program = (
+        "fusion g(lhs: f32[12,8], rhs: f32[3,8,4], extents: s32[3]) -> (out) {\n"
+        "  out: f32[12,4] = grouped_matmul(lhs, rhs, extents) {mode=rows}\n}\n"
+    )
+    [facts] = _core.facts(program, _ffi.target_text("cpu"))
+    assert facts["strategy"] == "grouped" and facts["operations"] == 2 * 12 * 8 * 4
+    assert [value for value, *_ in facts["reads"]] == ["lhs", "rhs", "extents"]
+
+
+def test_values_flow_from_arguments_to_results(report):
+    origins = [origin for region in report.regions for origin in region.origins.values()]
+    readers = [reader for region in report.regions for reader in region.readers.values()]
+    assert {"argument x", "argument b", "dot_general of XLA"} <= {*origins}
+    assert {"the result", "dot_general of XLA"} <= {*readers}
+    for region in report.regions:
+        known = {*region.origins}
+        for segment in region.segments:  # in an order in which they can run
+            assert {f.value for f in segment.reads} <= known
+            known |= {f.value for f in segment.writes}
+        assert {*region.readers} <= known
+
+
+def test_values_flow_between_regions_and_through_bodies():
+    def f(x):
+        y = jnp.tanh(x)
+        return jnp.exp(y) + (y @ y.T).sum()
+
+    regions = jf.explain(f)(X).regions
+    assert any(origin == "[0]" for region in regions for origin in region.origins.values())
+
+    def scanned(x):
+        return jax.lax.scan(lambda c, _: (jf.fuse(jnp.tanh)(c), None), x, None, length=2)[0]
+
+    [region] = jf.explain(scanned)(X).regions
+    assert region.origins == {"x0": "the body of scan"} or "argument" in region.origins["x0"]
+
+
+def test_equal_calls_are_one_region():
+    def f(x, w):
+        for _ in range(4):
+            x = jnp.tanh(x @ w)
+        return x
+
+    [region] = jf.explain(f)(jnp.ones((8, 8)), jnp.ones((8, 8))).regions
+    assert region.count == 4 and "x4" in region.title(0)
+
+
+def test_the_drawing_names_kernels_arrays_and_reasons(report):
+    text = str(report)
+    for segment in segments(report):
+        assert f"┌─ {segment.name}: {segment.strategy}" in text
+        for flow in (*segment.reads, *segment.writes):
+            assert str(flow) in text
+    assert "from argument x" in text and "to the result" in text and "dot_general x1  a matrix product" in text
+    assert "FLOP: every op counts 1" in text
+    boxes = [line for line in text.splitlines() if line.lstrip()[:1] in "┌│└" and line.strip()]
+    assert {len(line) for line in boxes} == {len(boxes[0])}
+
+
+def test_parameters_are_in_words(report):
+    text = str(report)
+    assert "vectors of" in text or "one element at a time" in text
+    assert "lane_loop" not in text and "=" not in text.replace("==", "")
+
+
+def test_time_at_the_memory_limit_where_it_is_known(report):
+    assert report.bandwidth is None or report.bandwidth > 1e9
+    slow = dataclasses.replace(report, bandwidth=1e9)
+    [time, *_] = re.findall(r"at least ([\d.]+) us at 0.00 TB/s", re.sub(r"[\s│]+", " ", str(slow)))
+    first = segments(slow)[0]
+    assert float(time) == pytest.approx((first.bytes_read + first.bytes_written) / 1e3, abs=0.06)
+    assert "at least" not in str(dataclasses.replace(report, bandwidth=None))
+
+
+def test_the_overview_stays_short(report):
+    assert repr(report).count("\n") < 20
+    assert "segment 0" in repr(report)
+
+
+# The picture.
+
+
+def texts(svg):
+    root = ElementTree.fromstring(svg)
+    names = {"s": "http://www.w3.org/2000/svg"}
+    return root, root.findall(".//s:text", names), root.findall(".//s:rect", names)
+
+
+def test_the_picture_has_every_kernel_and_array(report):
+    root, lines, _ = texts(report.svg())
+    words = "\n".join(line.text or "" for line in lines)
+    for segment in segments(report):
+        assert f"{segment.name}: {segment.strategy}" in words
+        assert all(f"{flow.value} {flow.dtype}[" in words for flow in (*segment.reads, *segment.writes))
+    assert "a matrix product" in words
+    assert float(root.get("width")) < 4000
+
+
+def test_nothing_overlaps_in_the_picture():
+    def f(x, y):
+        for axis in (0, 1, 0):
+            x = jax.nn.softmax(x + y, axis=axis)
+        return x, y.sum(), x.sum(axis=1)
+
+    root, _, _ = texts(jf.explain(f, platform="cuda")(jnp.ones((999, 1000)), jnp.ones((999, 1000))).svg())
+    name = "{http://www.w3.org/2000/svg}"
+    for group in root.iter(f"{name}g"):
+        boxes = [tuple(float(r.get(k)) for k in ("x", "y", "width", "height")) for r in group.iter(f"{name}rect")]
+        assert len(boxes) > 4
+        for i, (x, y, w, h) in enumerate(boxes):
+            assert all(x + w <= a or a + c <= x or y + h <= b or b + d <= y for a, b, c, d in boxes[:i])
+
+
+def test_pictures_are_saved(report, tmp_path):
+    report.save(tmp_path / "a.svg")
+    ElementTree.parse(tmp_path / "a.svg")
+    report.save(str(tmp_path / "a.html"))
+    assert "<svg" in (tmp_path / "a.html").read_text() and "<svg" in report._repr_html_()
+    with pytest.raises(ValueError, match=r"save: expected a file name that ends with .svg or .html, got .*a.png"):
+        report.save(tmp_path / "a.png")
+
+
+def test_names_of_the_user_are_escaped():
+    f = jf.fuse(lambda x: jnp.tanh(x) + 1, name="a<b>&c")
+    ElementTree.fromstring(jf.explain(f)({"<k>": X}["<k>"]).svg())
+
+
+def test_functions_without_kernels():
+    report = jf.explain(lambda x, w: x @ w)(X, W)
+    assert report.regions == () and "dot_general" in str(report)
+    ElementTree.fromstring(report.svg())
+    scalars = jf.explain(jf.fuse(lambda x: x * 2 + 1))(1.0)
+    assert "scalars" in str(scalars)
+    ElementTree.fromstring(scalars.svg())
