@@ -263,6 +263,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   const std::vector<int> twins = same_parts(of, root_of);
   Walk walk(*this, true);
   IndexPtr swizzled = loops::constant(0);
+  bool even = true;  // whether what swizzles stays the same from lane to lane
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
     if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
@@ -298,7 +299,8 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
         std::vector<int64_t> own(of.extents.size(), 0);
         own[node] = 1;
         const std::optional<Position> p = position(before, own, root_of);
-        if (!p || p->lane_step != 0) return std::nullopt;
+        if (!p) return std::nullopt;
+        even = even && p->lane_step == 0;
         *result = p->at;
       }
       const IndexPtr weight = loops::constant(stored[0].coefficient);
@@ -310,6 +312,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   }
   Position result = walk.run(0);
   result.at = add(std::move(result.at), std::move(swizzled));
+  if (!even) result.lane_step = std::nullopt;
   return result;
 }
 
