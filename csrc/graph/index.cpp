@@ -231,7 +231,8 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split alike.
+// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split
+// alike.
 std::vector<int> Indexer::same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const {
   std::vector<int> twins(of.extents.size(), -1);
   std::copy(root_of.begin(), root_of.end(), twins.begin());
