@@ -168,6 +168,12 @@ class Builder:
             self.folds[result] = Fold(op, folded, dtype)
         return result
 
+    def scan(self, op: str, value: int, axis: int, reverse: bool, label: str) -> int:
+        """Carry a value along an axis, which no mesh may split."""
+        result = self._joined(lambda b, to, x: b.scan(op, x, axis, reverse, label), [value])
+        self._counted.append(self._axes[result][axis])
+        return result
+
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""
         program = finished(self._core, self.inputs, values)

@@ -25,6 +25,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "abs": lambda x: x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x),
     "count_leading_zeros": lax.clz,
     "not_": lax.bitwise_not,
+    "logaddexp": jnp.logaddexp,
     "and_": lax.bitwise_and,
     "or_": lax.bitwise_or,
     "xor_": lax.bitwise_xor,
@@ -39,6 +40,14 @@ _JOIN: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_and": lax.bitwise_and,
     "reduce_or": lax.bitwise_or,
     "reduce_xor": lax.bitwise_xor,
+}
+
+_SCAN: dict[str, Callable[..., Any]] = {
+    "scan_sum": lax.cumsum,
+    "scan_prod": lax.cumprod,
+    "scan_max": lax.cummax,
+    "scan_min": lax.cummin,
+    "scan_logsumexp": lax.cumlogsumexp,
 }
 
 
@@ -104,6 +113,8 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
         return _POINTWISE[op.kind](*x)
     if op.kind in _JOIN:
         return _reduce(op, x[0])
+    if op.kind in _SCAN:
+        return _SCAN[op.kind](x[0], axis=int(attributes["axis"]), reverse="reverse" in attributes)
     if op.kind == "grouped_matmul":
         return _computed(
             _grouped(op, [v.astype(_ffi.dtype_named(fusion.dtype(n))) for v, n in zip(x, op.operands)]), op.dtype

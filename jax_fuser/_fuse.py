@@ -92,11 +92,11 @@ def fuse(
 ) -> Any:
     """Run the pointwise parts and reductions of a function as generated kernels, with few passes over memory.
 
-    Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, any, softmax, layer
-    norm) on floats (f64, f32, bf16, f16), integers and booleans fuse, across calls of `jax.jit` and of `jax.nn`.
-    Matrix products, gathers, scans along an axis, argmax, control flow and complex numbers stay with XLA between the
-    regions; `explain` names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least
-    as exact as the function by itself.
+    Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, argmax, any,
+    softmax, layer norm), scans along an axis (cumsum) and top_k on floats (f64, f32, bf16, f16), integers and booleans
+    fuse, across calls of `jax.jit` and of `jax.nn`. Matrix products, gathers, control flow and complex numbers stay
+    with XLA between the regions; `explain` names them. In bf16 and f16 a region computes in f32 and rounds what it
+    stores, so it is at least as exact as the function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes

@@ -4,8 +4,8 @@
 2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs one
    makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
    in. Only a view that the program returns is written by the region of its source. A scalar made of constants is a
-   view. What feeds nothing but reductions that are cut (argmax) stays with XLA too: it computes such values inside the
-   reduction and never stores them.
+   view. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
+   such values inside the reduction and never stores them.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
    is at the largest depth of its producers. In the order region 0, cuts 0, region 1, cuts 1, ... everything is defined
    before its use, so no cycle can arise. An equation whose readers all lie deeper moves down to them: a store is saved.

@@ -70,7 +70,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One program: its kernels as text and as `segments`, the bytes of its inputs and outputs, its reductions by the
+    """One program: its kernels as text and as `segments`, the bytes of its inputs and outputs, its reductions and scans by the
     names of their primitives, and how many calls have this very text.
 
     `origins` and `readers` say, of its first call, where each input comes from and who reads each output.

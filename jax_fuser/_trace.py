@@ -15,19 +15,17 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi
+from jax_fuser import _axes, _core, _ffi, _top_k
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
-    "finds a position": "argmax argmin",
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice "
-    "pad rev sort top_k tile stack unstack",
-    "carries a value along an axis": "cumsum cumprod cummax cummin cumlogsumexp reduce_window reduce_window_sum",
+    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice pad rev sort tile",
+    "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
     "marks what may be recomputed": "remat checkpoint remat2",
@@ -40,6 +38,7 @@ _REASONS = {
 _REASON = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor"
 REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
+SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 FUSED = "jax_fuser_fused"
 # What is folded on constants: the ops that numpy rounds as every machine does.
 _FOLDED: dict[str, Callable[..., Any]] = {
@@ -203,6 +202,46 @@ def _reduction(op: str) -> Rule:
     return Rule(emit, refuse=_refuse_reduction, fits=False)
 
 
+def _scan(op: str) -> Rule:
+    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
+        p, dtype = eqn.params, eqn.outvars[0].aval.dtype
+        operand = w.rounded(x[0], dtype) if op in ("scan_max", "scan_min") else x[0]
+        return [w.builder.scan(op, operand, p["axis"], p["reverse"], label(eqn))]
+
+    return Rule(emit)
+
+
+def _argument(op: str) -> Rule:
+    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
+        # The first index at which the operand is its maximum; a NaN is one.
+        aval, result = eqn.invars[0].aval, eqn.outvars[0].aval
+        (axis,) = eqn.params["axes"]
+        extent = aval.shape[axis]
+        if extent == 1:
+            return [w.full(result, 0)]
+        value, shape, name = w.rounded(x[0], aval.dtype), list(aval.shape), label(eqn)
+        best = w.builder.reduce(op, value, [axis], aval.dtype, name)
+        kept = [i for i in range(len(shape)) if i != axis]
+        is_best = w.op("eq", [value, w.builder.broadcast(best, shape, kept)], eqn)
+        if np.dtype(aval.dtype).kind not in "iub":  # numpy knows bf16 as no float
+            is_best = w.op("or_", [is_best, w.op("ne", [value, value], eqn)], eqn)
+        index = np.dtype("int32" if extent < 2**31 else "int64")
+        none = w.builder.broadcast(w.constant(index, extent), shape, [])
+        at = w.op("select", [is_best, w.builder.iota(_dtype(index), shape, axis), none], eqn)
+        return [w.builder.convert(w.builder.reduce("reduce_min", at, [axis], index, name), _dtype(result.dtype), name)]
+
+    return Rule(emit, refuse=_refuse_reduction, fits=False)
+
+
+def _emit_top_k(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    p, index = eqn.params, eqn.outvars[1].aval.dtype
+    return [*_top_k.emit(w, eqn.invars[0].aval, p["axis"], p["k"], x[0], index, label(eqn))]
+
+
+def _refuse_top_k(eqn: Equation) -> str | None:
+    return _top_k.refuse(eqn.invars[0].aval, eqn.params["axis"], eqn.params["k"])
+
+
 def _refuse_reduction(eqn: Equation) -> str | None:
     if eqn.params.get("out_sharding") is not None:
         return "asks for a sharding of its result"
@@ -292,10 +331,47 @@ def _refuse_clamp(eqn: Equation) -> str | None:
     return "clamps booleans" if eqn.outvars[0].aval.dtype == np.bool_ else None
 
 
+def _keeps_precision(eqn: Equation) -> bool:
+    exponent, mantissa = _float_bits(eqn.outvars[0].aval.dtype)
+    return bool(eqn.params["exponent_bits"] >= exponent and eqn.params["mantissa_bits"] >= mantissa)
+
+
+def _reduce_precision(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    if _keeps_precision(eqn):
+        return x
+    aval = eqn.outvars[0].aval
+    dtype = _dtype(aval.dtype)
+    own_exponent, own_mantissa = _float_bits(aval.dtype)
+    unsigned = np.dtype(f"uint{8 * aval.dtype.itemsize}")
+
+    def full(value: int) -> int:
+        return w.full(aval.update(dtype=unsigned), value)
+
+    value = w.rounded(x[0], aval.dtype)
+    bits = w.builder.bitcast(value, _dtype(unsigned), label(eqn))
+    gone = own_mantissa - eqn.params["mantissa_bits"]
+    if gone > 0:
+        # To the nearest, ties to even.
+        odd = w.op("and_", [w.op("shift_right_logical", [bits, full(gone)], eqn), full(1)], eqn)
+        up = w.op("add", [odd, full((1 << gone >> 1) - 1)], eqn)
+        mask = (1 << 8 * unsigned.itemsize) - (1 << gone)
+        bits = w.op("and_", [w.op("add", [bits, up], eqn), full(mask)], eqn)
+    if eqn.params["exponent_bits"] < own_exponent:
+        # What is too large becomes infinite, what is too small zero.
+        infinite, sign = ((1 << own_exponent) - 1) << own_mantissa, 1 << 8 * unsigned.itemsize - 1
+        middle, most = (1 << own_exponent - 1) - 1, (1 << eqn.params["exponent_bits"] - 1) - 1
+        exponent = w.op("and_", [bits, full(infinite)], eqn)
+        zero = w.op("and_", [bits, full(sign)], eqn)
+        is_large = w.op("gt", [exponent, full(middle + most << own_mantissa)], eqn)
+        is_small = w.op("le", [exponent, full(middle - most << own_mantissa)], eqn)
+        bits = w.op("select", [is_large, w.op("or_", [zero, full(infinite)], eqn), bits], eqn)
+        bits = w.op("select", [is_small, zero, bits], eqn)
+    result = w.builder.bitcast(bits, dtype, label(eqn))
+    return [w.op("select", [w.op("ne", [value, value], eqn), value, result], eqn)]
+
+
 def _refuse_precision(eqn: Equation) -> str | None:
-    info = _float_bits(eqn.outvars[0].aval.dtype)
-    keeps = eqn.params["exponent_bits"] >= info[0] and eqn.params["mantissa_bits"] >= info[1]
-    return None if keeps else "rounds to fewer bits than its dtype has"
+    return "rounds to no mantissa bit, which leaves no NaN" if eqn.params["mantissa_bits"] == 0 else None
 
 
 def _float_bits(dtype: Any) -> tuple[int, int]:
@@ -337,8 +413,10 @@ def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:
 
 
 def _slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    strides = eqn.params["strides"] or (1,) * len(eqn.params["start_indices"])
-    return [w.builder.slice(x[0], eqn.params["start_indices"], strides, eqn.outvars[0].aval.shape)]
+    counts = eqn.outvars[0].aval.shape
+    strides = eqn.params["strides"] or (1,) * len(counts)
+    strides = [s if n > 1 else 1 for s, n in zip(strides, counts)]  # may be longer than the axis
+    return [w.builder.slice(x[0], eqn.params["start_indices"], strides, counts)]
 
 
 def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -353,6 +431,19 @@ def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
 
 def _concatenate(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.concat(x, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
+
+
+def _stack(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    to, axis = eqn.outvars[0].aval.shape, eqn.params["axis"]
+    one, dims = [1 if i == axis else n for i, n in enumerate(to)], [i for i in range(len(to)) if i != axis]
+    return [w.builder.concat([w.builder.broadcast(v, one, dims) for v in x], axis, to)]
+
+
+def _unstack(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
+    one = [1 if i == axis else n for i, n in enumerate(shape)]
+    starts = ([n if i == axis else 0 for i in range(len(shape))] for n in range(shape[axis]))
+    return [w.builder.squeeze(w.builder.slice(x[0], at, [1] * len(shape), one), [axis]) for at in starts]
 
 
 def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -423,6 +514,14 @@ RULES: dict[str, Rule] = {
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
     **{name: _reduction(name) for name in _FOLDS.split()},
     **{name: _equality(name) for name in ("eq", "ne")},
+    "cumsum": _scan("scan_sum"),
+    "cumprod": _scan("scan_prod"),
+    "cummax": _scan("scan_max"),
+    "cummin": _scan("scan_min"),
+    "cumlogsumexp": _scan("scan_logsumexp"),
+    "top_k": Rule(_emit_top_k, refuse=_refuse_top_k, fits=False),
+    "argmax": _argument("reduce_max"),
+    "argmin": _argument("reduce_min"),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "integer_pow": Rule(_integer_pow),
     "pow": Rule(_pow),
@@ -434,7 +533,7 @@ RULES: dict[str, Rule] = {
     "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_refuse_clamp),
     "convert_element_type": Rule(_convert, is_view=_widens),
     "bitcast_convert_type": Rule(_bitcast, refuse=_refuse_bitcast, is_view=_always),
-    "reduce_precision": Rule(lambda w, eqn, x: x, refuse=_refuse_precision, is_view=_always),
+    "reduce_precision": Rule(_reduce_precision, refuse=_refuse_precision, is_view=_keeps_precision),
     "broadcast_in_dim": Rule(_broadcast, refuse=_refuse_dynamic, is_view=_always),
     "iota": Rule(_iota, refuse=_refuse_iota, is_view=_always),
     "reshape": Rule(_reshape, refuse=_refuse_reshape, is_view=_always),
@@ -443,6 +542,8 @@ RULES: dict[str, Rule] = {
     "slice": Rule(_slice, is_view=_always),
     "concatenate": Rule(_concatenate, fits=False),
     "split": Rule(_split, is_view=_always),
+    "stack": Rule(_stack, fits=False),
+    "unstack": Rule(_unstack, is_view=_always),
 }
 
 
@@ -474,13 +575,13 @@ def is_view(eqn: Equation) -> bool:
 
 
 def reductions(jaxpr: Any) -> list[str]:
-    """Return the names of the reductions of an open jaxpr and of the bodies it calls."""
+    """Return the names of the reductions and scans of an open jaxpr and of the bodies it calls."""
     found: list[str] = []
     for eqn in jaxpr.eqns:
         body = body_of(eqn)
         if body is not None:
             found += reductions(body[0])
-        elif eqn.primitive.name in REDUCTIONS:
+        elif eqn.primitive.name in REDUCTIONS | SCANS | {"top_k"}:
             found.append(eqn.primitive.name)
     return found
 

@@ -32,12 +32,15 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `set_memory_type` | `set_memory` | "register" or "shared"; inputs and outputs are in global memory |
 | `set_allocation_as_loop` | `set_allocation` | of shared values, with a pad; JAX lays out global memory |
 | TMA, circular buffers (C++ only) | `parallelize(.., "bulk")`, `circular_buffer` | see below |
-| `transform_like`, `parallelize_like` | the same | `selected`; parallel types are copied on all axes |
-| `inline_at`, `inline_most` | the same | a position that cannot be is refused, not lessened |
+| `transform_like`, `parallelize_like` | the same | `selected`, `position`, `types`; padding is a transform, `pad` |
+| `inline_at`, `inline_most` | the same | `inline_at` is for one value; `best_effort` lessens its position |
 | `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | what is computed, not how |
 | `to_string`, `user_schedule_ir` | `str(s)`, `str(s.fusion)` | both parse back |
 | `can_schedule`, `find_compatible_schedulers` | the same | functions of a fusion and a platform |
-| `compute_pointwise_heuristics`, `.._reduction_..` | `compute_heuristics` | one function; parameters are a dict |
+| `compute_pointwise_heuristics` | `compute_heuristics` | one function of a strategy; parameters are a dict |
+| `compute_reduction_heuristics` | `compute_heuristics` | the same |
+| `compute_matmul_heuristics` | none | grouped products are written by hand; `fuse` leaves dense ones to XLA |
+| `schedule_hyperparameters` | `compute_heuristics` | `lanes`, `unroll`, `threads` among the parameters |
 | `schedule` | `schedule` | returns a schedule to go on from; without a strategy, `propose` |
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
 | `execute` | `run`, `evaluate` | with the kernel, or op by op in `jax.numpy` |

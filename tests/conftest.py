@@ -26,3 +26,29 @@ def device(request):
         pytest.skip(f"no {request.param} device on this machine")
     with jax.default_device(found):
         yield found
+
+
+class Machine:
+    """Runs schedules for one platform, and checks that CUDA sources compile where NVRTC is there."""
+
+    def __init__(self, platform, run):
+        self.platform, self.run = platform, run
+        self.outer, self.inner = ("task", "unroll") if platform == "cpu" else ("block", "thread")
+
+
+@pytest.fixture(params=["cpu", "cuda loops", pytest.param("cuda", marks=pytest.mark.gpu)])
+def machine(request):
+    """Run schedules on the CPU, as CUDA loops in numpy, and on CUDA where there is one."""
+    import loop_interpreter
+
+    import jax_fuser as jf
+
+    if request.param == "cuda loops":
+        yield Machine("cuda", loop_interpreter.run)
+        return
+    try:
+        found = jax.devices(request.param)[0]
+    except RuntimeError:
+        pytest.skip(f"no {request.param} device on this machine")
+    with jax.default_device(found):
+        yield Machine(request.param, jf.ir.run)

@@ -1,4 +1,4 @@
-"""Random programs of pointwise ops, views and reductions, whose exact results are known while they are chosen.
+"""Random programs of pointwise ops, views, reductions and scans, whose exact results are known while they are chosen.
 
 Every step is computed three times by numpy in float64: exactly, and twice with each result wrong by as much as its
 dtype rounds. How far those two are off says how far a correct result may be; a step that makes more of it, or large
@@ -103,6 +103,26 @@ INTEGER_FOLDS = [
     lambda xp, x, axis, keep: x.max(axis, keepdims=keep),
     lambda xp, x, axis, keep: x.min(axis, keepdims=keep),
 ]
+# Along one axis, from its first element on or from its last.
+SCANS = [
+    lambda xp, x, axis: xp.cumsum(x, axis, dtype=x.dtype),
+    lambda xp, x, axis: (
+        xp.flip(xp.cumsum(xp.flip(x, axis), axis, dtype=x.dtype), axis)
+        if xp is np
+        else jax.lax.cumsum(x, axis % x.ndim, reverse=True)
+    ),
+    lambda xp, x, axis: xp.cumprod(1 + xp.tanh(x) / 64, axis, dtype=x.dtype),
+    lambda xp, x, axis: np.logaddexp.accumulate(x, axis) if xp is np else jax.lax.cumlogsumexp(x, axis % x.ndim),
+]
+SCAN_KINKS = [
+    lambda xp, x, axis: np.maximum.accumulate(x, axis) if xp is np else jax.lax.cummax(x, axis % x.ndim),
+    lambda xp, x, axis: (
+        np.flip(np.minimum.accumulate(np.flip(x, axis), axis), axis)
+        if xp is np
+        else jax.lax.cummin(x, axis % x.ndim, reverse=True)
+    ),
+]
+INTEGER_SCANS = [SCANS[0], SCANS[1], SCAN_KINKS[0], SCAN_KINKS[1]]
 COMPARE = [lambda xp, x, y: x > y, lambda xp, x, y: x <= y, lambda xp, x, y: x == y]
 
 
@@ -233,7 +253,8 @@ class Program:
     def choose(self):
         rng = self.rng
         kind = rng.choice(["unary", "binary", "binary", "integer", "select", "cast", "view", "fold", "fold", "fold",
-                           "fold integer", "any", "rows", "count"])  # fmt: skip
+                           "fold integer", "any", "rows", "count", "scan", "scan integer",
+                           "position"])  # fmt: skip
 
         def one(functions, kinks=()):
             functions = [*functions, *(() if self.smooth else kinks)]
@@ -282,14 +303,23 @@ class Program:
         if kind == "view":
             return self.view(self.pick())
 
-        test = {"fold integer": lambda v: v.dtype.kind == "i", "any": lambda v: v.decides}.get(
-            str(kind), lambda v: is_float(v.dtype)
-        )
+        test = {
+            "fold integer": lambda v: v.dtype.kind == "i",
+            "scan integer": lambda v: v.dtype.kind == "i",
+            "any": lambda v: v.decides,
+            "position": lambda v: v.decides,
+        }.get(str(kind), lambda v: is_float(v.dtype))
         x = self.pick(lambda v: test(v) and len(v.shape) > 0 and v.exact.size > 0)
         if x is None:
             return None
         value = self.pool[x]
         axis, keep = self.axes(len(value.shape)), bool(rng.integers(2))
+        if kind in ("scan", "scan integer"):
+            f = one(SCANS, SCAN_KINKS) if kind == "scan" else one(INTEGER_SCANS)
+            return Step(lambda xp, x: f(xp, x, axis[0]), [x], value.dtype, kind == "scan integer")
+        if kind == "position":
+            name = "argmax" if rng.integers(2) else "argmin"
+            return Step(lambda xp, x: getattr(xp, name)(x, axis[0], keepdims=keep), [x], "int32", True)
         if kind == "any":
             whole, small = ("all", "any") if rng.integers(2) else ("any", "all")
             name = whole if rng.integers(2) else small

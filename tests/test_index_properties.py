@@ -52,6 +52,10 @@ class Axes:
                 at[a] = at[b] * self.extents[c] + at[c]
             elif kind == "merge":
                 at[a], at[b] = at[c] // self.extents[b], at[c] % self.extents[b]
+            elif kind == "same":
+                at[a] = at[b]
+            elif kind == "none":
+                at[a] = 0
             else:
                 at[b] = at[a] ^ at[c]
         return at
@@ -75,6 +79,20 @@ def apply(axes: Axes, choice: Choice, scheduler: jf.ir.Scheduler, value: str) ->
         axes.steps.append(("split", node, *parts))
         axes.loop[axis : axis + 1] = parts
         scheduler.split(value, axis, factor, inner)
+    elif kind == "pad":
+        axis, multiple = a % rank, (2, 3, 4, 7, 8)[b % 5]
+        node = axes.loop[axis]
+        extent = -(-axes.extents[node] // multiple) * multiple
+        if (
+            extent == axes.extents[node]
+            or math.prod(axes.loop_extents()) // axes.extents[node] * extent > MAX_ITERATIONS
+        ):
+            return
+        # In the compiler's numbering there are a split into (1, extent) and a merge.
+        one, inner, padded = axes.add(1), axes.add(extent), axes.add(extent)
+        axes.steps += [("same", node, inner, 0), ("none", one, 0, 0), ("same", inner, padded, 0)]
+        axes.loop[axis] = padded
+        scheduler.pad(value, axis, multiple)
     elif kind == "merge" and rank > 1:
         axis = a % (rank - 1)
         first, second = axes.loop[axis : axis + 2]
@@ -139,7 +157,7 @@ def fusion_over(shape: tuple[int, ...]) -> jf.ir.Fusion:
 def random_case(seed: int, values: tuple[str, ...]) -> Case:
     draw = random.Random(seed)
     shape = tuple(draw.choice((1, 2, 3, 4, 4, 6, 8, 8, 12, 16)) for _ in range(draw.randint(2, 3)))
-    kinds = ("split", "split", "split", "merge", "merge", "reorder", "swizzle", "swizzle")
+    kinds = ("split", "split", "split", "merge", "merge", "reorder", "swizzle", "swizzle", "pad")
 
     def choices() -> tuple[Choice, ...]:
         count = draw.randint(1, 7)
@@ -243,18 +261,19 @@ def test_text_is_complete():
 
 
 def test_cases_reach_what_they_test():
-    """Remainders, swizzles, vectors, and axes that map although their transforms differ all occur many times."""
-    remainder = swizzles = vectors = mapped = 0
+    """Remainders, swizzles, pads, vectors, and axes that map although transforms differ all occur many times."""
+    remainder = swizzles = pads = vectors = mapped = 0
     for seed in range(2 * CASES):
         case = random_case(1000 + seed, ("t2", "t3", "t4"))
         schedule, axes = case.schedule()
         swizzles += any(step[0] == "swizzle" for step in axes["t4"].steps)
+        pads += any(step[0] == "same" for step in axes["t4"].steps)
         remainder += None in schedule.positions("t4")
         vectors += schedule.loops("t4")[-1][1] == "vector"
         graph = jf.ir.IndexGraph(schedule)
         size = {kind: sum(len(g) > 1 for g in graph.groups(kind)) for kind in ("exact", "almost_exact")}
         mapped += size["almost_exact"] > size["exact"]
-    assert min(remainder, swizzles, vectors, mapped) > CASES // 4
+    assert min(remainder, swizzles, pads, vectors, mapped) > CASES // 4
 
 
 def hand_scheduled(case: Case, fusion: jf.ir.Fusion, value: str) -> jf.ir.Schedule:

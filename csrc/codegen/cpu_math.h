@@ -280,3 +280,5 @@ JF_FUNCTION Part<T> round_away(Part<T> x) {
 }  // namespace jf::parts
 
 #include "codegen/cpu_libm.h"
+
+#include "codegen/logaddexp.h"

@@ -114,3 +114,5 @@ JF_FUNCTION Lanes<T, W> nextafter(const Lanes<T, W>& a, const Lanes<T, W>& b) {
 }
 
 }  // namespace jf
+
+#include "codegen/logaddexp.h"

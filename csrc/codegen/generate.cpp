@@ -21,10 +21,13 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false, bulk = false;
+  bool math = false, fold = false, fold_threads = false, bulk = false, scan = false, scan_threads = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
-  void operator()(const Declare& declare) { fold |= declare.fill.has_value(); }
+  void operator()(const Declare& declare) {
+    fold |= declare.fill.has_value();
+    math |= declare.fill == ir::OpKind::kLogAddExp;
+  }
   void operator()(const Accumulate&) { fold = true; }
   void operator()(const Combine& c) {
     fold = true;
@@ -32,6 +35,11 @@ struct Needs {
   }
   void operator()(const OpenRing&) { bulk = true; }
   void operator()(const BulkStore&) { bulk = true; }
+  void operator()(const Scan& s) {
+    scan = true;
+    math |= s.op == ir::OpKind::kLogAddExp;
+  }
+  void operator()(const ScanThreads&) { scan_threads = true; }
   template <class Other>
   void operator()(const Other&) {}
 };
@@ -51,6 +59,8 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.fold) include(language.fold);
   if (needs.fold_threads) include(language.fold_threads);
   if (needs.bulk) include(language.bulk);
+  if (needs.scan) include(language.scan);
+  if (needs.scan_threads) include(language.scan_threads);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;

@@ -122,7 +122,11 @@ struct Printer {
   }
   void loop_body(const For& loop) {
     const std::string& i = variables.at(loop.variable).name;
-    line("for (", index_type(), " ", i, " = 0; ", i, " < ", loop.extent, "; ++", i, ") {");
+    if (loop.reverse) {
+      line("for (", index_type(), " ", i, " = ", loop.extent - 1, "; ", i, " >= 0; --", i, ") {");
+    } else {
+      line("for (", index_type(), " ", i, " = 0; ", i, " < ", loop.extent, "; ++", i, ") {");
+    }
     block(loop.body);
   }
   void parallel(const For& loop, std::string_view number, int64_t count) {
@@ -241,7 +245,11 @@ struct Printer {
     const std::string from = element(get.array, get.at);
     line(define(get.result, "x", loads), from, ";");
   }
-  void operator()(const Set& set) { line(element(set.array, set.at), " = ", use(set.value), ";"); }
+  void operator()(const Set& set) {
+    const std::string to = element(set.array, set.at);
+    const bool masks = set.existing && masked;
+    line(to, " = ", masks ? cat("jf::first_lanes(on, ", use(set.value), ", ", to, ")") : use(set.value), ";");
+  }
   void operator()(const Accumulate& a) {
     const std::string to = element(a.array, a.at);
     if (masked) {
@@ -249,6 +257,12 @@ struct Printer {
     } else {
       line(to, " = jf::", ir::info(a.op).name, "(", to, ", ", use(a.value), ");");
     }
+  }
+  // That of the next fold or scan over threads.
+  std::string scratch() {
+    const SharedMemory::Scratch& own = memory.folds.at(folds++);
+    const std::string from = own.bytes == 0 ? "nullptr" : own.offset == 0 ? "scratch" : cat("scratch + ", own.offset);
+    return cat("jf::Scratch<", own.bytes, ">{", from, "}");
   }
   void operator()(const Combine& combine) {
     if (!combine.threads && !combine.threads_y) {
@@ -264,13 +278,36 @@ struct Printer {
                                     std::pair(combine.threads_y, "jf::kY")}) {
       if (set) over += cat(over.empty() ? "" : " | ", word);
     }
-    const SharedMemory::Scratch& own = memory.folds.at(folds++);
+    const SharedMemory::Scratch& own = memory.folds.at(folds);
     if (own.again && own.bytes > 0) over += " | jf::kAgain";
-    const std::string from = own.bytes == 0 ? "nullptr" : own.offset == 0 ? "scratch" : cat("scratch + ", own.offset);
     std::string names;
     for (int id : combine.arrays) names += cat(", ", array(id));
-    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over,
-         ">(jf::Scratch<", own.bytes, ">{", from, "}", names, ");");
+    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over, ">(",
+         scratch(), names, ");");
+  }
+  static const char* order(bool reverse) { return reverse ? "jf::kReverse" : "jf::kForward"; }
+  void operator()(const Scan& scan) {
+    const std::string type = lanes(scan.result), &value = use(scan.value);
+    const std::string definition = define(scan.result, "t", results);
+    const std::string carry = scan.carry < 0 ? "" : element(scan.carry, scan.at) + ", ";
+    const std::string call =
+        scan.lanes ? cat("jf::scan_lanes<", fold(scan.op), ", ", order(scan.reverse), ">(", carry, value, on(), ")")
+                   : cat("jf::scan<", fold(scan.op), ">(", carry, value, ")");
+    if (scan.when.empty()) {
+      line(definition, call, ";");
+    } else {
+      line(definition, condition(scan.when), " ? ", call, " : ", type, "{};");
+    }
+  }
+  void operator()(const ScanThreads& scan) {
+    JF_CHECK(!dialect.scan_threads.empty(), "kernel ", kernel.name,
+             " scans over threads that its language does not have");
+    check_all_threads("scan");
+    const std::string from = scratch();
+    line("jf::scan_threads<", fold(scan.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ",
+         scan.lanes ? "jf::kLanes | " : "", scan.threads ? "jf::kX" : "jf::kY", ", ", scan.run, ", ",
+         order(scan.reverse), ">(", from, ", ", array(scan.array), ", ",
+         scan.carry < 0 ? "jf::Nothing{}" : element(scan.carry, scan.at), ");");
   }
   void operator()(const Sync&) {
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " waits for threads that its language does not have");

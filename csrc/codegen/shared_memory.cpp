@@ -43,6 +43,15 @@ int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
   return one * std::min(values, std::max<int64_t>(1, kMostScratchBytes / one));
 }
 
+// Of codegen/cuda_scan_threads.cuh.
+int64_t scratch_bytes(const Kernel& kernel, const ScanThreads& scan) {
+  const Array& array = kernel.arrays.at(scan.array);
+  const int64_t bytes = size_of(compute_dtype(array.dtype)), x = kernel.block, y = kernel.block_y;
+  if (scan.threads) return x <= kWarp ? 0 : array.size / scan.run * (x / kWarp) * y * bytes;
+  const int64_t one = x * y * bytes;
+  return one * std::min<int64_t>(kernel.width, std::max<int64_t>(1, kMostScratchBytes / one));
+}
+
 bool over_threads(const Combine& combine) { return combine.threads || combine.threads_y; }
 
 class Assignment {
@@ -68,7 +77,9 @@ class Assignment {
       if (const auto* loop = std::get_if<For>(&stmt.node)) count += meetings(loop->body);
       const auto* combine = std::get_if<Combine>(&stmt.node);
       const bool fold = combine != nullptr && over_threads(*combine) && scratch_bytes(kernel_, *combine) > 0;
+      const auto* scan = std::get_if<ScanThreads>(&stmt.node);
       count += fold || std::holds_alternative<Sync>(stmt.node);
+      count += scan != nullptr && scratch_bytes(kernel_, *scan) > 0 ? 2 : 0;
     }
     return count;
   }
@@ -89,6 +100,7 @@ class Assignment {
     const int64_t bytes = scratch_bytes(kernel_, combine);
     memory_.folds.push_back({0, bytes, bytes > kSmallScratchBytes || alone_});
   }
+  void operator()(const ScanThreads& scan) { memory_.folds.push_back({0, scratch_bytes(kernel_, scan), true}); }
   template <class Other>
   void operator()(const Other& other) {
     if constexpr (requires { other.body; }) visit(other.body);

@@ -15,7 +15,7 @@ struct SharedMemory {
     bool again;  // it is written again before the threads meet elsewhere
   };
   std::vector<int64_t> offsets;  // of every buffer, in bytes; -1 for parameters
-  std::vector<Scratch> folds;    // of every Combine over threads, in the order of the text
+  std::vector<Scratch> folds;    // of every Combine over threads and ScanThreads, in the order of the text
   int64_t scratch = 0;           // bytes of all scratch, which comes first
   int64_t bytes = 0;             // altogether
   int64_t alignment = 128;       // of all of it

@@ -166,6 +166,7 @@ struct Indexer::Walk {
   bool ends_at(int node) {
     if (indexer.known_[node] == nullptr) return false;
     settle(digits[node], indexer.known_[node]);
+    // The vector axis counts the lanes by itself, also where they are named after what it was split from.
     if (node == indexer.lane_node_ || node == indexer.vector_node_) step_lanes(digits[node]);
     digits[node].clear();
     return true;
@@ -231,40 +232,59 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split
-// alike.
-std::vector<int> Indexer::same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const {
+// By node of another tree: the node of this one with the same index, for roots and what both trees make of them alike.
+std::vector<int> Indexer::twins(const schedule::AxisTree& of, std::span<const int> root_of) const {
   std::vector<int> twins(of.extents.size(), -1);
   std::copy(root_of.begin(), root_of.end(), twins.begin());
+  auto taken = [&](int node) { return node < 0 || consumer_[node] < 0 ? nullptr : &tree_.steps[consumer_[node]]; };
   for (const schedule::Step& step : of.steps) {
-    if (const SplitStep* split = std::get_if<SplitStep>(&step); split != nullptr && twins[split->input] >= 0) {
-      const int taken = consumer_[twins[split->input]];
-      const SplitStep* own = taken < 0 ? nullptr : std::get_if<SplitStep>(&tree_.steps[taken]);
-      const bool alike = own != nullptr && tree_.extents[own->outer] == of.extents[split->outer] &&
-                         tree_.extents[own->inner] == of.extents[split->inner];
-      if (alike) twins[split->outer] = own->outer, twins[split->inner] = own->inner;
-      continue;
+    if (const MergeStep* theirs = std::get_if<MergeStep>(&step)) {
+      const MergeStep* own = std::get_if<MergeStep>(taken(twins[theirs->outer]));
+      if (own == nullptr || own->outer != twins[theirs->outer] || own->inner != twins[theirs->inner]) continue;
+      twins[theirs->output] = own->output;
+    } else if (const SplitStep* theirs = std::get_if<SplitStep>(&step)) {
+      const SplitStep* own = std::get_if<SplitStep>(taken(twins[theirs->input]));
+      if (own == nullptr || tree_.extents[own->outer] != of.extents[theirs->outer] ||
+          tree_.extents[own->inner] != of.extents[theirs->inner]) {
+        continue;
+      }
+      twins[theirs->outer] = own->outer;
+      twins[theirs->inner] = own->inner;
+    } else if (const SwizzleStep* theirs = std::get_if<SwizzleStep>(&step)) {
+      const SwizzleStep* own = std::get_if<SwizzleStep>(taken(twins[theirs->y]));
+      if (own == nullptr || own->x != twins[theirs->x] || own->y != twins[theirs->y]) continue;
+      twins[theirs->output] = own->output;
     }
-    const MergeStep* theirs = std::get_if<MergeStep>(&step);
-    if (theirs == nullptr || twins[theirs->outer] < 0 || twins[theirs->inner] < 0) continue;
-    const int taken = consumer_[twins[theirs->outer]];
-    const MergeStep* own = taken < 0 ? nullptr : std::get_if<MergeStep>(&tree_.steps[taken]);
-    if (own == nullptr || own->outer != twins[theirs->outer] || own->inner != twins[theirs->inner]) continue;
-    twins[theirs->output] = own->output;
   }
   return twins;
 }
 
 std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                           std::span<const int> root_of) const {
+  const std::vector<int> same = twins(of, root_of);
+  Walk walk(*this, true);
+  if (through_roots(walk, of, weights, root_of, same)) return walk.run(0);
+  // What both trees cut alike needs no way through the roots.
+  Walk apart(*this, true);
+  std::vector<int64_t> others(weights.begin(), weights.end());
+  for (size_t node = root_of.size(); node < weights.size(); ++node) {
+    if (same[node] >= 0) others[node] = 0;
+  }
+  if (!through_roots(apart, of, others, root_of, same)) return std::nullopt;
+  for (size_t node = 0; node < weights.size(); ++node) {
+    if (weights[node] == others[node]) continue;
+    if (!apart.digits[same[node]].empty()) return std::nullopt;
+    apart.digits[same[node]] = {{of.extents[node], weights[node]}};
+  }
+  return apart.run(0);
+}
+
+bool Indexer::through_roots(Walk& walk, const schedule::AxisTree& of, std::span<const int64_t> weights,
+                            std::span<const int> root_of, std::span<const int> same) const {
   std::vector<Digits> digits(of.extents.size());
   for (size_t node = 0; node < weights.size(); ++node) {
     if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
   }
-  const std::vector<int> twins = same_parts(of, root_of);
-  Walk walk(*this, true);
-  IndexPtr swizzled = loops::constant(0);
-  bool even = true;  // whether what swizzles stays the same from lane to lane
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
     if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
@@ -272,19 +292,14 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
       if (outer.empty() && inner.empty()) continue;
       if (outer.empty()) outer = {{of.extents[s->outer], 0}};
       if (inner.empty()) inner = {{of.extents[s->inner], 0}};
-      if (product(inner) != of.extents[s->inner]) {
-        if (twins[s->inner] < 0) return std::nullopt;
-        walk.digits[twins[s->outer]] = std::move(digits[s->outer]);
-        walk.digits[twins[s->inner]] = std::move(digits[s->inner]);
-        continue;
-      }
+      if (product(inner) != of.extents[s->inner]) return false;
       digits[s->input] = joined(outer, inner, true);
     } else if (const MergeStep* m = std::get_if<MergeStep>(&*step)) {
       Digits outer = digits[m->output], inner;
       if (outer.empty()) continue;
       if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) {
-        if (twins[m->output] < 0) return std::nullopt;
-        walk.digits[twins[m->output]] = std::move(digits[m->output]);
+        if (same[m->output] < 0) return false;
+        walk.digits[same[m->output]] = std::move(digits[m->output]);
         continue;
       }
       digits[m->outer] = std::move(outer);
@@ -292,7 +307,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
     } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&*step)) {
       const Digits& stored = digits[w->output];
       if (stored.empty()) continue;
-      if (stored.size() != 1) return std::nullopt;
+      if (stored.size() != 1) return false;
       schedule::AxisTree before = of;
       before.steps.resize(of.steps.rend() - step - 1);
       IndexPtr index[2];
@@ -300,21 +315,18 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
         std::vector<int64_t> own(of.extents.size(), 0);
         own[node] = 1;
         const std::optional<Position> p = position(before, own, root_of);
-        if (!p) return std::nullopt;
-        even = even && p->lane_step == 0;
+        if (!p) return false;
+        if (p->lane_step != 0) walk.lane_step = std::nullopt;
         *result = p->at;
       }
       const IndexPtr weight = loops::constant(stored[0].coefficient);
-      swizzled = add(std::move(swizzled), mul(bit_xor(std::move(index[0]), std::move(index[1])), weight));
+      walk.sum = add(walk.sum, mul(bit_xor(std::move(index[0]), std::move(index[1])), weight));
     }
   }
   for (size_t root = 0; root < root_of.size(); ++root) {
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }
-  Position result = walk.run(0);
-  result.at = add(std::move(result.at), std::move(swizzled));
-  if (!even) result.lane_step = std::nullopt;
-  return result;
+  return true;
 }
 
 std::vector<Bound> Indexer::bounds(bool folded) const {

@@ -35,10 +35,14 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
     for (int64_t dim : r->dims) text += cat(" d", dim);
     text += cat(" p", r->parts);
   }
+  if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "");
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
   return text;
 }
+
+// Columns side by side of which each is computed by itself.
+constexpr size_t kMaxColumns = 16;
 
 // Results are called t<id>, so nothing else may be.
 bool is_result_name(const std::string& text) {
@@ -107,7 +111,8 @@ ValueId Builder::pointwise(OpKind kind, std::span<const ValueId> inputs, const s
   const OpInfo& op = info(kind);
   JF_REQUIRE(op.op_class == OpClass::kPointwise && op.result != ResultRule::kStated, "[pointwise] '", op.name,
              "' is not a pointwise op whose result follows from its operands");
-  return add_op(kind, to_vector(inputs), {}, DType::kPred, {}, label);
+  const ValueId columns = by_columns(kind, to_vector(inputs), DType::kPred, label);
+  return columns >= 0 ? columns : add_op(kind, to_vector(inputs), {}, DType::kPred, {}, label);
 }
 
 ValueId Builder::convert(ValueId x, DType dtype, const std::string& label) {
@@ -122,6 +127,7 @@ ValueId Builder::convert(ValueId x, DType dtype, const std::string& label) {
 
 ValueId Builder::bitcast(ValueId x, DType dtype, const std::string& label) {
   if (value(x, "bitcast").dtype == dtype) return x;
+  if (const ValueId columns = by_columns(OpKind::kBitcast, {x}, dtype, label); columns >= 0) return columns;
   return add_op(OpKind::kBitcast, {x}, {}, dtype, {}, label);
 }
 
@@ -155,6 +161,45 @@ std::vector<ValueId> Builder::parts(ValueId id) const {
   if (op == nullptr || op->kind != OpKind::kConcat) return result;
   for (ValueId placed : op->inputs) result.push_back(definition(placed)->inputs[0]);
   return result;
+}
+
+std::vector<ValueId> Builder::columns(ValueId id, int64_t axis, size_t count) {
+  const std::vector<int64_t> whole = shape(fusion_.values[id]);
+  std::vector<ValueId> result;
+  if (axis >= static_cast<int64_t>(whole.size()) || whole[axis] != static_cast<int64_t>(count)) return result;
+  if (fusion_.values[id].axes[axis].kind == AxisKind::kBroadcast) {
+    Slice first{std::vector<int64_t>(whole.size(), 0), std::vector<int64_t>(whole.size(), 1)};
+    std::vector<int64_t> counts = whole;
+    counts[axis] = 1;
+    return std::vector<ValueId>(count, sliced(id, first, counts));
+  }
+  const Op* op = definition(id);
+  const bool along = op != nullptr && op->kind == OpKind::kConcat && std::get<Dims>(op->attribute).dims[0] == axis;
+  if (along && op->inputs.size() == count) return parts(id);
+  return result;
+}
+
+ValueId Builder::by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label) {
+  const Op* first = nullptr;
+  for (ValueId id : inputs) {
+    const Op* op = value(id, "pointwise").axes.empty() ? nullptr : definition(id);
+    if (op != nullptr && op->kind == OpKind::kConcat) first = op;
+  }
+  if (first == nullptr || first->inputs.size() > kMaxColumns) return -1;
+  const int64_t axis = std::get<Dims>(first->attribute).dims[0];
+  const size_t count = first->inputs.size();
+  std::vector<std::vector<ValueId>> operands;
+  for (ValueId id : inputs) {
+    operands.push_back(columns(id, axis, count));
+    if (operands.back().empty()) return -1;
+  }
+  std::vector<ValueId> results;
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<ValueId> at;
+    for (const std::vector<ValueId>& operand : operands) at.push_back(operand[i]);
+    results.push_back(add_op(kind, std::move(at), {}, dtype, {}, label));
+  }
+  return concat(results, axis);
 }
 
 ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
@@ -276,6 +321,27 @@ ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, i
   infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
   const bool folds = std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return axes[dim].extent != 1; });
   if (!folds) return squeeze(x, parts > 0 ? dims.subspan(1) : dims);
+  if (const Op* concat = definition(x); dims.size() == 1 && parts == 0 && concat != nullptr) {
+    const size_t count = concat->kind == OpKind::kConcat ? concat->inputs.size() : 0;
+    if (count > 0 && count <= kMaxColumns && axes[dims[0]].extent == static_cast<int64_t>(count) &&
+        std::get<Dims>(concat->attribute).dims[0] == dims[0]) {
+      ValueId result = -1;
+      for (ValueId column : this->parts(x)) {
+        const ValueId next = squeeze(column, dims);
+        result = result < 0 ? next : add_op(fold_of(kind), {result, next}, {}, DType::kPred, {}, label);
+      }
+      return result;
+    }
+  }
+  return add_op(kind, {x}, attribute, DType::kPred, {}, label);
+}
+
+ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const std::string& label) {
+  JF_REQUIRE(info(kind).op_class == OpClass::kScan, "[scan] '", info(kind).name, "' is not a scan");
+  value(x, info(kind).name.data());
+  const Scan attribute{axis, reverse};
+  infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
+  if (fusion_.values[x].axes[axis].extent <= 1) return x;
   return add_op(kind, {x}, attribute, DType::kPred, {}, label);
 }
 

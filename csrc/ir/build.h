@@ -26,8 +26,8 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
-  // Operands of equal dtypes side by side along an axis. What is computed from the result element by element is
-  // computed from each operand.
+  // Operands of equal dtypes side by side along an axis. What is computed from a few columns side by side is computed
+  // from each of them.
   ValueId concat(std::span<const ValueId> values, int64_t axis);
   // `count` elements of each axis, from starts on, strides apart. Slices what a pointwise value is computed from, so
   // that only those elements are computed.
@@ -35,6 +35,8 @@ class Builder {
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
+  // Folds the elements up to each one, or from each one on, along an axis.
+  ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
   // `starts` is optional: pass an empty span or one value.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
                          DType dtype, const std::string& label = "");
@@ -48,6 +50,10 @@ class Builder {
   const Op* definition(ValueId value) const;
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
+  // The operand's columns where it is a concat of a few of them along `axis`, or the same along it; empty for others.
+  std::vector<ValueId> columns(ValueId value, int64_t axis, size_t count);
+  // The op on each column of its operands, where they are such; -1 elsewhere.
+  ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);

@@ -25,16 +25,21 @@ const OpInfo* find_op(std::string_view name) {
   return nullptr;
 }
 
-OpKind fold_of(OpKind reduce) {
-  switch (reduce) {
-    case OpKind::kReduceSum: return OpKind::kAdd;
-    case OpKind::kReduceProd: return OpKind::kMul;
-    case OpKind::kReduceMax: return OpKind::kMax;
-    case OpKind::kReduceMin: return OpKind::kMin;
+OpKind fold_of(OpKind fold) {
+  switch (fold) {
+    case OpKind::kReduceSum:
+    case OpKind::kScanSum: return OpKind::kAdd;
+    case OpKind::kReduceProd:
+    case OpKind::kScanProd: return OpKind::kMul;
+    case OpKind::kReduceMax:
+    case OpKind::kScanMax: return OpKind::kMax;
+    case OpKind::kReduceMin:
+    case OpKind::kScanMin: return OpKind::kMin;
+    case OpKind::kScanLogSumExp: return OpKind::kLogAddExp;
     case OpKind::kReduceAnd: return OpKind::kAnd;
     case OpKind::kReduceOr: return OpKind::kOr;
     case OpKind::kReduceXor: return OpKind::kXor;
-    default: throw InternalError(__FILE__, __LINE__, "a reduction", std::string(info(reduce).name));
+    default: throw InternalError(__FILE__, __LINE__, "a reduction or scan", std::string(info(fold).name));
   }
 }
 

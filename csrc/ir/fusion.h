@@ -11,6 +11,9 @@
 // the highest), and is all ones under and, 0 under or and xor. One NaN makes a maximum or minimum NaN. An axis of kind
 // kBroadcast counts as often as its extent says.
 //
+// A scan keeps the operand's axes: element i along its axis is the fold of elements 0 to i, or with `reverse` of
+// elements i to the last, in a stated order of the operands but in any grouping.
+//
 // Every node stands on this screen; they are made by ir/build.h, checked by ir/verify.h, printed and parsed by
 // ir/text.h.
 #pragma once
@@ -47,7 +50,7 @@ enum class OpKind : uint8_t {
 #include "ir/ops.def"
 };
 
-enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kConcat, kGrouped };
+enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kScan, kConcat, kGrouped };
 enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
 enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
 
@@ -63,8 +66,8 @@ struct OpInfo {
 const OpInfo& info(OpKind kind);
 // nullptr for a name that no row has.
 const OpInfo* find_op(std::string_view name);
-// The pointwise op that joins two parts of a reduction: kAdd for kReduceSum.
-OpKind fold_of(OpKind reduce);
+// The pointwise op that joins two parts of a reduction or a scan: kAdd for kReduceSum and kScanSum.
+OpKind fold_of(OpKind fold);
 
 // A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
 struct Constant {
@@ -97,6 +100,12 @@ struct Reduce {
   int64_t parts = 0;
   bool operator==(const Reduce&) const = default;
 };
+// The operand's axis along which a value is carried, from the first element on or from the last one.
+struct Scan {
+  int64_t axis = 0;
+  bool reverse = false;
+  bool operator==(const Scan&) const = default;
+};
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
 // Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
 struct Grouped {
@@ -104,7 +113,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Place, Reduce, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Place, Reduce, Scan, Grouped>;
 
 struct Op {
   OpKind kind;

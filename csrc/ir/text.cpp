@@ -34,6 +34,7 @@ struct AttributePrinter {
   std::string operator()(const Reduce& r) const {
     return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
   }
+  std::string operator()(const Scan& s) const { return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", "}"); }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
   }
@@ -188,7 +189,7 @@ class Parser {
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims, starts or mode");
+    const std::string key = word("value, dims, starts, axis or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -211,8 +212,16 @@ class Parser {
       slice.strides = dims();
       result = slice;
       if (is_place) result = Place{slice.starts, slice.strides};
+    } else if (key == "axis") {
+      Scan scan{integer()};
+      skip();
+      if (at_ < text_.size() && text_[at_] != '}') {
+        expect_word("reverse");
+        scan.reverse = true;
+      }
+      result = scan;
     } else {
-      require(key == "mode", "value, dims, starts or mode before this");
+      require(key == "mode", "value, dims, starts, axis or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;

@@ -202,6 +202,16 @@ struct Inference {
     return result;
   }
 
+  // A value that repeats along the axis does not do so once it is scanned.
+  Value scan() const {
+    const Scan& s = get<Scan>("axis=...");
+    Value result{"", in(0).dtype, in(0).axes};
+    JF_REQUIRE(s.axis >= 0 && s.axis < static_cast<int64_t>(result.axes.size()), "[", op.name,
+               "] expected an axis below the rank of ", type(0), ", got ", s.axis);
+    result.axes[s.axis].kind = AxisKind::kIteration;
+    return result;
+  }
+
   void check_operand_types() const {
     for (size_t i = 0; i < inputs.size(); ++i) {
       const DType t = in(i).dtype;
@@ -326,6 +336,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();
+    case OpClass::kScan: return inference.scan();
   }
   throw InternalError(__FILE__, __LINE__, "op class", std::string(op.name));
 }

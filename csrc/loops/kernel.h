@@ -52,6 +52,7 @@ struct For {
   int64_t extent;
   Parallel parallel;
   Body body;
+  bool reverse = false;  // a serial or unrolled loop from its last iteration on
 };
 // The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are.
 struct Vector {
@@ -112,6 +113,7 @@ struct Set {
   int array;
   IndexPtr at;
   RegisterId value;
+  bool existing = false;  // lanes that do not exist keep what they hold
 };
 // element = op(element, value), in the lanes that exist.
 struct Accumulate {
@@ -126,6 +128,27 @@ struct Combine {
   std::vector<int> arrays;
   ir::OpKind op;
   bool lanes, threads, threads_y;
+};
+// carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
+// with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew.
+struct Scan {
+  RegisterId result;
+  int carry;
+  IndexPtr at;  // of the carry's array
+  ir::OpKind op;
+  bool reverse, lanes;
+  RegisterId value;
+  Condition when = {};  // elsewhere the carry stays and the register holds zeros
+};
+// Scans an array over its elements, the threads along x or y, and its lanes. Elements follow each other over runs of
+// `run` elements of all threads: first the run of thread 0, then that of thread 1, ..., then the next runs. Every
+// thread of the block gets here.
+struct ScanThreads {
+  int array, carry;  // -1 for no carry
+  IndexPtr at;       // of the carry's array
+  ir::OpKind op;
+  bool reverse = false, lanes = false, threads = false, threads_y = false;
+  int64_t run = 1;
 };
 // Shared memory written before is seen by all threads of the block afterwards.
 struct Sync {};
@@ -173,8 +196,8 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Sync,
-               OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
+               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
       node;
 };
 

@@ -57,7 +57,8 @@ struct Printer {
     --depth;
   }
   void operator()(const For& loop) {
-    line("for i", loop.variable, " < ", loop.extent, " ", kParallelNames[static_cast<int>(loop.parallel)]);
+    line("for i", loop.variable, " < ", loop.extent, " ", kParallelNames[static_cast<int>(loop.parallel)],
+         loop.reverse ? " reverse" : "");
     (*this)(loop.body);
   }
   void operator()(const Vector& vector) {
@@ -92,13 +93,25 @@ struct Printer {
          declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");
   }
   void operator()(const Get& get) { line(typed(get.result), " = ", element(get.array, get.at)); }
-  void operator()(const Set& set) { line(element(set.array, set.at), " = ", reg(set.value)); }
+  void operator()(const Set& set) {
+    line(element(set.array, set.at), " = ", reg(set.value), set.existing ? " where it exists" : "");
+  }
   void operator()(const Accumulate& a) { line(element(a.array, a.at), " ", ir::info(a.op).name, "= ", reg(a.value)); }
   void operator()(const Combine& combine) {
     std::string names;
     for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
     line("combine ", names, " by ", ir::info(combine.op).name, " over", combine.lanes ? " lanes" : "",
          combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "");
+  }
+  std::string carry(int array, const IndexPtr& at) const { return array < 0 ? "" : cat(" from ", element(array, at)); }
+  void operator()(const Scan& s) {
+    line(typed(s.result), " = scan ", reg(s.value), " by ", ir::info(s.op).name, carry(s.carry, s.at),
+         s.lanes ? " over lanes" : "", s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
+  }
+  void operator()(const ScanThreads& s) {
+    line("scan ", kernel.arrays.at(s.array).name, " by ", ir::info(s.op).name, carry(s.carry, s.at), " over",
+         s.lanes ? " lanes" : "", s.threads ? " threads" : "", s.threads_y ? " threads_y" : "", " in runs of ", s.run,
+         s.reverse ? " reverse" : "");
   }
   void operator()(const Sync&) { line("sync"); }
   const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }

@@ -34,7 +34,8 @@ bool has_effect(const Stmt& stmt) {
          std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
          std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
          std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
-         std::holds_alternative<BulkStore>(stmt.node);
+         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
+         (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 
 // The bounds that every effect in the body has, as far as all threads agree on them where they meet.
@@ -69,6 +70,9 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
       body.push_back(std::move(s.stmt));
     } else if (Load* load = std::get_if<Load>(&s.stmt.node)) {
       load->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
+    } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
+      scan->when = std::move(rest);
       body.push_back(std::move(s.stmt));
     } else {
       Guard guard{std::move(rest), {}};

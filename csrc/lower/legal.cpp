@@ -7,7 +7,9 @@
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "lower/allocation.h"
 #include "lower/bulk.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -68,10 +70,31 @@ bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op,
   return true;
 }
 
+// By value: whether two of its axes are one to the permissive mapping, as where an array meets its own transpose. Then
+// a group does not say which of them a loop runs over.
+std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, const graph::IndexGraph& graph) {
+  std::vector<bool> result;
+  for (size_t id = 0; id < segment.values.size(); ++id) {
+    const Domain& domain = schedule.domains[id];
+    std::vector<int> nodes;
+    for (size_t root = 0; root < domain.logical.size(); ++root) {
+      if (domain.logical[root] > 1) nodes.push_back(static_cast<int>(root));
+    }
+    for (const schedule::Step& step : schedule::replay(domain, segment.values[id].name).steps) {
+      if (const auto* insert = std::get_if<schedule::InsertStep>(&step)) nodes.push_back(insert->output);
+    }
+    std::set<int> groups;
+    for (int node : nodes) groups.insert(graph.group(graph::Mapping::kPermissive, {static_cast<ValueId>(id), node}));
+    result.push_back(groups.size() < nodes.size());
+  }
+  return result;
+}
+
 // A value must have the index that its consumer reads: in the loops that they share, and, where it is kept in registers
 // between loops of their own, in those too.
 void check_reads(const Fusion& segment, const Schedule& schedule) {
   const graph::IndexGraph graph(segment, schedule);
+  const std::vector<bool> unclear = maps_itself(segment, schedule, graph);
   std::vector<bool> computed(segment.values.size(), false);
   for (const Op& op : segment.ops) {
     computed[op.output] = true;
@@ -89,7 +112,9 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
                    " is kept in registers from its loop axis ", l, " on, but its consumer ",
                    segment.values[op.output].name,
                    " has another axis there; use transform_like, parallelize_like and inline_most");
-        if (graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l))) continue;
+        const bool mapped =
+            graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l));
+        if (mapped && !unclear[id] && !unclear[op.output]) continue;
         if (!same) same = same_indices(segment, schedule, op, operand);
         JF_REQUIRE(*same, "[lower] loop axis ", l, " of ", segment.values[id].name,
                    " runs over other elements than that of its consumer ", segment.values[op.output].name,
@@ -103,7 +128,15 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
 
 void check_legal(const Fusion& segment, const Schedule& schedule, const Target& target) {
   schedule::verify(segment, schedule);
+  check_bulk(segment, schedule, target);
   std::set<int64_t> widths;
+  auto check_lanes = [&](ValueId id) {
+    const Domain& domain = schedule.domains[id];
+    if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
+    widths.insert(domain.loop.back().extent);
+    JF_REQUIRE(widths.size() < 2, "[lower] ", segment.values[id].name, " has ", domain.loop.back().extent,
+               " lanes and another value has not; give all vector axes one extent");
+  };
   for (const Op& op : segment.ops) {
     const std::string& value = segment.values[op.output].name;
     JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", value,
@@ -115,18 +148,16 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
-    if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector) {
-      widths.insert(domain.loop.back().extent);
-    }
-    JF_REQUIRE(widths.size() < 2, "[lower] ", value, " has ", domain.loop.back().extent,
-               " lanes and another value has not; give all vector axes one extent");
+    check_lanes(op.output);
+    if (ir::info(op.kind).op_class == ir::OpClass::kScan) check_scan(segment, op.output, domain);
   }
   for (ValueId id : segment.outputs) {
     check_parallel_types(segment, id, schedule.domains[id], target);
+    check_lanes(id);
     JF_REQUIRE(ir::elements(segment.values[id]) > 0, "[lower] ", segment.values[id].name, " has no elements");
   }
-  check_bulk(segment, schedule, target);
   check_reads(segment, schedule);
 }
 
@@ -148,14 +179,15 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
       folds = folds || node.threads || node.threads_y;
     }
+    folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
   const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
-  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds over blocks of ", kernel.block,
+  JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
              " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
-             ": share less, or in fewer stages");
+             ": inline shared values deeper, store smaller parts of them, or in fewer stages");
   JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most 65535: use block for the longer axis");
 }

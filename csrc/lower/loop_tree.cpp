@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/union_find.h"
+#include "lower/scan.h"
 
 namespace jf::lower {
 namespace {
@@ -22,6 +23,7 @@ class Arranger {
  public:
   Arranger(const Fusion& fusion, const Schedule& schedule) : fusion_(fusion), schedule_(schedule) {
     list_items();
+    direct_scans();
     share_loops();
     drop_repeats();
   }
@@ -44,10 +46,11 @@ class Arranger {
       const std::vector<int> way = path(tree_.items[i]);
       for (int number : waits_[i]) {
         const Item& fold = tree_.items[number];
-        for (size_t l = fold.shared; is_fold(fold) && l < fold.loops.size(); ++l) {
+        for (size_t l = fold.shared; is_complete_later(fold, schedule_) && l < fold.loops.size(); ++l) {
           const bool inside = fold.loops[l] >= 0 && std::find(way.begin(), way.end(), fold.loops[l]) != way.end();
           JF_REQUIRE(!inside, "[lower] ", fusion_.values[tree_.items[i].value].name, " reads ",
-                     fusion_.values[fold.value].name, " inside of loop ", l, " that folds it; inline less");
+                     fusion_.values[fold.value].name, " inside of loop ", l, " that ",
+                     is_fold(fold) ? "folds" : "scans", " it; inline less");
         }
       }
     }
@@ -75,10 +78,19 @@ class Arranger {
     for (Item& item : tree_.items) {
       for (const schedule::LoopAxis& axis : domain(item).loop) {
         item.loops.push_back(count++);
-        tree_.loops.push_back({axis.extent, axis.parallel});
+        tree_.loops.push_back({axis.extent, axis.parallel, 0});
       }
     }
     same_loops_ = UnionFind(count);
+  }
+
+  void direct_scans() {
+    for (const Item& item : tree_.items) {
+      if (!is_scan(item)) continue;
+      for (int position : scan_loops(tree_, item, schedule_).carrying) {
+        tree_.loops[item.loops[position]].direction = std::get<ir::Scan>(item.op->attribute).reverse ? -1 : 1;
+      }
+    }
   }
 
   // A value and its consumers share its inlined loops; an output is stored where it is computed, or where its folds
@@ -88,7 +100,7 @@ class Arranger {
       const Item& consumer = tree_.items[i];
       for (int producer_number : waits_[i]) {
         const Item& producer = tree_.items[producer_number];
-        const bool whole = consumer.op == nullptr && !is_fold(producer);
+        const bool whole = consumer.op == nullptr && !is_complete_later(producer, schedule_);
         const size_t shared = whole ? producer.loops.size() : producer.shared;
         for (size_t l = 0; l < shared; ++l) unite(producer.loops[l], consumer.loops[l]);
       }
@@ -116,7 +128,13 @@ class Arranger {
   }
 
   int find(int loop) { return same_loops_.find(loop); }
-  void unite(int a, int b) { same_loops_.unite(a, b); }
+  void unite(int a, int b) {
+    const int x = tree_.loops[find(a)].direction, y = tree_.loops[find(b)].direction;
+    JF_REQUIRE(x * y >= 0, "[lower] ", fusion_.name, " scans values in opposite directions in one loop of ",
+               tree_.loops[a].extent, " iterations; inline less, or compute one of them in a fusion of its own");
+    same_loops_.unite(a, b);
+    tree_.loops[find(a)].direction = x != 0 ? x : y;
+  }
 
   // Items that stand together at one level: those of one loop, or one item.
   struct Cluster {
@@ -216,7 +234,8 @@ class Arranger {
         if (made.count(before) == 0) continue;
         const Item& from = tree_.items[before];
         const bool shared = schedule_.domains[from.value].memory == schedule::Memory::kShared;
-        if (is_fold(from) || shared || position(from, producer.loop) != position(tree_.items[number], user.loop))
+        if (is_complete_later(from, schedule_) || shared ||
+            position(from, producer.loop) != position(tree_.items[number], user.loop))
           return false;
       }
     }
@@ -231,7 +250,7 @@ class Arranger {
   bool equal_loops(const Cluster& a, const Cluster& b) {
     if (a.loop < 0 || b.loop < 0) return false;
     const Loop &x = tree_.loops[find(a.loop)], &y = tree_.loops[find(b.loop)];
-    if (x.extent != y.extent || x.parallel != y.parallel) return false;
+    if (x.extent != y.extent || x.parallel != y.parallel || x.direction * y.direction < 0) return false;
     return x.parallel != schedule::Parallel::kVector || lane_extent(a) == lane_extent(b);
   }
   // Lanes of one loop end at one place.

@@ -23,6 +23,7 @@ struct Item {
 struct Loop {
   int64_t extent;
   schedule::Parallel parallel;
+  int direction = 0;  // 1 and -1 where a scan needs its iterations in order, from the first or from the last one on
 };
 
 // An item, or a loop around nodes.

@@ -43,13 +43,16 @@ bool needs_wide_index(const Fusion& segment, const Schedule& schedule) {
                      [](const ir::Value& value) { return ir::elements(value) >= kLimit; });
 }
 
-// The lanes of all values; 1 where they have none.
-int vector_width(const Schedule& schedule) {
+// The lanes of all values that are computed or stored; 1 where they have none.
+int vector_width(const Fusion& segment, const Schedule& schedule) {
   int64_t width = 1;
-  for (const Domain& domain : schedule.domains) {
-    if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) continue;
+  auto widen = [&](ValueId id) {
+    const Domain& domain = schedule.domains[id];
+    if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
     width = std::max(width, domain.loop.back().extent);
-  }
+  };
+  for (const ir::Op& op : segment.ops) widen(op.output);
+  for (ValueId id : segment.outputs) widen(id);
   return static_cast<int>(width);
 }
 
@@ -66,7 +69,7 @@ loops::Kernel empty_kernel(const Fusion& segment, const Schedule& schedule) {
   loops::Kernel kernel;
   kernel.name = segment.name;
   kernel.buffers = list_buffers(segment);
-  kernel.width = vector_width(schedule);
+  kernel.width = vector_width(segment, schedule);
   kernel.wide_index = needs_wide_index(segment, schedule);
   return kernel;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -21,6 +22,7 @@ Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, con
       item_of_(fusion.values.size(), -1),
       input_number_(fusion.values.size(), -1),
       array_of_(fusion.values.size(), -1),
+      carry_of_(fusion.values.size(), -1),
       shared_of_(fusion.values.size(), -1),
       ring_of_(fusion.values.size(), -1) {
   for (size_t i = 0; i < fusion.inputs.size(); ++i) input_number_[fusion.inputs[i]] = static_cast<int>(i);
@@ -37,7 +39,7 @@ Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, con
 void Places::make_arrays() {
   std::vector<bool> kept(fusion_.values.size(), false);
   for (const Item& item : tree_.items) {
-    if (is_fold(item) || is_bulk(item)) kept[item.value] = true;
+    if (is_complete_later(item, schedule_) || is_bulk(item)) kept[item.value] = true;
     if (item.op == nullptr) continue;
     for (ValueId id : item.op->inputs) {
       if (item_of_[id] >= 0 && !in_scope(tree_.items[item_of_[id]], item)) kept[id] = true;
@@ -48,7 +50,10 @@ void Places::make_arrays() {
     const ir::Value& value = fusion_.values[item.value];
     if (schedule_.domains[item.value].memory == schedule::Memory::kShared) {
       shared_of_[item.value] = static_cast<int>(kernel_.buffers.size());
-      kernel_.buffers.push_back({value.name, value.dtype, true, storage_of(item).elements});
+      std::string name = value.name;
+      const auto taken = [&](const loops::Buffer& buffer) { return buffer.name == name; };
+      while (std::any_of(kernel_.buffers.begin(), kernel_.buffers.end(), taken)) name += "_shared";  // of an output
+      kernel_.buffers.push_back({name, value.dtype, true, storage_of(item).elements});
       if (is_bulk(item)) make_ring(item);
       continue;
     }
@@ -56,6 +61,16 @@ void Places::make_arrays() {
     for (int position : kept_positions(item)) size *= tree_.loops[item.loops[position]].extent;
     array_of_[item.value] = static_cast<int>(kernel_.arrays.size());
     kernel_.arrays.push_back({value.name, value.dtype, size});
+  }
+  for (const Item& item : tree_.items) {
+    if (!is_scan(item)) continue;
+    const ScanLoops loops = scan_loops(tree_, item, schedule_);
+    if (loops.carried < 0) continue;
+    int64_t size = 1;
+    for (int position : loops.beside) size *= tree_.loops[item.loops[position]].extent;
+    const ir::Value& value = fusion_.values[item.value];
+    carry_of_[item.value] = static_cast<int>(kernel_.arrays.size());
+    kernel_.arrays.push_back({value.name + "_carry", value.dtype, size});
   }
 }
 
@@ -194,7 +209,9 @@ bool Places::touches(const Node& node, ValueId shared, bool reads) const {
   }
   const Item& item = tree_.items[node.item];
   if (!reads) return item.op != nullptr && item.value == shared;
-  if (item.op == nullptr) return item.value == shared;
+  if (item.op == nullptr) return false;
+  // In its own iteration it is read from the register.
+  if (ring_of_[shared] < 0 && in_scope(tree_.items[item_of_[shared]], item)) return false;
   return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
 }
 
@@ -261,18 +278,25 @@ std::vector<bool> Places::reduced_loops(const Item& item) const {
   for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
   return reduced;
 }
-// The element of a kept value that belongs to an iteration of `user`.
+// Where the user has other loops, the value is the same along its own, and its first element will do.
 IndexPtr Places::element(const Item& kept, const Item& user) const {
+  return element(kept, user, kept_positions(kept));
+}
+IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<int>& positions) const {
   IndexPtr at = loops::constant(0);
-  for (int position : kept_positions(kept)) {
-    at = add(mul(at, loops::constant(tree_.loops[kept.loops[position]].extent)), variable(user.loops[position]));
+  for (int position : positions) {
+    const int64_t extent = tree_.loops[kept.loops[position]].extent;
+    const int loop = position < static_cast<int>(user.loops.size()) ? user.loops[position] : -1;
+    const bool alike = loop >= 0 && tree_.loops[loop].extent == extent;
+    at = add(mul(at, loops::constant(extent)), alike ? variable(loop) : loops::constant(0));
   }
   return at;
 }
 // How many loops around the place where an array lives.
-size_t Places::home(const Item& item) {
+size_t Places::home(const Item& item) { return loops_before(item, item.shared); }
+size_t Places::loops_before(const Item& item, int position) {
   return static_cast<size_t>(
-      std::count_if(item.loops.begin(), item.loops.begin() + item.shared, [](int loop) { return loop >= 0; }));
+      std::count_if(item.loops.begin(), item.loops.begin() + position, [](int loop) { return loop >= 0; }));
 }
 
 }  // namespace jf::lower

@@ -55,8 +55,10 @@ class Places {
   std::vector<bool> reduced_loops(const Item& item) const;
   // The element of a kept value that belongs to an iteration of `user`.
   loops::IndexPtr element(const Item& kept, const Item& user) const;
+  loops::IndexPtr element(const Item& kept, const Item& user, const std::vector<int>& positions) const;
   // How many loops around the place where an array lives.
   static size_t home(const Item& item);
+  static size_t loops_before(const Item& item, int position);
 
   // Whether bulk copies load the item to shared memory; whether they store it, an output, from there.
   bool is_bulk(const Item& item) const {
@@ -89,6 +91,7 @@ class Places {
   std::vector<int> item_of_;       // by value, -1 for an input
   std::vector<int> input_number_;  // by value, -1 for what is no input
   std::vector<int> array_of_;      // by value, -1 for what lives in a register of its scope
+  std::vector<int> carry_of_;      // by value, -1 for what is no scan that carries a value on
   std::vector<int> shared_of_;     // by value: the buffer of a shared value, -1 for others
   std::vector<int> ring_of_;       // by value: the ring that bulk copies of it fill, -1 for others
   ThreadVariables threads_;

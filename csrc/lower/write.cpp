@@ -7,6 +7,7 @@
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/places.h"
+#include "lower/scan.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -140,11 +141,15 @@ class Writer : Places {
     }
     JF_CHECK(filled.empty(), kernel_.name, " copies ", fusion_.values[filled.front()].name, " and does not read it");
   }
-  // Items in the node that have an array and whose array lives in the node's parent.
-  void items_with_home(const Node& node, size_t depth, std::vector<int>& found) const {
+  // Items in the node that have an array and whose array lives in the node's parent. Declares the carries that live
+  // there.
+  void items_with_home(const Node& node, size_t depth, std::vector<int>& found) {
     if (node.item >= 0) {
       const Item& item = tree_.items[node.item];
       if (item.op != nullptr && array_of_[item.value] >= 0 && home(item) == depth) found.push_back(node.item);
+      if (item.op == nullptr || carry_of_[item.value] < 0) return;
+      const int carried = scan_loops(tree_, item, schedule_).carried;
+      if (loops_before(item, carried) == depth) emit(loops::Declare{carry_of_[item.value], ir::fold_of(item.op->kind)});
     }
     for (const Node& inner : node.body) items_with_home(inner, depth, found);
   }
@@ -173,6 +178,7 @@ class Writer : Places {
     auto& inner = std::get<loops::For>(statement.stmt.node);
     inner.extent = loop.extent;
     inner.parallel = to_loops(loop.parallel);
+    inner.reverse = loop.direction < 0;
     statements_.push_back(std::move(statement));
   }
   void write_vector(const Node& node, size_t depth) {
@@ -287,7 +293,8 @@ class Writer : Places {
 
   RegisterId computed(ValueId id, const Item& user) {
     const Item& producer = tree_.items[item_of_[id]];
-    if (array_of_[id] < 0 || (!is_fold(producer) && in_scope(producer, user))) return register_of_[id];
+    const bool complete = array_of_[id] >= 0 && !is_complete_later(producer, schedule_);
+    if (array_of_[id] < 0 || (complete && in_scope(producer, user))) return register_of_[id];
     const RegisterId result = new_register(fusion_.values[id].dtype);
     emit(loops::Get{result, array_of_[id], element(producer, user)});
     return result;
@@ -335,6 +342,20 @@ class Writer : Places {
       case OpClass::kReduce:
         emit(loops::Accumulate{array_of_[op.output], element(item, item), ir::fold_of(op.kind), operands[0]}, when);
         return;
+      case OpClass::kScan: {
+        const ScanLoops along = scan_loops(tree_, item, schedule_);
+        if (along.together) {
+          emit(loops::Set{array_of_[op.output], element(item, item), operands[0], true}, when);
+          return;
+        }
+        result = operands[0];
+        if (along.carried < 0 && !along.lanes) break;
+        result = new_register(own);
+        emit(loops::Scan{result, carry_of_[op.output], element(item, item, along.beside), ir::fold_of(op.kind),
+                         std::get<ir::Scan>(op.attribute).reverse, along.lanes, operands[0]},
+             when);
+        break;
+      }
       case OpClass::kConcat: JF_CHECK(false, "a concat in a generated kernel");
       case OpClass::kGrouped: JF_CHECK(false, "a grouped product in a generated kernel");
     }
@@ -354,16 +375,17 @@ class Writer : Places {
 
   void declare(const Item& item) {
     loops::Declare statement{array_of_[item.value], std::nullopt};
-    if (is_fold(item)) statement.fill = ir::fold_of(item.op->kind);
+    if (is_complete_later(item, schedule_)) statement.fill = ir::fold_of(item.op->kind);
     emit(statement);
   }
   void combine(const Item& item) {
-    if (!is_fold(item)) return;
+    if (!is_complete_later(item, schedule_)) return;
     loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false};
-    const std::vector<bool> reduced = reduced_loops(item);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
     for (size_t p = 0; p < item.loops.size(); ++p) {
-      if (!reduced[p] || item.loops[p] < 0) continue;
-      const auto& [extent, parallel] = tree_.loops[item.loops[p]];
+      const int node = axes.loop[p];
+      if ((!axes.reduced[node] && axes.scanned[node] == 0) || item.loops[p] < 0) continue;
+      const auto& [extent, parallel, direction] = tree_.loops[item.loops[p]];
       statement.lanes = statement.lanes || parallel == Parallel::kVector;
       statement.threads = statement.threads || (parallel == Parallel::kThread && extent > 1);
       statement.threads_y = statement.threads_y || (parallel == Parallel::kThreadY && extent > 1);
@@ -372,11 +394,13 @@ class Writer : Places {
     const bool meets = statement.threads || statement.threads_y;
     for (int l = 0; meets && l < item.shared; ++l) {
       if (item.loops[l] < 0 || !is_thread(tree_.loops[item.loops[l]].parallel)) continue;
-      const auto& [extent, parallel] = tree_.loops[item.loops[l]];
+      const auto& [extent, parallel, direction] = tree_.loops[item.loops[l]];
       JF_REQUIRE(extent == extent_of(tree_, parallel), "[lower] ", fusion_.values[item.value].name,
-                 " is folded over threads inside of a ", name(parallel), " loop of ", extent, " iterations, but ",
-                 extent_of(tree_, parallel), " threads run; give all such loops one extent");
+                 is_fold(item) ? " is folded" : " is scanned", " over threads inside of a ", name(parallel),
+                 " loop of ", extent, " iterations, but ", extent_of(tree_, parallel),
+                 " threads run; give all such loops one extent");
     }
+    if (is_scan(item)) return scan_threads(item, statement);
     // The threads meet once for folds that follow each other.
     auto* last = statements_.empty() ? nullptr : std::get_if<loops::Combine>(&statements_.back().stmt.node);
     auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
@@ -385,6 +409,16 @@ class Writer : Places {
                           dtype(*last) == dtype(statement);
     if (together) return last->arrays.push_back(array_of_[item.value]);
     statements_.push_back({{}, {std::move(statement)}, meets});
+  }
+  void scan_threads(const Item& item, const loops::Combine& over) {
+    const ScanLoops along = scan_loops(tree_, item, schedule_);
+    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
+    scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
+    scan.lanes = over.lanes;
+    scan.threads = over.threads;
+    scan.threads_y = over.threads_y;
+    scan.run = along.run;
+    statements_.push_back({{}, {std::move(scan)}, true});
   }
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {

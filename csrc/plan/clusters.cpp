@@ -27,6 +27,19 @@ constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
 
+// The axes that a reduction folds or a scan goes along.
+struct Along {
+  std::vector<int64_t> dims;
+  int64_t parts = 0;
+  int direction = 0;  // of a scan
+};
+std::optional<Along> along(const Op& op) {
+  if (const Reduce* reduce = std::get_if<Reduce>(&op.attribute)) return Along{reduce->dims, reduce->parts};
+  const auto* scan = std::get_if<ir::Scan>(&op.attribute);
+  if (scan == nullptr) return std::nullopt;
+  return Along{{scan->axis}, 0, scan->reverse ? -1 : 1};
+}
+
 class Bits {
  public:
   bool test(int i) const { return word(i) < words_.size() && ((words_[word(i)] >> (i & 63)) & 1); }
@@ -133,11 +146,13 @@ class Finder {
     const Building &first = building_[a], &second = building_[b];
     return first.cluster.space == second.cluster.space && !first.waits_for.test(b) && !second.waits_for.test(a) &&
            first.cluster.parts == 0 && second.cluster.parts == 0 &&
+           first.cluster.direction * second.cluster.direction >= 0 &&
            first.reductions + second.reductions <= kMaxReductions && first.ops + second.ops <= kMaxOps;
   }
   void merge(int into, int from) {
     Building &kept = building_[into], &gone = building_[from];
     kept.reductions += gone.reductions;
+    if (gone.cluster.direction != 0) kept.cluster.direction = gone.cluster.direction;
     kept.ops += gone.ops;
     kept.column_folds += gone.column_folds;
     for (ValueId source : gone.sources) note_source(into, source);
@@ -183,7 +198,7 @@ class Finder {
       ValueId& source = source_[op.output];
       if (source < 0 || elements(source_[id]) > elements(source)) source = source_[id];
     }
-    const bool reduces = std::holds_alternative<Reduce>(op.attribute);
+    const bool reduces = along(op).has_value();
     if (reduces || op.kind == OpKind::kGroupedMatmul || op.inputs.empty()) source_[op.output] = op.output;
     if (reduces) return place_reduction(number);
     if (op.kind != OpKind::kGroupedMatmul && join_operands(op)) return;
@@ -287,7 +302,7 @@ class Finder {
 
   void place_reduction(size_t number) {
     const Op& op = fusion_.ops[number];
-    const Reduce& reduce = std::get<Reduce>(op.attribute);
+    const std::vector<int64_t> along_dims = along(op)->dims;
     const ValueId operand = op.inputs[0];
     const int own = sealed_[operand] ? -1 : bound_to(operand);
     if (own >= 0 && fold(number, own, result_.places[operand])) return;
@@ -299,7 +314,7 @@ class Finder {
       place.push_back(axes[a].extent == 1 ? -1 : static_cast<int>(space.extents.size()));
       if (axes[a].extent == 1) continue;
       space.extents.push_back(axes[a].extent);
-      space.folded.push_back(std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(a)));
+      space.folded.push_back(std::binary_search(along_dims.begin(), along_dims.end(), static_cast<int64_t>(a)));
     }
     auto fold_in_sibling = [&](const std::vector<bool>& folded, ValueId source) {
       const auto sibling = siblings_.find({space.extents, folded, source});
@@ -323,7 +338,7 @@ class Finder {
   // they are all the others.
   bool fold(size_t number, int cluster, const Place& operand) {
     const Op& op = fusion_.ops[number];
-    const Reduce& reduce = std::get<Reduce>(op.attribute);
+    const Along reduce = *along(op);
     Building& building = building_[cluster];
     const Space& space = building.cluster.space;
     if (building.reductions >= kMaxReductions || building.ops >= kMaxOps) return false;
@@ -335,13 +350,16 @@ class Finder {
     }
     std::vector<bool> others = space.folded;
     others.flip();
-    const bool along = folded == space.folded, across = reduce.parts > 0 && folded == others && building.reductions > 0;
-    if (!along && !across) return false;
+    const bool whole = folded == space.folded, across = reduce.parts > 0 && folded == others && building.reductions > 0;
+    if (!whole && !across) return false;
+    // One kernel goes along its rows one way.
+    if (reduce.direction * building.cluster.direction < 0) return false;
+    if (reduce.direction != 0 && building.cluster.parts > 0) return false;
     if (reduce.parts > 0) {
       JF_CHECK(dims[0] >= 0, "parts of an axis of extent 1");
       const Cluster& c = building.cluster;
-      const bool first = along && building.reductions == 0;
-      if (!first && c.parts == 0 && along) return false;
+      const bool first = whole && building.reductions == 0;
+      if (!first && c.parts == 0 && whole) return false;
       const bool same_split = c.parts == reduce.parts && c.split_axis == dims[0] &&
                               building.split_shape == ir::shape(fusion_.values[op.inputs[0]]);
       if (c.parts > 0 && !same_split) return false;
@@ -360,11 +378,14 @@ class Finder {
       building_[cluster].split_shape = ir::shape(fusion_.values[op.inputs[0]]);
       building_[cluster].column_folds += across;
     }
+    if (reduce.direction != 0) building_[cluster].cluster.direction = reduce.direction;
     record(number, cluster, operand, std::move(dims));
     return true;
   }
   void record(size_t number, int cluster, const Place& operand, Place dims) {
     const Op& op = fusion_.ops[number];
+    ++building_[cluster].reductions;
+    if (!std::holds_alternative<Reduce>(op.attribute)) return take(op, cluster, operand);
     const Reduce& reduce = std::get<Reduce>(op.attribute);
     Place place;
     for (size_t a = 0; a < operand.size(); ++a) {
@@ -374,7 +395,6 @@ class Finder {
     }
     sealed_[op.output] = reduce.parts > 0;
     result_.folds[number] = std::move(dims);
-    ++building_[cluster].reductions;
     take(op, cluster, std::move(place));
   }
 
@@ -387,7 +407,7 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const bool fits = row <= kMaxColumns && row * widest <= kMaxRowBytes;
+    const bool fits = row <= kMaxColumns && row * widest <= kMaxRowBytes && building.cluster.direction == 0;
     return innermost && fits && building.column_folds < kMaxColumnFolds;
   }
 

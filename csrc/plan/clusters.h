@@ -1,6 +1,6 @@
 // Which ops belong to the kernel of a reduction: the reductions of one space along the same axes, and what is computed
 // from them along its axes, back to the whole space included. What leads to them stays free: the kernels that need it
-// compute it.
+// compute it. A scan counts as a reduction of its axis that keeps it.
 //
 // One pass in the order of the ops. An op joins a cluster unless one of its operands comes from that cluster through
 // memory, so that clusters never wait for each other.
@@ -28,6 +28,7 @@ struct Cluster {
   Space space;
   int split_axis = -1;  // the axis of the space that reductions in parts split; -1 without such
   int64_t parts = 0;
+  int direction = 0;  // of its scans: 1, or -1 for reversed ones; 0 without any
 };
 
 struct Clusters {

@@ -24,6 +24,7 @@ constexpr int kDear = 8;
 
 int cost_of(const Op& op) {
   const ir::OpInfo& info = ir::info(op.kind);
+  if (info.op_class == OpClass::kScan) return kDear;
   if (info.op_class != OpClass::kPointwise) return 0;
   if (op.kind == OpKind::kDiv || op.kind == OpKind::kSqrt || op.kind == OpKind::kRsqrt) return kDear / 2;
   const bool simple = op.kind == OpKind::kIsFinite || op.kind == OpKind::kFloor || op.kind == OpKind::kCeil;
@@ -135,13 +136,14 @@ class Splitter {
       for (ValueId id : op.inputs) {
         if (id != input) continue;
         const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
-        const bool same_axes = reduce != nullptr || ir::info(op.kind).op_class == OpClass::kPointwise;
+        const OpClass op_class = ir::info(op.kind).op_class;
+        const bool same_axes = reduce != nullptr || op_class == OpClass::kPointwise || op_class == OpClass::kScan;
         if (!same_axes) return false;
         if (reduce == nullptr && !in_rows_[op.output]) return false;
       }
     }
     for (const Op& op : segment_.ops) {
-      if (std::holds_alternative<Reduce>(op.attribute)) {
+      if (std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute)) {
         size = std::max(size, ir::elements(segment_.values[op.inputs[0]]));
       }
     }

@@ -9,25 +9,32 @@
 namespace jf::plan {
 namespace {
 
-// A reduction has all axes of the iteration domain, one in parts the parts as well.
+// A reduction or scan has all axes of the iteration domain, a reduction in parts the parts as well.
 ir::ValueId reference_of(const ir::Fusion& fusion) {
   ir::ValueId reference = -1;
   for (const ir::Op& op : fusion.ops) {
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    if (reduce == nullptr) continue;
-    if (reduce->parts > 0) return op.output;
+    if (reduce == nullptr && !std::holds_alternative<ir::Scan>(op.attribute)) continue;
+    if (reduce != nullptr && reduce->parts > 0) return op.output;
     if (reference < 0) reference = op.output;
   }
   JF_CHECK(reference >= 0, fusion.name, " has no reduction");
   return reference;
 }
 
-// Where the loops along the rows begin: the innermost position at which a reduction is complete.
+// Where the loops along the rows begin: the innermost position at which a reduction is complete, or where a scan
+// begins.
 int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedule) {
   int position = 0;
   for (const ir::Op& op : fusion.ops) {
     if (std::holds_alternative<ir::Reduce>(op.attribute)) {
       position = std::max(position, schedule.domains[op.output].inline_at);
+    } else if (std::holds_alternative<ir::Scan>(op.attribute)) {
+      const schedule::Domain& domain = schedule.domains[op.output];
+      const schedule::AxisTree axes = schedule::replay(domain, fusion.values[op.output].name);
+      int first = 0;
+      while (axes.scanned[axes.loop[first]] == 0) ++first;
+      position = std::max(position, first);
     }
   }
   return position;

@@ -14,6 +14,8 @@ constexpr int64_t kMaxLanes = 16;
 constexpr double kGatherCost = 20;
 // Folding the lanes of a register costs about this many accesses.
 constexpr double kCombineCost = 10;
+// Scanning the lanes of a register, about as many.
+constexpr double kScanCost = 4;
 // A fold waits for its last result; two registers side by side hide that, where a row has many.
 constexpr int64_t kLongRow = 16;
 // Memory likes whole rows of columns: their accumulators may fill half of the first-level cache. Few of them are in
@@ -43,6 +45,7 @@ size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
     if (extent == 1 || traffic.across[loop]) continue;
     double cost = lane_cost(traffic, loop, lanes, kGatherCost);
     if (traffic.folded[loop]) cost += kCombineCost / static_cast<double>(divide_up(extent, lanes));
+    if (traffic.folded[loop] && traffic.scans) cost += kScanCost;
     if (best < traffic.extents.size() && cost >= best_cost) continue;
     best = loop;
     best_cost = cost;

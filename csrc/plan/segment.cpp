@@ -159,7 +159,7 @@ class Drafter {
   // In the order of the ops.
   Again again(const Op& op) const {
     const OpClass op_class = ir::info(op.kind).op_class;
-    if (op_class == OpClass::kReduce || op_class == OpClass::kGrouped) return {kMany, {}};
+    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped) return {kMany, {}};
     Again result;
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
@@ -219,7 +219,8 @@ class Drafter {
     for (size_t a = 0; a < c.space.extents.size(); ++a) {
       if (c.space.folded[a]) folded += cat(folded.empty() ? "" : ",", a);
     }
-    return cat("its reductions fold axes {", folded, "} of the iteration domain ", text(c.space.extents),
+    return cat(c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
+               "} of the iteration domain ", text(c.space.extents),
                c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis) : "");
   }
 

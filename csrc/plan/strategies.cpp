@@ -36,6 +36,12 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
     JF_REQUIRE(op.kind != OpKind::kConcat, "[", strategy, "] ", value,
                " is put together in memory by the kernels of its parts; see propose");
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
+      folds = true;
+      JF_REQUIRE(strategy == "reduction", "[", strategy, "] ", value, " is scanned along an axis; use reduction");
+      JF_REQUIRE(fusion.values[op.output].axes[scan->axis].extent > 1, "[reduction] ", value,
+                 " is scanned along an axis of fewer than two elements; leave the scan out");
+    }
     if (reduce == nullptr) continue;
     folds = true;
     JF_REQUIRE(strategy == "reduction", "[", strategy, "] ", value, " folds axes; use reduction");
@@ -44,7 +50,8 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
                  fusion.values[op.inputs[0]].name, ", which has fewer than two elements; squeeze it");
     }
   }
-  JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name, " folds no axis; use pointwise");
+  JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name,
+             " folds no axis; use pointwise");
   for (ValueId id : fusion.outputs) {
     JF_REQUIRE(ir::elements(fusion.values[id]) > 0, "[", strategy, "] ", fusion.values[id].name, " has no elements");
   }

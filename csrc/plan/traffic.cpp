@@ -89,15 +89,19 @@ bool continues(const std::vector<Access>& accesses, const std::vector<int64_t>& 
 // Fills in which loops reductions fold, and which values are computed along those.
 void find_folds(const Fusion& segment, const schedule::Schedule& aligned, Traffic& result) {
   bool whole = false;  // whether some reduction is not in parts
-  for (const schedule::Domain& domain : aligned.domains) whole = whole || (!domain.reduced.empty() && !domain.in_parts);
+  for (const schedule::Domain& domain : aligned.domains) {
+    result.scans = result.scans || domain.scanned >= 0;
+    whole = whole || result.scans || (!domain.reduced.empty() && !domain.in_parts);
+  }
   result.folded.assign(result.extents.size(), false);
   result.across = result.folded;
   for (const Op& op : segment.ops) {
     const schedule::Domain& domain = aligned.domains[op.output];
-    if (domain.reduced.empty()) continue;
     const schedule::AxisTree tree = schedule::replay(domain, "a value");
     std::vector<bool>& loops = whole && domain.in_parts ? result.across : result.folded;
-    for (size_t i = 0; i < tree.loop.size(); ++i) loops[i] = loops[i] || tree.reduced[tree.loop[i]];
+    for (size_t i = 0; i < tree.loop.size(); ++i) {
+      loops[i] = loops[i] || tree.reduced[tree.loop[i]] || tree.scanned[tree.loop[i]] != 0;
+    }
   }
   result.in_rows.assign(segment.values.size(), false);
   for (const Op& op : segment.ops) {
@@ -143,7 +147,7 @@ Traffic traffic(const Fusion& segment, ValueId reference) {
   result.cost_per_element = bytes / kBytesOfUnit;
   for (const ir::Op& op : segment.ops) {
     const ir::OpInfo& info = ir::info(op.kind);
-    if (info.op_class != ir::OpClass::kPointwise) continue;
+    if (info.op_class != ir::OpClass::kPointwise && info.op_class != ir::OpClass::kScan) continue;
     result.cost_per_element += info.operands == ir::OperandTypes::kFloating ? kFloatingOp : kSimpleOp;
   }
   for (const ir::Value& value : segment.values) {

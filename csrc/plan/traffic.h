@@ -21,7 +21,8 @@ struct Access {
 struct Traffic {
   std::vector<int> collapse;     // axes of each loop
   std::vector<int64_t> extents;  // iterations of each loop
-  std::vector<bool> folded;      // by loop: whether the reductions fold it
+  std::vector<bool> folded;      // by loop: whether the reductions fold it or scans go along it
+  bool scans = false;            // whether values are scanned along the folded loops
   std::vector<bool> across;      // by loop: whether reductions in parts fold it beside others that fold the rows
   std::vector<Access> accesses;
   double cost_per_element = 0;  // 1 is a pass over 12 bytes: two f32 read, one written

@@ -163,6 +163,10 @@ class Rewriter {
     std::vector<ValueId> inputs;
     for (ValueId id : op.inputs) inputs.push_back(renamed_[id]);
     const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
+    const auto* scan = std::get_if<ir::Scan>(&op.attribute);
+    if (scan != nullptr && value.axes[scan->axis].extent <= 1) {
+      return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
+    }
     if (reduce == nullptr) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
 
     const std::vector<int64_t> shape = ir::shape(whole_.values[op.inputs[0]]);
@@ -223,8 +227,9 @@ class Rewriter {
 }  // namespace
 
 Fusion in_two_stages(const Fusion& fusion) {
-  const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(),
-                               [](const Op& op) { return std::holds_alternative<Reduce>(op.attribute); });
+  const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
+    return std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute);
+  });
   return any ? Rewriter(fusion).finish() : fusion;
 }
 

@@ -121,6 +121,11 @@ void bind_builder(nb::module_& m) {
           "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
           "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place counts.")
       .def(
+          "scan",
+          [](Builder& b, const std::string& op, ir::ValueId value, int64_t axis, bool reverse,
+             const std::string& label) { return b.scan(op_named(op, "scan"), value, axis, reverse, label); },
+          "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "")
+      .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
              const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label) {

@@ -59,14 +59,14 @@ std::vector<std::string> names(const Fusion& fusion, const std::vector<ValueId>&
   return result;
 }
 
-Parallel parallel_named(const std::string& name, const std::string& value) {
+Parallel parallel_named(const std::string& name, const std::string& value, const char* function) {
   std::string known;
   for (int i = 0; i < schedule::kParallelTypes; ++i) {
     const Parallel parallel = static_cast<Parallel>(i);
     if (schedule::name(parallel) == name) return parallel;
     known += cat(known.empty() ? "" : ", ", schedule::name(parallel));
   }
-  throw UserError(cat("[parallelize] ", value, ": unknown parallel type '", name, "'; expected one of ", known));
+  throw UserError(cat("[", function, "] ", value, ": unknown parallel type '", name, "'; expected one of ", known));
 }
 
 Memory memory_named(const std::string& name, const std::string& value) {
@@ -273,6 +273,13 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           "merge", [](S& s, Name value, int axis) { s.scheduler->merge(s.id(value, "merge"), axis); }, "value"_a,
           "axis"_a, "The axis and the next one become one.")
       .def(
+          "pad",
+          [](S& s, Name value, int axis, int64_t multiple) { s.scheduler->pad(s.id(value, "pad"), axis, multiple); },
+          "value"_a, "axis"_a, "to_multiple_of"_a,
+          "Extend the axis at its end to the next multiple of a number, of the threads of a warp for example; the "
+          "iterations added have no element. It is a split by the new extent and a merge of its two axes, and the text "
+          "of the schedule says so.")
+      .def(
           "reorder",
           [](S& s, Name value, const std::vector<int>& order) { s.scheduler->reorder(s.id(value, "reorder"), order); },
           "value"_a, "order"_a, "New axis i is old axis order[i].")
@@ -283,7 +290,7 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           "parallelize",
           [](S& s, Name value, int axis, Name parallel) {
             const ValueId id = s.id(value, "parallelize");
-            s.scheduler->parallelize(id, axis, parallel_named(parallel, value));
+            s.scheduler->parallelize(id, axis, parallel_named(parallel, value, "parallelize"));
           },
           "value"_a, "axis"_a, "parallel"_a,
           "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y, and bulk (sm_90): the "
@@ -298,17 +305,31 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
           "Give every other value, or the selected ones, the loops of the reference.")
       .def(
           "parallelize_like",
-          [](S& s, Name value, const std::vector<std::string>& selected) {
-            s.scheduler->parallelize_like(s.id(value, "parallelize_like"), s.ids(selected, "parallelize_like"));
+          [](S& s, Name value, const std::vector<std::string>& selected, std::optional<int> position,
+             const std::vector<std::string>& types) {
+            std::vector<Parallel> parallel;
+            for (Name type : types) parallel.push_back(parallel_named(type, value, "parallelize_like"));
+            const ValueId id = s.id(value, "parallelize_like");
+            s.scheduler->parallelize_like(id, s.ids(selected, "parallelize_like"), position, parallel);
           },
-          "reference"_a, "selected"_a = std::vector<std::string>{},
-          "Copy the parallel types of the reference to every value, or every selected one, with its loop extents.")
+          "reference"_a, "selected"_a = std::vector<std::string>{}, "position"_a = nb::none(),
+          "types"_a = std::vector<std::string>{},
+          "Copy the parallel types of the reference to every value, or every selected one, with its loop extents: of "
+          "its outer `position` loops, and only these `types`, where they are given.")
       .def(
           "inline_at",
-          [](S& s, Name value, int position) { s.scheduler->inline_at(s.id(value, "inline_at"), position); }, "value"_a,
-          "position"_a, "Compute the value inside the outer `position` loops of its consumers.")
+          [](S& s, Name value, int position, bool best_effort) {
+            s.scheduler->inline_at(s.id(value, "inline_at"), position, best_effort);
+          },
+          "value"_a, "position"_a, "best_effort"_a = false,
+          "Compute the value inside the outer `position` loops of its consumers; with `best_effort` inside those of "
+          "them that it has in common with its consumers.")
       .def(
-          "inline_most", [](S& s) { s.scheduler->inline_most(); }, "Inline every value as deep as is useful.")
+          "inline_most",
+          [](S& s, const std::vector<std::string>& selected) {
+            s.scheduler->inline_most(s.ids(selected, "inline_most"));
+          },
+          "selected"_a = std::vector<std::string>{}, "Inline every value, or the selected ones, as deep as is useful.")
       .def(
           "set_memory",
           [](S& s, Name value, Name memory) {

@@ -1,14 +1,12 @@
 #include "schedule/axes.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 
 namespace jf::schedule {
 namespace {
-
-// A split by more only makes iterations without an element.
-constexpr int64_t kMaxFactor = int64_t{1} << 40;
 
 std::string list(const AxisTree& tree) {
   std::string text;
@@ -20,8 +18,9 @@ struct Applier {
   AxisTree& tree;
   const std::string& value;
 
-  int add(int64_t extent, bool reduced, bool inserted) {
+  int add(int64_t extent, bool reduced, bool inserted, int64_t scanned = 0) {
     tree.extents.push_back(extent);
+    tree.scanned.push_back(scanned);
     tree.reduced.push_back(reduced);
     tree.inserted.push_back(inserted);
     return static_cast<int>(tree.extents.size()) - 1;
@@ -40,8 +39,11 @@ struct Applier {
     const int input = tree.loop[s.axis];
     const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
     const bool reduced = tree.reduced[input], inserted = tree.inserted[input];
-    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted);
-    const int inner = add(s.inner ? s.factor : quotient, reduced, inserted);
+    const int64_t apart = tree.scanned[input], within = s.inner ? s.factor : quotient;
+    int64_t further = 0;
+    if (__builtin_mul_overflow(apart, within, &further)) further = std::numeric_limits<int64_t>::max();
+    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, further);
+    const int inner = add(within, reduced, inserted, apart);
     tree.steps.push_back(SplitStep{input, outer, inner});
     tree.loop[s.axis] = outer;
     tree.loop.insert(tree.loop.begin() + s.axis + 1, inner);
@@ -51,11 +53,15 @@ struct Applier {
     const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
     JF_REQUIRE(tree.reduced[outer] == tree.reduced[inner], "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": one is reduced and the other is not; reorder first");
+    const bool goes_on = tree.scanned[outer] == tree.scanned[inner] * tree.extents[inner];
+    JF_REQUIRE(goes_on, "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
+               ": it is scanned along one of them and the other does not go on from it; reorder first");
     int64_t extent = 0;
     JF_REQUIRE(!__builtin_mul_overflow(tree.extents[outer], tree.extents[inner], &extent), "[merge] axes ", m.axis,
                " and ", m.axis + 1, " of ", value, " have extents ", tree.extents[outer], " and ", tree.extents[inner],
                "; their product is too large");
-    const int output = add(extent, tree.reduced[outer], tree.inserted[outer] && tree.inserted[inner]);
+    const int output =
+        add(extent, tree.reduced[outer], tree.inserted[outer] && tree.inserted[inner], tree.scanned[inner]);
     tree.steps.push_back(MergeStep{outer, inner, output});
     tree.loop[m.axis] = output;
     tree.loop.erase(tree.loop.begin() + m.axis + 1);
@@ -96,6 +102,8 @@ struct Applier {
                "; expected one power of two, split first");
     JF_REQUIRE(tree.reduced[x] == tree.reduced[y], "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
                ": one is reduced and the other is not");
+    JF_REQUIRE(tree.scanned[x] == 0 && tree.scanned[y] == 0, "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
+               ": it is scanned along one of them, in order");
     const int output = add(extent, tree.reduced[y], tree.inserted[y]);
     tree.inserted[x] = tree.inserted[x] && tree.inserted[y];  // where x moves at a fixed output, y moves
     tree.steps.push_back(SwizzleStep{x, y, output});
@@ -115,6 +123,8 @@ AxisTree replay(const Domain& domain, const std::string& value) {
   tree.reduced = domain.reduced;
   tree.reduced.resize(domain.logical.size(), false);
   tree.inserted.resize(domain.logical.size(), false);
+  tree.scanned.resize(domain.logical.size(), 0);
+  if (domain.scanned >= 0) tree.scanned[domain.scanned] = 1;
   for (size_t i = 0; i < domain.logical.size(); ++i) tree.loop.push_back(static_cast<int>(i));
   for (const Transform& transform : domain.transforms) {
     apply(tree, transform, value);
@@ -122,6 +132,21 @@ AxisTree replay(const Domain& domain, const std::string& value) {
     tree.reduced[domain.logical.size()] = false;  // the part
   }
   return tree;
+}
+
+int scan_position(const Domain& domain, const std::string& value) {
+  if (domain.scanned < 0) return -1;
+  const AxisTree tree = replay(domain, value);
+  int position = -1;
+  bool threads = false;
+  for (size_t l = 0; l < domain.loop.size(); ++l) {
+    const auto& [extent, parallel] = domain.loop[l];
+    const bool thread = parallel == Parallel::kThread || parallel == Parallel::kThreadY;
+    if (tree.scanned[tree.loop[l]] == 0 || extent == 1) continue;
+    if (position < 0 && (thread || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
+    threads = threads || thread;
+  }
+  return threads ? position : -1;
 }
 
 std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
@@ -163,7 +188,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     }
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace ||
              ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
-             ir::info(op.kind).op_class == ir::OpClass::kReduce) {
+             ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }
   return axes;

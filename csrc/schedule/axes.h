@@ -30,13 +30,18 @@ struct AxisTree {
   std::vector<int64_t> extents;  // by node
   std::vector<bool> reduced;     // by node: whether the value is folded along it
   std::vector<bool> inserted;    // by node: whether the value is the same along it
-  std::vector<Step> steps;       // in the order of the transforms
-  std::vector<int> dropped;      // nodes of extent 1 without a loop
-  std::vector<int> loop;         // nodes of the loop axes, outermost first
+  // By node: how far apart along the scanned axis its indices are; 0 for other axes.
+  std::vector<int64_t> scanned;
+  std::vector<Step> steps;   // in the order of the transforms
+  std::vector<int> dropped;  // nodes of extent 1 without a loop
+  std::vector<int> loop;     // nodes of the loop axes, outermost first
 };
 
 // Applies the transforms to the logical axes. Throws UserError, naming `value`, for one that does not apply.
 AxisTree replay(const Domain& domain, const std::string& value);
+// The outermost loop of a value that threads scan together which they do at once; -1 for every other value, a scan by
+// single threads among them. What the threads scan is complete only after it.
+int scan_position(const Domain& domain, const std::string& value);
 // Applies one more transform.
 void apply(AxisTree& tree, const Transform& transform, const std::string& value);
 

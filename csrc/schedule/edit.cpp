@@ -117,6 +117,7 @@ ValueId compute_before(Editor& editor, ValueId value, const char* call) {
   editor.ops()[*number].output = made;
   editor.insert(*number + 1, {OpKind::kCopy, {made}, value, {}, ""});
   if (folds) editor.move_roots(value, made);
+  editor.domain(value).scanned = -1;
   return made;
 }
 
@@ -221,6 +222,7 @@ Edited cache_after(const Fusion& fusion, const Schedule& schedule, ValueId value
   editor.read_instead(value, made);
   editor.insert(*use, {OpKind::kCopy, {value}, made, {}, ""});
   if (folds) editor.domain(made) = unscheduled(editor.fusion()).domains[made];
+  editor.domain(made).scanned = -1;
   return editor.finish(made);
 }
 

@@ -36,7 +36,8 @@ class SharedLoops {
       const int to = groups.find(op.output);
       for (ValueId id : op.inputs) {
         const int from = groups.find(id);
-        const bool whole = !schedule_.domains[id].reduced.empty() || schedule_.domains[id].memory == Memory::kShared;
+        const bool whole = !schedule_.domains[id].reduced.empty() || schedule_.domains[id].memory == Memory::kShared ||
+                           scan_position(schedule_.domains[id], fusion_.values[id].name) >= 0;
         if (from != to) edges.emplace(from, to);
         if (from == to && whole && id != placed && schedule_.domains[id].inline_at < level) return false;
       }
@@ -70,8 +71,9 @@ bool runs_together(Parallel parallel) {
 
 int Scheduler::common_loops(ValueId value) const {
   const Domain& domain = schedule_.domains[value];
-  // A fold that nothing reads is an output, stored where it is complete.
-  const bool stored_here = consumers_[value].empty() && domain.reduced.empty();
+  // A fold or a scan by threads that nothing reads is an output, stored where it is complete.
+  const bool complete_later = !domain.reduced.empty() || scan_position(domain, fusion_.values[value].name) >= 0;
+  const bool stored_here = consumers_[value].empty() && !complete_later;
   int common = stored_here ? 0 : static_cast<int>(domain.loop.size());
   for (ValueId consumer : consumers_[value]) {
     common = std::min(common, schedule::common_loops(domain, schedule_.domains[consumer]));
@@ -79,9 +81,10 @@ int Scheduler::common_loops(ValueId value) const {
   return common;
 }
 
-void Scheduler::inline_at(ValueId value, int position) {
+void Scheduler::inline_at(ValueId value, int position, bool best_effort) {
   Domain& target = domain(value, "inline_at");
   const int common = common_loops(value);
+  if (best_effort) position = std::min(position, common);
   JF_REQUIRE(position >= 0 && position <= common, "[inline_at] ", fusion_.values[value].name, " agrees in ", common,
              " outer loop axes with its consumers; expected a position in [0, ", common, "], got ", position);
   target.inline_at = position;
@@ -111,19 +114,24 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   }
   int useful = rank;
   while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
+  if (const int scan = scan_position(domain, fusion_.values[op.output].name); scan >= 0) return std::min(useful, scan);
   for (int i = 0; i < useful; ++i) {
     if (tree.reduced[tree.loop[i]]) return i;
   }
   return useful;
 }
 
-void Scheduler::inline_most() {
+void Scheduler::inline_most(const std::vector<ValueId>& selected) {
   SharedLoops shared(fusion_, schedule_);
   for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
     std::vector<ValueId> values = {op->output};
     values.insert(values.end(), consumers_[op->output].begin(), consumers_[op->output].end());
     const int most = std::min(common_loops(op->output), useful_loops(*op));
     int& position = schedule_.domains[op->output].inline_at;
+    if (!selected.empty() && std::find(selected.begin(), selected.end(), op->output) == selected.end()) {
+      for (int level = 1; level <= position; ++level) shared.share(level, values);
+      continue;
+    }
     for (position = 0; position < most && shared.share(position + 1, values);) ++position;
   }
 }

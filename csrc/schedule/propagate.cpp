@@ -176,6 +176,30 @@ std::vector<Transform> align(const Alignment& alignment, const std::vector<Inser
   return transforms;
 }
 
+// Whether the axes that a value is stored over are made by the same transforms in both domains.
+bool keeps_storage(const Domain& before, const Domain& after, const std::string& value) {
+  Domain common = before;
+  const auto [end, other] = std::mismatch(before.transforms.begin(), before.transforms.end(), after.transforms.begin(),
+                                          after.transforms.end());
+  common.transforms.assign(before.transforms.begin(), end);
+  const int nodes = static_cast<int>(replay(common, value).extents.size());
+  return std::all_of(before.storage.begin(), before.storage.end(), [&](int node) { return node < nodes; });
+}
+
+// Throws UserError unless the transforms of a value give it the loops of the reference.
+void check_like(const Domain& domain, const Domain& like, const std::string& value, const std::string& reference) {
+  AxisTree tree;
+  try {
+    tree = replay(domain, value);
+  } catch (const UserError& error) {
+    throw UserError(cat("[transform_like] ", value, " cannot have the loops of ", reference, ": ", error.what()));
+  }
+  bool same = tree.loop.size() == like.loop.size();
+  for (size_t i = 0; same && i < tree.loop.size(); ++i) same = tree.extents[tree.loop[i]] == like.loop[i].extent;
+  JF_REQUIRE(same, "[transform_like] ", value, " cannot have the loops of ", reference,
+             ": its axes have other extents; schedule it by itself");
+}
+
 // What stands for each axis of the reference where a value lacks it: an axis of the value's anchor, which its consumers
 // have.
 std::vector<Insert> axes_to_insert(const std::vector<int64_t>& extents, ValueId reference, const Found& anchor) {
@@ -206,9 +230,16 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
                ir::print_type(fusion_.values[reference]), "); schedule it by itself");
     domain.transforms = align(found->alignment, axes_to_insert(like.logical, reference, *aligner[found->anchor]));
     domain.transforms.insert(domain.transforms.end(), like.transforms.begin(), like.transforms.end());
-    JF_REQUIRE(!domain.in_parts || domain.transforms.front() == schedule_.domains[id].transforms.front(),
-               "[transform_like] ", fusion_.values[id].name, " is folded in parts; ", fusion_.values[reference].name,
+    const bool same_parts = !domain.in_parts || (!domain.transforms.empty() &&
+                                                 domain.transforms.front() == schedule_.domains[id].transforms.front());
+    JF_REQUIRE(same_parts, "[transform_like] ", fusion_.values[id].name, " is folded in parts; ",
+               fusion_.values[reference].name,
                " must begin with the same split: take a value folded in as many parts as reference");
+    check_like(domain, like, fusion_.values[id].name, fusion_.values[reference].name);
+    JF_REQUIRE(keeps_storage(schedule_.domains[id], domain, fusion_.values[id].name), "[transform_like] ",
+               fusion_.values[id].name,
+               " is stored over axes that it would no longer have; leave it out of `selected`, ",
+               "or call set_memory and set_allocation afterwards");
     domain.loop.assign(like.loop.size(), LoopAxis{});
     for (size_t i = 0; i < like.loop.size(); ++i) domain.loop[i].extent = like.loop[i].extent;
     domain.inline_at = 0;
@@ -216,18 +247,31 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
   schedule_ = std::move(changed);
 }
 
-void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected) {
+void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected, std::optional<int> position,
+                                 const std::vector<Parallel>& types) {
   const std::vector<LoopAxis> like = domain(reference, "parallelize_like").loop;
+  const int rank = static_cast<int>(like.size());
+  JF_REQUIRE(!position || (*position >= 0 && *position <= rank), "[parallelize_like] ", fusion_.values[reference].name,
+             " has ", rank, " loop axes; expected a position in [0, ", rank, "], got ", position.value_or(0));
+  const size_t count = position.value_or(rank);
   const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
+  Schedule changed = schedule_;
   for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
-    Domain& domain = schedule_.domains[id];
+    Domain& domain = changed.domains[id];
     if ((is_input[id] && !is_output[id]) || !is_selected(selected, id)) continue;
-    const bool same = std::equal(domain.loop.begin(), domain.loop.end(), like.begin(), like.end(),
-                                 [](const LoopAxis& a, const LoopAxis& b) { return a.extent == b.extent; });
-    if (!same || domain.loop == like) continue;
-    domain.loop = like;
+    bool same = position ? domain.loop.size() >= count : domain.loop.size() == count;
+    for (size_t l = 0; same && l < count; ++l) same = domain.loop[l].extent == like[l].extent;
+    if (!same) continue;
+    const std::vector<LoopAxis> before = domain.loop;
+    for (size_t l = 0; l < count; ++l) {
+      const bool copied = types.empty() || std::find(types.begin(), types.end(), like[l].parallel) != types.end();
+      if (copied) domain.loop[l].parallel = like[l].parallel;
+    }
+    if (domain.loop == before) continue;
+    check_parallel(domain, fusion_.values[id].name);
     domain.inline_at = 0;
   }
+  schedule_ = std::move(changed);
 }
 
 }  // namespace jf::schedule

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -22,6 +23,8 @@ using ir::ValueId;
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY, kBulk };
 constexpr int kParallelTypes = 9;
 
+// A split by more only makes iterations without an element.
+constexpr int64_t kMaxFactor = int64_t{1} << 40;
 // A shared value is far smaller.
 constexpr int64_t kMaxPad = 1 << 20;
 // More copies of a shared value than fit shared memory usefully.
@@ -83,6 +86,7 @@ struct Domain {
   std::vector<int64_t> logical;  // extents of the root axes
   std::vector<bool> reduced;     // which of them are reduced; empty for none
   bool in_parts = false;
+  int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results
   int inline_at = 0;                  // outer loop axes that the value shares with its consumers
@@ -114,6 +118,9 @@ class Scheduler {
 
   void split(ValueId value, int axis, int64_t factor, bool inner = true);
   void merge(ValueId value, int axis);
+  // Extends the axis at its end to the next multiple of `multiple`; the iterations added have no element. The same as a
+  // split by that extent, with a remainder, and a merge of its two axes, and recorded so.
+  void pad(ValueId value, int axis, int64_t multiple);
   // `order` lists all loop axes: new axis i is old axis order[i].
   void reorder(ValueId value, const std::vector<int>& order);
   // Axis y becomes x ^ y.
@@ -124,15 +131,18 @@ class Scheduler {
   // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
   // a loop also for an axis that it lacks; it runs once there unless it is inlined in it. With `selected`, only those.
   void transform_like(ValueId reference, const std::vector<ValueId>& selected = {});
-  // Copies the parallel types of `reference` to every such value with the same loop extents.
-  void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {});
+  // Copies the parallel types of `reference` to every such value with the same loop extents. With `position`, only
+  // those of its outer loops, to values with the same outer extents; with `types`, only these types.
+  void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {},
+                        std::optional<int> position = std::nullopt, const std::vector<Parallel>& types = {});
 
-  // Computes the value inside the outer `position` loops of its consumers.
-  void inline_at(ValueId value, int position);
+  // Computes the value inside the outer `position` loops of its consumers; with `best_effort`, of those loops that it
+  // has in common with them.
+  void inline_at(ValueId value, int position, bool best_effort = false);
   // Inlines every computed value as deep as its loops agree with those of all its consumers and it is computed no more
   // often than needed: not into loops over axes that it lacks, nor a reduction into the loops that it reduces, nor so
-  // deep that a consumer would run before a value that it needs is complete.
-  void inline_most();
+  // deep that a consumer would run before a value that it needs is complete. With `selected`, only those.
+  void inline_most(const std::vector<ValueId>& selected = {});
   // kShared needs a CUDA target.
   void set_memory(ValueId value, Memory memory);
   // Stores a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards. `pad`

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
 
@@ -51,6 +52,9 @@ Schedule unscheduled(const ir::Fusion& fusion) {
     schedule.domains.push_back(std::move(domain));
   }
   for (const ir::Op& op : fusion.ops) {
+    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
+      schedule.domains[op.output].scanned = static_cast<int>(scan->axis);
+    }
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (reduce == nullptr) continue;
     Domain& domain = schedule.domains[op.output];
@@ -116,6 +120,22 @@ void Scheduler::merge(ValueId value, int axis) {
   apply(value, Merge{checked_axis(value, axis, "merge")});
 }
 
+void Scheduler::pad(ValueId value, int axis, int64_t multiple) {
+  Domain& target = domain(value, "pad");
+  const int at = checked_axis(value, axis, "pad");
+  const int64_t extent = target.loop[at].extent;
+  JF_REQUIRE(multiple > 0 && multiple <= kMaxFactor, "[pad] axis ", at, " of ", fusion_.values[value].name,
+             ": expected a multiple of 1 to ", kMaxFactor, ", got ", multiple);
+  const int64_t padded = round_up(extent, multiple);
+  JF_REQUIRE(target.loop[at].parallel == Parallel::kSerial, "[pad] axis ", at, " of ", fusion_.values[value].name,
+             " is already ", name(target.loop[at].parallel), "; transform axes before parallelizing them");
+  JF_REQUIRE(padded <= kMaxFactor, "[pad] axis ", at, " of ", fusion_.values[value].name, " has extent ", extent,
+             "; the next multiple of ", multiple, " is above ", kMaxFactor);
+  if (padded == extent) return;
+  apply(value, Split{at, padded});
+  apply(value, Merge{at});
+}
+
 void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
   domain(value, "reorder");
   std::vector<int> positive;
@@ -169,6 +189,9 @@ void Scheduler::set_memory(ValueId value, Memory memory) {
   JF_REQUIRE(memory == Memory::kShared || target.stages == 1, "[set_memory] ", fusion_.values[value].name, " has ",
              target.stages, " stages, which only a shared value can have; call circular_buffer(1, 0) first");
   target.memory = memory;
+  if (memory == Memory::kShared) return;
+  target.storage.clear();
+  target.pad = 0;
 }
 
 }  // namespace jf::schedule

@@ -1,0 +1,31 @@
+// Scans over the lanes of one thread on CUDA.
+#pragma once
+
+#include "codegen/cuda_fold.cuh"
+
+namespace jf {
+
+// The last lane in the order of the scan, in all lanes.
+template <bool kReverse, class T, int W>
+JF_FUNCTION Lanes<T, W> last_lane(const Lanes<T, W>& x) {
+  return splat(Type<Lanes<T, W>>{}, x.v[kReverse ? 0 : W - 1]);
+}
+
+template <class Op, class T>
+JF_FUNCTION T fold_two(T a, T b) {
+  return Op::of(Lanes<T, 1>{{a}}, Lanes<T, 1>{{b}}).v[0];
+}
+
+template <class Op, bool kReverse, class T, int W>
+JF_FUNCTION Lanes<T, W> scanned(Lanes<T, W> x) {
+#pragma unroll
+  for (int i = 1; i < W; ++i) {
+    const int at = kReverse ? W - 1 - i : i, before = kReverse ? at + 1 : at - 1;
+    x.v[at] = fold_two<Op>(x.v[before], x.v[at]);
+  }
+  return x;
+}
+
+}  // namespace jf
+
+#include "codegen/scan.h"

@@ -1,0 +1,192 @@
+// Scans over the threads of a block: each thread its own elements, shuffles within a warp, then shared memory between
+// warps. All threads of the block call them together. The order is fixed, so equal blocks give equal bits.
+//
+// Elements come in runs: kRun neighbouring registers of each thread follow each other, then those of the next thread;
+// after the last thread, the next run of the first one.
+#pragma once
+
+#include "codegen/cuda_fold_threads.cuh"
+#include "codegen/cuda_scan.cuh"
+
+namespace jf {
+
+// A scan without elements before it.
+struct Nothing {};
+
+template <class Op, class T, int V>
+JF_FUNCTION Lanes<T, V> lanes_before(Nothing) {
+  Lanes<T, V> result;
+  fill<Op>(result);
+  return result;
+}
+template <class Op, class T, int V, int W>
+JF_FUNCTION Lanes<T, V> lanes_before(const Lanes<T, W>& carry) {
+  static_assert(V <= W, "a carry has a value for each lane");
+  Lanes<T, V> result;
+#pragma unroll
+  for (int i = 0; i < V; ++i) result.v[i] = carry.v[i];
+  return result;
+}
+template <class T, int V>
+JF_FUNCTION void set_carry(Nothing, const Lanes<T, V>&) {}
+template <class T, int V, int W>
+JF_FUNCTION void set_carry(Lanes<T, W>& carry, const Lanes<T, V>& total) {
+#pragma unroll
+  for (int i = 0; i < W; ++i) carry.v[i] = total.v[V == 1 ? 0 : i];
+}
+
+// What the thread `source` of this warp holds.
+template <class T>
+JF_FUNCTION T shuffle_from(u32 mask, T x, int source) {
+  if constexpr (sizeof(T) == sizeof(u64)) {
+    const u64 bits = bits_as<u64>(x);
+    const u32 low = __shfl_sync(mask, u32(bits), source), high = __shfl_sync(mask, u32(bits >> 32), source);
+    return bits_as<T>(u64(high) << 32 | low);
+  } else if constexpr (is_float<T>) {
+    return bits_as<T>(__shfl_sync(mask, bits_as<u32>(x), source));
+  } else {
+    return T(__shfl_sync(mask, u32(x), source));
+  }
+}
+// Scans each value over kWidth neighbouring threads of a warp; `place` numbers them in the order of the scan.
+template <class Op, Order kOrder, int kWidth, class T, int V>
+JF_FUNCTION void scan_warp(u32 mask, int lane, int place, Lanes<T, V>& values) {
+#pragma unroll
+  for (int distance = 1; distance < kWidth; distance *= 2) {
+    const int source = kOrder == kReverse ? lane + distance : lane - distance;
+    const Lanes<T, V> sum = Op::of(map<T>([&](T x) { return shuffle_from(mask, x, source); }, values), values);
+    if (place >= distance) values = sum;
+  }
+}
+// The values of the thread before, or nothing.
+template <class Op, Order kOrder, class T, int V>
+JF_FUNCTION Lanes<T, V> from_thread_before(u32 mask, int lane, int place, const Lanes<T, V>& values) {
+  const int source = kOrder == kReverse ? lane + 1 : lane - 1;
+  const Lanes<T, V> others = map<T>([&](T x) { return shuffle_from(mask, x, source); }, values);
+  return place > 0 ? others : lanes_before<Op, T, V>(Nothing{});
+}
+
+// Values of the threads along x, in V runs. `before` becomes what stands before the thread's elements of each run.
+template <class Op, class B, Order kOrder, class T, int V, class Carry, int kBytes>
+JF_FUNCTION void scan_columns(const Lanes<T, V>& totals, Lanes<T, V>& before, Carry& carry, Scratch<kBytes> scratch) {
+  constexpr int kWidth = smaller_of(B::kColumns, kWarp), kWarps = B::kColumns / kWidth;
+  constexpr bool kBack = kOrder == kReverse;
+  const u32 mask = B::warp_mask();
+  const int lane = B::thread() % kWarp, column = B::column() % kWidth, place = kBack ? kWidth - 1 - column : column;
+  Lanes<T, V> sums = totals;
+  scan_warp<Op, kOrder, kWidth>(mask, lane, place, sums);
+  before = from_thread_before<Op, kOrder>(mask, lane, place, sums);
+  Lanes<T, 1> running = lanes_before<Op, T, 1>(carry);
+  if constexpr (kWarps == 1) {
+    const int last = lane - column + (kBack ? 0 : kWidth - 1);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const int v = kBack ? V - 1 - i : i;
+      before.v[v] = fold_two<Op>(running.v[0], before.v[v]);
+      running.v[0] = fold_two<Op>(running.v[0], shuffle_from(mask, sums.v[v], last));
+    }
+  } else {
+    // Whole warps. The sums of all warps and runs stand in the order of the scan; every warp scans them.
+    constexpr int kItems = V * kWarps;
+    static_assert(kItems * B::kRows * int(sizeof(T)) <= kBytes, "the scratch is too small for this scan");
+    T* const items = reinterpret_cast<T*>(scratch.bytes) + B::row() * kItems;
+    const int warp = kBack ? kWarps - 1 - B::column() / kWarp : B::column() / kWarp;
+    if (place == kWarp - 1) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) items[(kBack ? V - 1 - v : v) * kWarps + warp] = sums.v[v];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int first = 0; first < kItems; first += kWarp) {
+      Lanes<T, 1> item = lanes_before<Op, T, 1>(Nothing{});
+      if (first + lane < kItems) item.v[0] = items[first + lane];
+      scan_warp<Op, kForward, smaller_of(power_of_two_from(kItems), kWarp)>(mask, lane, lane, item);
+      const Lanes<T, 1> until = Op::of(running, from_thread_before<Op, kForward>(mask, lane, lane, item));
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int run = (kBack ? V - 1 - v : v) * kWarps;
+        if (run + kWarps <= first || run >= first + kWarp) continue;
+        const T prefix = shuffle_from(mask, until.v[0], (run + warp) % kWarp);
+        const T sum = fold_two<Op>(prefix, before.v[v]);
+        before.v[v] = (run + warp) / kWarp == first / kWarp ? sum : before.v[v];
+      }
+      running = Op::of(running, Lanes<T, 1>{{shuffle_from(mask, item.v[0], smaller_of(kItems - first, kWarp) - 1)}});
+    }
+    __syncthreads();  // the scratch is free again
+  }
+  set_carry(carry, running);
+}
+
+// Values of the threads along y, each lane and column by itself.
+template <class Op, class B, Order kOrder, class T, int W, class Carry, int kBytes>
+JF_FUNCTION void scan_rows(const Lanes<T, W>& totals, Lanes<T, W>& before, Carry& carry, Scratch<kBytes> scratch) {
+  constexpr int kRound = values_at_once<T, W, B::kThreads, kBytes>();
+  T* const items = reinterpret_cast<T*>(scratch.bytes);
+  Lanes<T, W> running = lanes_before<Op, T, W>(carry);
+#pragma unroll
+  for (int first = 0; first < W; first += kRound) {
+#pragma unroll
+    for (int i = 0; i < kRound && first + i < W; ++i) items[i * B::kThreads + B::thread()] = totals.v[first + i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kRound && first + i < W; ++i) {
+      T sum = running.v[first + i];
+      for (int r = 0; r < B::kRows; ++r) {
+        const int row = kOrder == kReverse ? B::kRows - 1 - r : r;
+        before.v[first + i] = row == B::row() ? sum : before.v[first + i];
+        sum = fold_two<Op>(sum, items[i * B::kThreads + row * B::kColumns + B::column()]);
+      }
+      running.v[first + i] = sum;
+    }
+    __syncthreads();  // the scratch is free again
+  }
+  set_carry(carry, running);
+}
+
+// Scans an array over the threads along x or y, as kOver says, and with kLanes over its lanes; B is a Block. `carry`
+// holds what stands before the first element, and takes what stands before the next one. The scratch is free before and
+// after.
+template <class Op, class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, int N, class Carry>
+JF_FUNCTION void scan_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], Carry&& carry) {
+  static_assert(N % kRun == 0, "an array is runs of equally many elements");
+  constexpr bool kBack = kOrder == kReverse, kInLanes = (kOver & kLanes) != 0;
+  constexpr int kRuns = N / kRun;
+  // Each thread by itself.
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const int at = kBack ? N - 1 - n : n, before = kBack ? at + 1 : at - 1;
+    if constexpr (kInLanes) array[at] = scanned<Op, kBack>(array[at]);
+    if (n % kRun == 0) continue;
+    const Lanes<T, W> sum = kInLanes ? last_lane<kBack>(array[before]) : array[before];
+    array[at] = Op::of(sum, array[at]);
+  }
+  if constexpr (kOver & kX) {
+    static_assert(kInLanes || W == 1, "threads along x scan rows, in which lanes follow each other");
+    Lanes<T, kRuns> totals, before;
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) totals.v[r] = array[kBack ? r * kRun : r * kRun + kRun - 1].v[kBack ? 0 : W - 1];
+    scan_columns<Op, B, kOrder>(totals, before, carry, scratch);
+#pragma unroll
+    for (int n = 0; n < N; ++n) array[n] = Op::of(splat(Type<Lanes<T, W>>{}, before.v[n / kRun]), array[n]);
+  } else {
+    static_assert(!kInLanes, "threads along y scan columns, one in each lane");
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const int run = (kBack ? kRuns - 1 - i : i) * kRun;
+      Lanes<T, W> before = array[run];
+      Lanes<T, W> running = lanes_before<Op, T, W>(carry);
+      scan_rows<Op, B, kOrder>(array[kBack ? run : run + kRun - 1], before, running, scratch);
+#pragma unroll
+      for (int n = run; n < run + kRun; ++n) array[n] = Op::of(before, array[n]);
+      set_carry(carry, running);
+    }
+  }
+}
+template <class Op, class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, class Carry>
+JF_FUNCTION void scan_threads(Scratch<kBytes> scratch, Lanes<T, W>& x, Carry&& carry) {
+  Lanes<T, W> array[1] = {x};
+  scan_threads<Op, B, kOver, kRun, kOrder>(scratch, array, carry);
+  x = array[0];
+}
+
+}  // namespace jf

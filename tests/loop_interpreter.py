@@ -1,0 +1,354 @@
+"""Runs the loop program of one kernel, as its text says, on numpy: CUDA schedules computed and checked without a GPU.
+
+All threads of a block take each statement together. What a GPU may do otherwise is refused: an access out of bounds, a
+barrier that not all threads reach, two threads that meet at one shared element without a barrier between them, an
+element of an output that is written with two values, or not at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax_fuser as jf
+
+DTYPES = {
+    "pred": np.bool_,
+    "f16": np.float16,
+    "bf16": jnp.bfloat16,
+    "f32": np.float32,
+    "f64": np.float64,
+    **{
+        f"{sign}{bits}": np.dtype(f"{kind}{bits // 8}")
+        for sign, kind in (("s", "i"), ("u", "u"))
+        for bits in (8, 16, 32, 64)
+    },
+}
+OPS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "max": np.maximum,
+    "min": np.minimum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "square": np.square,
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "logistic": lambda x: 1 / (1 + np.exp(-x)),
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "select": np.where,
+    "copy": lambda x: x,
+    "convert": lambda x: x,
+}
+FOLDS = {"add": (np.add, 0), "mul": (np.multiply, 1), "max": (np.maximum, None), "min": (np.minimum, None)}
+EVERY_THREAD = 1 << 30  # touched an element: several of them did
+GRID = {"task": "task", "block": "x", "block_y": "y"}
+
+
+def computed_in(dtype: str) -> Any:
+    """Return the dtype of the registers that hold a value of a dtype."""
+    return np.float32 if dtype in ("f16", "bf16") else DTYPES[dtype]
+
+
+@dataclass
+class Line:
+    text: str
+    body: list[Line] = field(default_factory=list)
+
+
+def tree(lines: list[str]) -> list[Line]:
+    """Nest lines by their indentation."""
+    root = Line("")
+    open_lines = [(0, root)]
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        while open_lines[-1][0] >= depth:
+            open_lines.pop()
+        made = Line(re.sub(r"  # .*", "", line.strip()))
+        open_lines[-1][1].body.append(made)
+        open_lines.append((depth, made))
+    return root.body
+
+
+@functools.cache
+def arithmetic(text: str) -> Any:
+    return compile(text.replace("/", "//"), text, "eval")
+
+
+@dataclass
+class Active:
+    """Which threads take a statement, and which of their lanes exist."""
+
+    threads: np.ndarray
+    lanes: np.ndarray
+
+
+class Buffer:
+    """Memory of one block or of all, and who touched each element since the threads met."""
+
+    def __init__(self, name: str, dtype: str, size: int, data: np.ndarray | None = None):
+        self.name, self.written = name, np.full(size, data is not None)
+        self.data = np.zeros(size, DTYPES[dtype]) if data is None else data
+        self.meet()
+
+    def meet(self) -> None:
+        self.writer, self.reader = np.full((2, self.data.size), -1)
+
+
+class Block:
+    """The threads of one block. `at` is its place in the grid."""
+
+    def __init__(self, kernel: Kernel, at: dict[str, int]):
+        self.kernel, self.at = kernel, at
+        count = kernel.block[0] * kernel.block[1]
+        self.y, self.x = np.divmod(np.arange(count), kernel.block[0])
+        self.thread = np.arange(count)
+        self.variables: dict[str, Any] = {}
+        self.registers: dict[str, np.ndarray] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.shared = {name: Buffer(name, dtype, size) for name, (dtype, size) in kernel.shared.items()}
+        everything = Active(np.full(count, True), np.full((count, kernel.width), True))
+        self.run(kernel.body, everything)
+
+    def index(self, text: str) -> np.ndarray:
+        return np.broadcast_to(eval(arithmetic(text), {}, self.variables), self.thread.shape)
+
+    def condition(self, text: str) -> np.ndarray:
+        bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
+        return np.logical_and.reduce([self.index(index) < int(bound) for index, bound in bounds])
+
+    def run(self, body: list[Line], active: Active) -> None:
+        for line in body:
+            if active.threads.any():
+                self.statement(line, active)
+
+    def statement(self, line: Line, active: Active) -> None:
+        for pattern, method in STATEMENTS:
+            if found := pattern.fullmatch(line.text):
+                return method(self, active, line.body, *found.groups())
+        raise NotImplementedError(line.text)
+
+    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str) -> None:
+        count = int(extent)
+        if parallel in ("serial", "unroll"):
+            for i in range(count):
+                self.variables[variable] = i
+                self.run(body, active)
+            return
+        mine = {"thread": self.x, "thread_y": self.y}.get(parallel)
+        i = self.at[GRID[parallel]] if mine is None else mine
+        self.variables[variable] = i
+        self.run(body, Active(active.threads & (i < count), active.lanes))
+
+    def vector(self, active: Active, body: list[Line], variable: str, base: str, limit: str | None) -> None:
+        first = self.variables[variable] = self.index(base)
+        exists = first[:, None] + np.arange(self.kernel.width) < (int(limit) if limit else np.inf)
+        self.run(body, Active(active.threads & exists[:, 0], exists))
+
+    def guard(self, active: Active, body: list[Line], condition: str) -> None:
+        self.run(body, Active(active.threads & self.condition(condition), active.lanes))
+
+    def touched(self, active: Active, buffer: Buffer, offset: str, step: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return elements by thread and lane, and where they are touched."""
+        stride = int(step or 0)
+        element = self.index(offset)[:, None] + np.arange(self.kernel.width) * stride
+        where = active.threads[:, None] & (active.lanes if stride else np.arange(self.kernel.width) == 0)
+        outside = where & ((element < 0) | (element >= buffer.data.size))
+        assert not outside.any(), f"{buffer.name}[{offset}] reaches {element[outside][0]} of {buffer.data.size}"
+        return element, where
+
+    def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, step: str, when: str) -> None:
+        buffer = self.buffer(name)
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        element, where = self.touched(active, buffer, at, step)
+        thread = np.broadcast_to(self.thread[:, None], where.shape)
+        touched, by = element[where], thread[where]
+        assert buffer.written[touched].all(), f"{name} is read before it is written"
+        if name in self.shared:
+            others = (buffer.writer[touched] >= 0) & (buffer.writer[touched] != by)
+            assert not others.any(), f"{name}[{at}] is read beside its writing, without a barrier"
+            met = (buffer.reader[touched] >= 0) & (buffer.reader[touched] != by)
+            buffer.reader[touched] = np.where(met, EVERY_THREAD, by)
+        result = np.zeros(where.shape, computed_in(dtype))
+        result[where] = buffer.data[touched].astype(result.dtype)
+        if int(step or 0) == 0:
+            result[:] = result[:, :1]
+        self.registers[to] = result
+
+    def store(self, active: Active, _: Any, name: str, at: str, step: str | None, register: str) -> None:
+        buffer = self.buffer(name)
+        element, where = self.touched(active, buffer, at, step)
+        thread = np.broadcast_to(self.thread[:, None], where.shape)
+        touched, by, value = element[where], thread[where], self.registers[register][where].astype(buffer.data.dtype)
+        if name in self.shared:
+            for seen in (buffer.writer, buffer.reader):
+                others = (seen[touched] >= 0) & (seen[touched] != by)
+                assert not others.any(), f"{name}[{at}] is written beside another access, without a barrier"
+            # Threads may write the same, but each of them has to wait before it reads.
+            buffer.data[touched] = value
+            np.testing.assert_array_equal(buffer.data[touched], value, f"{name}[{at}] is written with two values")
+            buffer.writer[touched] = by
+            buffer.writer[touched[buffer.writer[touched] != by]] = EVERY_THREAD
+        elif buffer.written[touched].any():
+            again = buffer.written[touched]
+            np.testing.assert_array_equal(buffer.data[touched][again], value[again], f"{name} is written twice")
+        buffer.data[touched], buffer.written[touched] = value, True
+
+    def buffer(self, name: str) -> Buffer:
+        return self.shared.get(name) or self.kernel.buffers[name]
+
+    def from_index(self, active: Active, _: Any, to: str, dtype: str, at: str, step: str | None) -> None:
+        element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
+        self.registers[to] = element.astype(computed_in(dtype))
+
+    def compute(self, active: Active, _: Any, to: str, dtype: str, op: str, operands: str) -> None:
+        shape = (self.thread.size, self.kernel.width)
+        if op == "constant":
+            number = {"true": True, "false": False}.get(operands.strip(), operands)
+            result = np.full(shape, float(number) if dtype[0] in "fb" else int(number))
+        else:
+            with np.errstate(all="ignore"):
+                result = OPS[op](*(self.registers[r] for r in operands.split()))
+        if op == "convert":
+            result = result.astype(DTYPES[dtype])
+        self.registers[to] = np.asarray(result).astype(computed_in(dtype))
+
+    def declare(self, active: Active, _: Any, name: str, fold: str | None) -> None:
+        dtype, size = self.kernel.arrays[name]
+        start = np.full((self.thread.size, size, self.kernel.width), identity(fold, dtype) if fold else 99)
+        self.arrays[name] = start.astype(dtype)
+
+    def get(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str) -> None:
+        self.registers[to] = self.arrays[name][self.thread, self.element(active, name, at)]
+
+    def set(self, active: Active, _: Any, name: str, at: str, register: str) -> None:
+        on, element = active.threads, self.element(active, name, at)
+        self.arrays[name][self.thread[on], element[on]] = self.registers[register][on]
+
+    def accumulate(self, active: Active, _: Any, name: str, at: str, fold: str, register: str) -> None:
+        element, array = self.element(active, name, at), self.arrays[name]
+        old = array[self.thread, element]
+        on = active.threads[:, None] & active.lanes
+        array[self.thread, element] = np.where(on, FOLDS[fold][0](old, self.registers[register]), old)
+
+    def element(self, active: Active, name: str, at: str) -> np.ndarray:
+        element = np.where(active.threads, self.index(at), 0)
+        assert (element < self.arrays[name].shape[1]).all(), f"{name}[{at}] is out of bounds"
+        return element
+
+    def combine(self, active: Active, _: Any, names: str, fold: str, over: str) -> None:
+        for name in names.split():
+            self.combine_one(active, name, fold, over)
+
+    def combine_one(self, active: Active, name: str, fold: str, over: str) -> None:
+        array, ufunc = self.arrays[name], FOLDS[fold][0]
+        x, y = self.kernel.block
+        if "threads" in over:
+            assert active.threads.all(), f"not all threads reach the fold of {name}"
+        folded = array.reshape(y, x, *array.shape[1:])
+        axes = {"threads_y": 0, "threads": 1, "lanes": 3}
+        for word in over.split():
+            whole = functools.reduce(ufunc, np.moveaxis(folded, axes[word], 0))
+            folded = np.broadcast_to(np.expand_dims(whole, axes[word]), folded.shape)
+        self.arrays[name] = folded.reshape(array.shape).copy()
+
+    def sync(self, active: Active, _: Any) -> None:
+        assert active.threads.all(), "not all threads reach a barrier"
+        for buffer in self.shared.values():
+            buffer.meet()
+
+
+def identity(fold: str, dtype: Any) -> Any:
+    if FOLDS[fold][1] is not None:
+        return FOLDS[fold][1]
+    floating = np.issubdtype(dtype, np.floating)
+    low, high = (-math.inf, math.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return low if fold == "max" else high
+
+
+STATEMENTS = [
+    (re.compile(pattern), method)
+    for pattern, method in (
+        (r"for (\w+) < (\d+) (\w+)", Block.loop),
+        (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
+        (r"if (.+)", Block.guard),
+        (r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+))?", Block.load),
+        (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
+        (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
+        (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
+        (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
+        (r"declare (\w+)(?: for (\w+))?", Block.declare),
+        (r"(\w+)\[(.+)\] = (r\d+)", Block.set),
+        (r"(\w+)\[(.+)\] (\w+)= (r\d+)", Block.accumulate),
+        (r"combine ([\w ]+) by (\w+) over(.+)", Block.combine),
+        (r"sync", Block.sync),
+    )
+]
+
+
+class Kernel:
+    """A loop program and the buffers that it runs on."""
+
+    def __init__(self, text: str):
+        head, *lines = text.rstrip().splitlines()
+        found = re.fullmatch(r"kernel \w+ width=(\d+) grid=(\d+)(?:x(\d+))? block=(\d+)(?:x(\d+))?.*", head)
+        assert found, head
+        width, *sizes = (int(n or 1) for n in found.groups())
+        self.width, self.grid, self.block = width, tuple(sizes[:2]), tuple(sizes[2:])
+        self.parameters: list[tuple[bool, str]] = []
+        self.shared: dict[str, tuple[str, int]] = {}
+        self.arrays: dict[str, tuple[Any, int]] = {}
+        self.buffers: dict[str, Buffer] = {}
+        while lines and (found := re.fullmatch(r"  (in|out|shared|array) (\w+): (\w+)(?:\[(\d+)\])?", lines[0])):
+            kind, name, dtype, size = found.groups()
+            if kind in ("in", "out"):
+                self.parameters.append((kind == "in", name))
+            elif kind == "shared":
+                self.shared[name] = (dtype, int(size))
+            else:
+                self.arrays[name] = (computed_in(dtype), int(size))
+            lines.pop(0)
+        self.body = tree(lines)
+
+    def places(self) -> Iterator[dict[str, int]]:
+        for y in range(self.grid[1]):
+            for x in range(self.grid[0]):
+                yield {"x": x, "y": y, "task": x}
+
+
+def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
+    """Return the outputs of a schedule's kernel for a platform, run as its loops say."""
+    fusion = schedule.fusion
+    kernel = Kernel(jf.ir.lower(schedule, platform).as_text("loops"))
+    values = iter(zip(fusion.inputs, arrays))
+    outputs = iter(fusion.outputs)
+    made = []
+    for is_input, name in kernel.parameters:
+        value, data = next(values) if is_input else (next(outputs), None)
+        flat = None if data is None else np.asarray(data).reshape(-1)
+        buffer = Buffer(name, fusion.dtype(value), math.prod(fusion.shape(value)), flat)
+        kernel.buffers[name] = buffer
+        if not is_input:
+            made.append((buffer, fusion.shape(value)))
+    for place in kernel.places():
+        Block(kernel, place)
+    for buffer, _ in made:
+        assert buffer.written.all(), f"{buffer.name} is not written everywhere"
+    return [buffer.data.reshape(shape) for buffer, shape in made]

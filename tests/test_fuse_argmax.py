@@ -1,0 +1,146 @@
+"""argmax and argmin, stacks and lax.reduce_precision inside fused functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int8", "int32", "int64", "uint8", "uint32", "bool"]
+SHAPES = [(1,), (7,), (1, 1), (3, 1), (1, 5), (6, 5, 7), (1023,), (64, 129), (4099, 3), (3, 4099), (1 << 20,)]
+
+
+def values(shape, dtype, seed=0):
+    # Few different ones, so that there are ties.
+    x = np.random.default_rng(seed).integers(-9, 10, shape) / 2
+    if dtype == "bool":
+        return jnp.asarray(x > 1)
+    return jnp.asarray(np.abs(x) if dtype.startswith("uint") else x).astype(dtype)
+
+
+def both(x, axis):
+    return jnp.argmax(x, axis), jnp.argmin(x, axis), jnp.argmax(x, axis, keepdims=True)
+
+
+def check(f, *args):
+    assert [cut.primitive for cut in jf.explain(f)(*args).cuts] == []
+    for got, want in zip(jf.fuse(f)(*args), f(*args)):
+        assert got.dtype == want.dtype
+        # numpy knows NaN of its own dtypes only.
+        np.testing.assert_array_equal(
+            *(np.asarray(y).astype(y.dtype if y.dtype != "bfloat16" else "f4") for y in (got, want))
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_and_axis(device, dtype):
+    with jax.enable_x64(True):
+        x = values((6, 5, 70), dtype)
+        for axis in (0, 1, 2, -1):
+            check(lambda x, axis=axis: both(x if dtype == "bool" else x + x, axis), x)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(device, shape):
+    x = values(shape, "float32")
+    for axis in {0, len(shape) - 1}:
+        check(lambda x, axis=axis: both(x * 2, axis), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_the_first_nan_is_both(device, dtype):
+    with jax.enable_x64(True):
+        x = np.array(values((6, 70), dtype))
+        x[0, 9], x[0, 60] = np.nan, np.nan
+        x[1], x[2] = np.nan, -np.inf
+        x[3], x[4] = np.inf, 1
+        x[4, 7:9], x[4, 5] = -0.0, 0.0  # equal
+        check(lambda x: both(-x, 1), x)
+        check(lambda x: both(-x, 0), x)
+
+
+@pytest.mark.parametrize("index", ["uint8", "int16", "int32", "int64", "uint32"])
+def test_index_dtypes(device, index):
+    with jax.enable_x64(True):
+        x = values((7, 300), "float32").at[:, 299].set(50)
+        check(lambda x: (lax.argmax(x, 1, index), lax.argmin(-x, 1, index), lax.argmax(x[:, :1], 1, index)), x)
+
+
+def test_what_is_computed_is_compared_in_its_own_dtype(device):
+    # In f32 the last one is larger; rounded to bf16 all are equal.
+    x = jnp.full((4, 40), 1, "bfloat16")
+    y = jnp.linspace(0, 1e-3, 40, dtype="bfloat16")
+    check(lambda x, y: both(x + y, 1), x, y)
+
+
+def test_softmax_and_argmax_are_one_kernel(device):
+    x = values((50, 300), "float32")
+
+    def f(x):
+        p = jax.nn.softmax(x * 3, -1)
+        return jnp.argmax(p, -1), p.max(-1), jax.nn.one_hot(jnp.argmax(p, -1), 300) - p
+
+    report = jf.explain(f)(x)
+    (region,) = report.regions
+    assert region.kernels.count("segment") == 1 and set(region.reductions) == {"argmax", "reduce_max", "reduce_sum"}
+    for got, want in zip(jf.fuse(f)(x), f(x)):
+        assert_close(got, want)
+
+
+def test_transforms(device):
+    x = values((5, 6, 7), "float32")
+    f = lambda x: jnp.argmax(x * 2, -1)  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(jf.fuse(f))(x), f(x))
+    np.testing.assert_array_equal(jax.vmap(jf.fuse(f), 1, 1)(x), f(x))
+    g = lambda x: (x * jax.nn.one_hot(jnp.argmax(x, -1), 7)).sum()  # noqa: E731
+    assert_close(jax.grad(jf.fuse(g))(x), jax.grad(g)(x))
+
+
+def test_an_axis_without_elements_is_refused_as_by_jax():
+    with pytest.raises(ValueError, match="empty"):
+        jf.fuse(lambda x: jnp.argmax(x, 0))(jnp.zeros((0, 3)))
+    assert jf.fuse(lambda x: jnp.argmax(x, 1))(jnp.zeros((0, 3))).shape == (0,)
+
+
+def test_the_axis_is_whole_on_every_device():
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = values((8, 12), "float32")
+    for spec in (("d", None), (None, "d")):
+        y = jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+        np.testing.assert_array_equal(jf.fuse(lambda x: jnp.argmax(x * 2, 1))(y), jnp.argmax(x, 1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_stack_and_unstack(device, axis):
+    x = values((4, 5), "float32")
+
+    def f(x):
+        y = jnp.stack([x * 2, jnp.tanh(x), x + 1], axis)
+        a, b, c = jnp.unstack(y * y, axis=axis)
+        return y, a - b * c
+
+    for got, want in zip(jf.fuse(f)(x), f(x)):
+        assert_close(got, want)
+    g = lambda x: jnp.stack([x * 2, jnp.tanh(x)], axis)  # noqa: E731
+    assert [cut.primitive for cut in jf.explain(g)(x).cuts] == []
+
+
+def test_a_slice_of_one_element_with_a_long_stride(device):
+    x = values((1, 5), "float32")
+    assert_close(jf.fuse(lambda x: lax.slice(x * 2, (0, 1), (1, 2), (2, 9)) + 1)(x), x[:1, 1:2] * 2 + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(("exponent", "mantissa"), [(5, 10), (8, 7), (4, 3), (8, 23), (2, 1), (3, 50)])
+def test_reduce_precision(device, dtype, exponent, mantissa):
+    with jax.enable_x64(True):
+        scale = 2.0 ** np.random.default_rng(0).integers(-20, 21, 999)
+        x = np.random.default_rng(1).standard_normal(999) * scale
+        x[:6] = [np.nan, np.inf, -np.inf, 0.0, -0.0, 65520]
+        x = jnp.asarray(x).astype(dtype)
+        f = lambda x: (lax.reduce_precision(-x, exponent, mantissa),)  # noqa: E731
+        check(f, x)
+        assert np.array_equal(np.signbit(jf.fuse(f)(x)[0]), np.signbit(f(x)[0]))

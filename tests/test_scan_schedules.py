@@ -1,0 +1,228 @@
+"""Scans under scheduling calls: any loops in order give the same result, and others are refused by name."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+ROWS, COLUMNS = 12, 40
+
+
+def fusion(axis=1, reverse=False):
+    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y."""
+    b = jf.ir.Builder("sums")
+    x = b.input("x", "f32", [ROWS, COLUMNS])
+    summed = b.scan("scan_sum", b.pointwise("add", [x, x]), axis, reverse)
+    b.output(b.pointwise("add", [summed, x]))
+    return b.finish()
+
+
+X, DOUBLED, SUMMED, Y = fusion().values
+
+
+def truth(x, axis, reverse):
+    x = np.asarray(x, np.float64)
+    turned = np.flip(x, axis) if reverse else x
+    s = np.cumsum(turned * 2, axis)
+    return x + (np.flip(s, axis) if reverse else s)
+
+
+def scheduled(f, edit):
+    s = jf.ir.Scheduler(f)
+    edit(s)
+    s.transform_like(SUMMED)
+    s.parallelize_like(SUMMED)
+    s.inline_most()
+    return s.schedule
+
+
+def lanes(s):
+    s.split(SUMMED, 1, 8)
+    s.parallelize(SUMMED, -1, "vector")
+
+
+def columns(s):
+    s.reorder(SUMMED, [1, 0])
+    s.split(SUMMED, 0, 16)
+    s.reorder(SUMMED, [0, 2, 1])
+    s.parallelize(SUMMED, -1, "vector")
+
+
+def uneven(s):
+    s.split(SUMMED, 1, 7)
+    s.split(SUMMED, 2, 3)
+    s.split(SUMMED, 0, 5)
+
+
+def tasks(s):
+    lanes(s)
+    s.parallelize(SUMMED, 0, "task")
+
+
+def side_by_side(s):
+    s.split(SUMMED, 0, 3)
+    s.reorder(SUMMED, [0, 2, 1])
+
+
+CPU = [lanes, columns, uneven, tasks, side_by_side, lambda s: None]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("edit", CPU)
+def test_any_loops_give_the_same_result(edit, axis, reverse):
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    try:
+        schedule = scheduled(fusion(axis, reverse), edit)
+        [got] = jf.ir.run(schedule, jnp.asarray(x))
+    except _core.UserError as error:
+        assert axis == 0 and edit is tasks, error  # its tasks run apart
+        return
+    assert_close(got, truth(x, axis, reverse))
+    assert jf.ir.Scheduler(schedule).schedule == schedule
+
+
+def test_values_that_nobody_inlines():
+    f = fusion()
+    x = np.arange(ROWS * COLUMNS, dtype=np.float32).reshape(ROWS, COLUMNS)
+    [got] = jf.ir.run(jf.ir.Scheduler(f).schedule, jnp.asarray(x))
+    assert_close(got, truth(x, 1, False))
+
+
+def rows(s):
+    s.split(SUMMED, 1, 8)
+    s.parallelize(SUMMED, 2, "thread")
+    s.parallelize(SUMMED, 0, "block")
+
+
+def rows_in_chunks(s):
+    s.split(SUMMED, 1, 2)
+    s.split(SUMMED, 1, 4)
+    s.split(SUMMED, 1, 2)
+    s.parallelize(SUMMED, -1, "vector")
+    s.parallelize(SUMMED, -2, "thread")
+    s.parallelize(SUMMED, -3, "unroll")
+    s.parallelize(SUMMED, 0, "block")
+
+
+def runs_of_threads(s):
+    s.split(SUMMED, 1, 5)
+    s.parallelize(SUMMED, 1, "thread")
+    s.parallelize(SUMMED, 2, "unroll")
+    s.parallelize(SUMMED, 0, "block")
+
+
+def threads_y(s):
+    s.reorder(SUMMED, [1, 0])
+    s.split(SUMMED, 1, 3)
+    s.split(SUMMED, 0, 8)
+    for axis, parallel in enumerate(["block", "thread", "thread_y", "unroll"]):
+        s.parallelize(SUMMED, axis, parallel)
+
+
+CUDA = {rows: 1, rows_in_chunks: 1, runs_of_threads: 1, threads_y: 0}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("edit", CUDA)
+def test_threads_scan_together(edit, reverse):
+    schedule = scheduled(fusion(CUDA[edit], reverse), edit)
+    text = jf.ir.lower(schedule, "cuda").as_text("source")
+    assert "jf::scan_threads<jf::fold::add" in text and ("kReverse" in text) == reverse
+    if _core.nvrtc()[0] is not None:
+        assert _core.compile_cuda(f"{schedule.fusion}{schedule}", _core.cuda_target_for(90))
+
+
+def out_of_order(s):
+    s.split(SUMMED, 1, 8)
+    s.reorder(SUMMED, [0, 2, 1])
+
+
+def tasks_along(s):
+    s.parallelize(SUMMED, 1, "task")
+
+
+def two_kinds_of_threads(s):
+    s.split(SUMMED, 1, 8)
+    s.parallelize(SUMMED, 1, "thread_y")
+    s.parallelize(SUMMED, 2, "thread")
+
+
+def lanes_elsewhere(s):
+    s.split(SUMMED, 0, 4)
+    s.reorder(SUMMED, [0, 2, 1])
+    s.parallelize(SUMMED, 1, "thread")
+    s.parallelize(SUMMED, 2, "vector")
+
+
+def lanes_along_threads_y(s):
+    s.split(SUMMED, 1, 4)
+    s.parallelize(SUMMED, 1, "thread_y")
+    s.parallelize(SUMMED, 2, "vector")
+
+
+REFUSED = {
+    out_of_order: ("cpu", rf"{SUMMED} is scanned along loop axis 2, .*reorder"),
+    tasks_along: ("cpu", rf"{SUMMED} is scanned along loop axis 1, which is task"),
+    two_kinds_of_threads: ("cuda", rf"{SUMMED} is scanned along loop axes 1 and 2, both threads"),
+    lanes_elsewhere: ("cuda", rf"{SUMMED} is scanned by the threads of axis 1, but its lanes lie along another"),
+    lanes_along_threads_y: ("cuda", rf"{SUMMED} is scanned along loop axis 1 and along its lanes; use thread"),
+}
+
+
+@pytest.mark.parametrize("edit", REFUSED)
+def test_loops_that_are_refused(edit):
+    platform, message = REFUSED[edit]
+    with pytest.raises(_core.UserError, match=message):
+        jf.ir.lower(scheduled(fusion(), edit), platform)
+
+
+def test_calls_that_are_refused():
+    s = jf.ir.Scheduler(fusion())
+    with pytest.raises(_core.UserError, match=rf"\[merge\] axes 0 and 1 of {SUMMED}: it is scanned along one"):
+        s.merge(SUMMED, 0)
+    s.split(SUMMED, 1, 8)
+    s.parallelize(SUMMED, 2, "thread")
+    s.transform_like(SUMMED)
+    s.parallelize_like(SUMMED)
+    s.inline_at(SUMMED, 3)
+    with pytest.raises(_core.UserError, match=rf"{SUMMED} is inlined at 3, inside of loop axis 2, whose threads"):
+        jf.ir.lower(s.schedule, "cuda")
+
+
+def test_opposite_directions_in_one_loop_are_refused():
+    b = jf.ir.Builder("both")
+    x = b.input("x", "f32", [ROWS, COLUMNS])
+    b.output(b.pointwise("add", [b.scan("scan_sum", x, 1), b.scan("scan_sum", x, 1, reverse=True)]))
+    s = jf.ir.Scheduler(b.finish())
+    s.inline_most()
+    with pytest.raises(_core.UserError, match="scans values in opposite directions in one loop of 40"):
+        jf.ir.lower(s.schedule, "cpu")
+
+
+def test_copies_of_a_scan():
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    for call in ("cache_after", "cache_before"):
+        s = jf.ir.Scheduler(fusion())
+        getattr(s, call)(SUMMED)
+        [got] = jf.ir.run(s.schedule, jnp.asarray(x))
+        assert_close(got, truth(x, 1, False))
+
+
+def test_text_and_verification():
+    f = fusion(reverse=True)
+    assert jf.ir.Fusion(str(f)) == f and "scan_sum(t1) {axis=1 reverse}" in str(f)
+    with pytest.raises(_core.UserError, match=r"\[scan_sum\] expected an axis below the rank of f32\[12,40\], got 2"):
+        fusion(axis=2)
+    with pytest.raises(_core.UserError, match=r"\[scan\] 'reduce_sum' is not a scan"):
+        b = jf.ir.Builder("f")
+        b.scan("reduce_sum", b.input("x", "f32", [3]), 0)
+    with pytest.raises(_core.UserError, match=r"\[scan_logsumexp\] operand 0 has unsupported dtype s32"):
+        b = jf.ir.Builder("f")
+        b.scan("scan_logsumexp", b.input("x", "s32", [3]), 0)
+    assert jf.ir.can_schedule(f, "reduction", "cpu") == (True, "")
+    ok, reason = jf.ir.can_schedule(f, "pointwise", "cpu")
+    assert not ok and "is scanned along an axis; use reduction" in reason
