@@ -216,6 +216,21 @@ def test_a_wrong_call_changes_nothing(call, message):
 
 
 @pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("circular 3", r"expected 'prefetch', got"),
+        ("circular 3 prefetch 3", r"with 3 stages expected a prefetch of 1 to 2 iterations, got 3"),
+        ("circular 99 prefetch 2", r"expected 1 to 64 stages, got 99"),
+    ],
+)
+def test_a_wrong_text_is_refused(stages, message):
+    s = in_stages(folded())
+    text = str(s).replace("circular 3 prefetch 2", stages)
+    with pytest.raises(_core.UserError, match=message):
+        jf.ir.Schedule(s.fusion, text)
+
+
+@pytest.mark.parametrize(
     ("columns", "dtype", "message"),
     [
         (1001, "bf16", r"copy 1001 elements of 2 bytes; expected a multiple of 16 bytes"),

@@ -279,9 +279,7 @@ std::vector<bool> Places::reduced_loops(const Item& item) const {
   return reduced;
 }
 // Where the user has other loops, the value is the same along its own, and its first element will do.
-IndexPtr Places::element(const Item& kept, const Item& user) const {
-  return element(kept, user, kept_positions(kept));
-}
+IndexPtr Places::element(const Item& kept, const Item& user) const { return element(kept, user, kept_positions(kept)); }
 IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<int>& positions) const {
   IndexPtr at = loops::constant(0);
   for (int position : positions) {
