@@ -2,12 +2,16 @@
 
 Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
 that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it:
-its index would have to be shifted on each device. A reduction over a split class gives each device its own part of the
-result; `stages` cuts the program there, so that the parts can be joined before they are read.
+its index would have to be shifted on each device. A reshape joins the slowest axes of each run that it merges or takes
+apart, though their extents differ: what splits one into equal parts splits the other. A reduction over a split class
+gives each device its own part of the result; `stages` cuts the program there, so that the parts can be joined before
+they are read.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +62,40 @@ def finished(builder: _core.Builder, arguments: Sequence[int], values: Sequence[
     return Program(builder.finish() if outputs else None, places, first)
 
 
+def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the axes of two shapes in the smallest runs that have equally many elements; those of extent 1 are left
+    out.
+    """
+    found: list[tuple[list[int], list[int]]] = []
+    here: tuple[list[int], list[int]] = ([], [])
+    rest = ([i for i, n in enumerate(old) if n != 1], [i for i, n in enumerate(new) if n != 1])
+    size = [1, 1]
+    while rest[0] or rest[1]:
+        side = 0 if rest[0] and (size[0] <= size[1] or not rest[1]) else 1
+        axis = rest[side].pop(0)
+        size[side] *= (old, new)[side][axis]
+        here[side].append(axis)
+        if size[0] == size[1]:
+            found.append(here)
+            here, size = ([], []), [1, 1]
+    return found + [here] * bool(here[0] or here[1])
+
+
+def cuts_evenly(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether a reshape only merges axes and takes them apart: each end of an axis divides the next one."""
+    for before, after in groups(old, new):
+        ends = set()
+        for shape, axes in ((old, before), (new, after)):
+            inner = 1
+            for axis in reversed(axes):
+                inner *= shape[axis]
+                ends.add(inner)
+        ordered = sorted(ends)
+        if any(b % a for a, b in itertools.pairwise(ordered) if a):
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class Stage:
     """What a program computes between two exchanges: parts of reductions, and outputs."""
@@ -77,6 +115,7 @@ class Builder:
         self._axes: dict[int, list[int]] = {}
         self._parent: list[int] = []
         self._extent: list[int] = []
+        self._common: list[int] = []  # by class: a divisor of all its extents
         self._counted: list[int] = []
         self.folds: dict[int, Fold] = {}
         self.inputs: list[int] = []
@@ -145,6 +184,50 @@ class Builder:
                 self._counted += [a, b]
         return result
 
+    def reshape(self, value: int, shape: Sequence[int]) -> int:
+        """Put the elements in their order under another shape; axes that are neither cut nor merged are the same."""
+        old, to = self.shape(value, {}), list(shape)
+        result = self._made(lambda b, to, x: b.reshape(x, to), [value], to)
+        for before, after in groups(old, to):
+            axes, made = [self._axes[value][i] for i in before], [self._axes[result][i] for i in after]
+            self._join(axes[0], made[0])
+            self._counted += [*axes[1:], *made[1:]]
+        return result
+
+    def pad(self, value: int, low: Sequence[int], high: Sequence[int], padding: int, shape: Sequence[int]) -> int:
+        """Add `low` elements of a scalar before each axis and `high` behind it; fewer than none cut elements off."""
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, by: int) -> int:
+            return b.pad(x, list(low), list(high), by)
+
+        result = self._made(call, [value, padding], shape)
+        for a, b, before, after in zip(self._axes[value], self._axes[result], low, high):
+            if before == after == 0:
+                self._join(a, b)
+            else:
+                self._counted += [a, b]
+        return result
+
+    def take(
+        self, value: int, indices: Sequence[int], axes: Sequence[int], dims: Sequence[int], shape: Sequence[int]
+    ) -> int:
+        """Read a value at computed places: axis axes[k] at indices[k], of the result's shape, moving on with dims."""
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, *at: int) -> int:
+            return b.take(x, list(at), list(axes), list(dims), list(to))
+
+        result = self._made(call, [value, *indices], shape)
+        for index in indices:
+            self._note(result, self._axes[index])
+        for i, (axis, dim) in enumerate(zip(self._axes[value], dims)):
+            if i not in axes and dim >= 0 and self._extent[axis] == shape[dim]:
+                self._join(axis, self._axes[result][dim])
+                continue
+            self._counted.append(axis)
+            if dim >= 0:
+                self._counted.append(self._axes[result][dim])
+        return result
+
     def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
         """Put values side by side along an axis."""
         if len(values) == 1:
@@ -185,8 +268,8 @@ class Builder:
         return [self._root(axis) for axis in self._axes[value]]
 
     def extent(self, axis: int) -> int:
-        """Return the extent of a class."""
-        return self._extent[axis]
+        """Return the extent of a class: the largest number of equal parts that all its axes have."""
+        return self._common[self._root(axis)]
 
     def counted(self) -> set[int]:
         """Return the classes that an iota counts along."""
@@ -212,7 +295,11 @@ class Builder:
 
     def shape(self, value: int, extents: Mapping[int, int]) -> tuple[int, ...]:
         """Return a value's shape where these classes have other extents."""
-        return tuple(extents.get(axis, self._extent[axis]) for axis in self.axes(value))
+        pairs = zip(self._axes[value], self.axes(value))
+        return tuple(
+            self._extent[axis] * extents[of] // self._common[of] if of in extents else self._extent[axis]
+            for axis, of in pairs
+        )
 
     def part(self, extents: Mapping[int, int], given: Sequence[int], wanted: Sequence[int]) -> Program:
         """Return the program that makes the `wanted` values of arrays on which these classes have other extents.
@@ -244,6 +331,7 @@ class Builder:
             start = len(self._parent)
             self._parent += range(start, start + len(shape))
             self._extent += shape
+            self._common += shape
             self._axes[value] = list(range(start, start + len(shape)))
         return value
 
@@ -267,4 +355,6 @@ class Builder:
         return axis
 
     def _join(self, a: int, b: int) -> None:
-        self._parent[self._root(b)] = self._root(a)
+        a, b = self._root(a), self._root(b)
+        self._common[a] = math.gcd(self._common[a], self._common[b])
+        self._parent[b] = a

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _by_hand, _explain, _ffi, _regions, _split, _trace
+from jax_fuser import _by_hand, _explain, _ffi, _random, _regions, _split, _trace
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
@@ -94,9 +94,11 @@ def fuse(
 
     Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, argmax, any,
     softmax, layer norm), scans along an axis (cumsum) and top_k on floats (f64, f32, bf16, f16), integers and booleans
-    fuse, across calls of `jax.jit` and of `jax.nn`. Matrix products, gathers, control flow and complex numbers stay
-    with XLA between the regions; `explain` names them. In bf16 and f16 a region computes in f32 and rounds what it
-    stores, so it is at least as exact as the function by itself.
+    fuse, across calls of `jax.jit` and of `jax.nn`, and so do slices, concatenations, padding, reshapes and gathers
+    (`x[i]`) between them, and the bits that `jax.random` draws with threefry keys (the same bits): dropout is in the
+    kernels. Matrix products, scatters, control flow and complex numbers stay with XLA between the regions; `explain`
+    names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
+    function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes
@@ -174,11 +176,11 @@ def run_program(jaxpr: Any, args: Sequence[Any], name: str, program: str) -> lis
     return results
 
 
-def fused_jaxpr(flat: _regions.Flat, name: str, linear: Sequence[Var]) -> Jaxpr:
-    """Return the jaxpr in which each region is one equation of `fused_p`."""
+def fused_jaxpr(flat: _regions.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False) -> Jaxpr:
+    """Return the jaxpr in which each region is one equation of `fused_p`; `leave_draws`: no random bits in them."""
     depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
     eqns = []
-    for step in _regions.partition(flat, linear):
+    for step in _regions.partition(flat, linear, leave_draws):
         if isinstance(step, _regions.Region):
             params = {
                 "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns), ()),
@@ -349,14 +351,21 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
     if reason is not None:
         _warn_no_compiler(platform, reason)
         return _lower_as_xla(ctx, *operands, **params)
-    if given is not None and not _split.is_on_a_mesh(ctx):
+    on_a_mesh = _split.is_on_a_mesh(ctx)
+    if given is not None and not on_a_mesh:
         return _ffi.emit_program(ctx, operands, given, platform=platform)
+    if on_a_mesh and any(_random.draws(_trace.label(eqn)) for eqn in jaxpr.eqns):
+        # The numbers of elements are those of the whole array; XLA knows which of them a device has.
+        linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
+        flat = _regions.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
+        inner = fused_jaxpr(flat, params["name"], linear, leave_draws=True)
+        return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
     program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:
         avals = [ctx.avals_out[i] for i in program.first]
         ctx = ctx.replace(avals_out=avals)
-        if _split.is_on_a_mesh(ctx):
+        if on_a_mesh:
             lower = mlir.lower_fun(_split.split(axes, program.text, avals), multiple_results=True)
             results = lower(ctx, *operands)
         else:

@@ -3,7 +3,7 @@
 1. `flatten` opens calls, so that a region can reach across them.
 2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs one
    makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
-   in. Only a view that the program returns is written by the region of its source. A scalar made of constants is a
+   in. Only a view that the program returns is written by the region of its source. One element made of constants is a
    view. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
    such values inside the reduction and never stores them.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
@@ -30,7 +30,7 @@ from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
-from jax_fuser import _trace
+from jax_fuser import _random, _trace
 
 # Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
 MAX_BUFFERS = 64
@@ -92,6 +92,11 @@ def flatten(closed: Any) -> Flat:
                 results = open_call(inner, inner_env, [inside])
                 env.update(zip(eqn.outvars, results))
                 continue
+            arithmetic = _random.opened(eqn)
+            if arithmetic is not None:
+                inner = arithmetic.jaxpr
+                env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, invars)), [info.name_stack])))
+                continue
             outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars))
             flat.eqns.append(new_jaxpr_eqn(invars, outvars, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx))
@@ -115,6 +120,10 @@ def shape(v: Any) -> tuple[int, ...]:
 def shrinks(eqn: JaxprEqn) -> bool:
     """Whether the results of an equation that computes have fewer elements than its operands: it reduces."""
     return _largest(eqn.invars) > _largest(eqn.outvars)
+
+
+def _bytes(v: Any) -> int:
+    return math.prod(shape(v)) * v.aval.dtype.itemsize
 
 
 def _largest(values: Iterable[Any]) -> int:
@@ -158,15 +167,18 @@ def feeds_reductions(eqns: Sequence[JaxprEqn], returned: set[Var]) -> set[int]:
     return found
 
 
-def partition(flat: Flat, linear: Iterable[Var] = ()) -> list[Region | JaxprEqn]:
-    """Return regions and left equations, in an order that defines everything before its use."""
-    return _Partition(flat, linear).steps()
+def partition(flat: Flat, linear: Iterable[Var] = (), leave_draws: bool = False) -> list[Region | JaxprEqn]:
+    """Return regions and left equations, in an order that defines everything before its use.
+
+    `leave_draws`: what makes random bits is left, too.
+    """
+    return _Partition(flat, linear, leave_draws).steps()
 
 
 class _Partition:
     """Equations go by their number; `members` are computing equations."""
 
-    def __init__(self, flat: Flat, linear: Iterable[Var]):
+    def __init__(self, flat: Flat, linear: Iterable[Var], leave_draws: bool):
         self.eqns = live(flat.eqns, flat.outvars)
         self.returned = {v for v in flat.outvars if isinstance(v, Var)}
         self.maker = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
@@ -180,7 +192,10 @@ class _Partition:
         self.cut = [_trace.unsupported(eqn) is not None for eqn in self.eqns]
         for i in feeds_reductions(self.eqns, self.returned):
             self.cut[i] = True
+        if leave_draws:
+            self.cut = [cut or _random.draws(_trace.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
         self.view = self._views()
+        self.drawn = self._draws()
         self.depth = self._depths()
         self.holds_arrays = self._array_holders()
         self._sink()
@@ -190,11 +205,34 @@ class _Partition:
         view: list[bool] = []
         constant: set[Var] = set()
         for cut, eqn in zip(self.cut, self.eqns):
-            scalar = not cut and constant.issuperset(variables(eqn)) and not any(shape(v) for v in eqn.outvars)
-            if scalar:
+            one = all(math.prod(shape(v)) == 1 for v in eqn.outvars)
+            fixed = not cut and constant.issuperset(variables(eqn)) and one
+            if fixed:
                 constant.update(eqn.outvars)
-            view.append(scalar or (not cut and _trace.is_view(eqn)))
+            view.append(fixed or (not cut and _trace.is_view(eqn)))
         return view
+
+    def _draws(self) -> list[bool]:
+        """Return which computing equations make random bits, or no larger values of those and of constants."""
+        drawn: list[bool] = []
+        fixed: set[Var] = set()  # made of constants and of scalars that are given
+        bits: set[Var] = set()
+        for cut, view, eqn in zip(self.cut, self.view, self.eqns):
+            operands = variables(eqn)
+            known = {v for v in operands if v in fixed or (v not in self.maker and not shape(v))}
+            own = not cut and not view and _random.draws(_trace.label(eqn))
+            if not cut and not own:
+                if known.issuperset(operands):
+                    fixed.update(eqn.outvars)
+                elif bits.issuperset(v for v in operands if v not in known):
+                    largest = max(_bytes(v) for v in operands if v not in known)
+                    if all(_bytes(v) <= largest for v in eqn.outvars):
+                        bits.update(eqn.outvars)
+                        own = not view
+            if own:
+                bits.update(eqn.outvars)
+            drawn.append(own)
+        return drawn
 
     def _array_holders(self) -> list[bool]:
         """Return which equations have an array or depend on one that a region makes."""
@@ -220,6 +258,9 @@ class _Partition:
                 maker = self.maker.get(self._source(v))
                 if maker is not None:
                     own = max(own, depth[maker] + (self.cut[maker] and not self.cut[i]))
+            # The words of a key, of keys that no region makes, are there before any region.
+            if self.cut[i] and own == 0 and eqn.primitive.name in _random.KEY_OPS:
+                own = -1
             if eqn.effects:
                 own = last_effect = max(own, last_effect)
             depth.append(own)
@@ -259,15 +300,15 @@ class _Partition:
         return self.cut[i] or read_by_xla or not self.returned.isdisjoint(outvars)
 
     def steps(self) -> list[Region | JaxprEqn]:
-        groups: dict[tuple[int, bool, bool], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, bool, bool, bool], list[int]] = defaultdict(list)
         for i in range(len(self.eqns)):
             if not self.cut[i] and not self.view[i]:
-                groups[self.depth[i], self.holds_arrays[i], self.linear[i]].append(i)
+                groups[self.depth[i], self.holds_arrays[i], self.linear[i], self.drawn[i]].append(i)
         regions: list[Region] = []
         # Linear groups first: what they make again for themselves need not be stored for them.
-        for depth, holds_arrays, is_linear in sorted(groups, key=lambda g: not g[2]):
-            members = groups[depth, holds_arrays, is_linear]
-            again = groups.get((depth, holds_arrays, False), []) if is_linear else []
+        for depth, holds_arrays, is_linear, is_drawn in sorted(groups, key=lambda g: not g[2]):
+            members = groups[depth, holds_arrays, is_linear, is_drawn]
+            again = groups.get((depth, holds_arrays, False, False), []) if is_linear else []
             regions += self._programs(members, again)
         return self._in_order(regions)
 
@@ -354,6 +395,7 @@ class _Partition:
             reader in self.fused
             and self.linear[reader]
             and not self.linear[maker]
+            and not self.drawn[maker]
             and self.depth[reader] == self.depth[maker]
             and self.holds_arrays[reader] == self.holds_arrays[maker]
         )
@@ -422,4 +464,5 @@ def _sorted_by_need(steps: list[tuple[int, Region | JaxprEqn]]) -> list[Region |
 def _is_worth_a_program(region: Region) -> bool:
     if any(0 in shape(v) for v in (*region.invars, *region.outvars)):
         return False
-    return any(not _trace.is_view(e) and e.primitive.name != "convert_element_type" for e in region.eqns)
+    moves = ("convert_element_type", "pad", "gather", "dynamic_slice")
+    return any(not _trace.is_view(e) and e.primitive.name not in moves for e in region.eqns)

@@ -70,8 +70,8 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One program: its kernels as text and as `segments`, the bytes of its inputs and outputs, its reductions and scans by the
-    names of their primitives, and how many calls have this very text.
+    """One program: its kernels as text and as `segments`, the bytes of its inputs and outputs, its reductions and
+    scans by the names of their primitives, and how many calls have this very text.
 
     `origins` and `readers` say, of its first call, where each input comes from and who reads each output.
     """
@@ -86,14 +86,15 @@ class RegionReport:
     segments: tuple[KernelReport, ...] = ()
     origins: dict[str, str] = field(default_factory=dict, hash=False)
     readers: dict[str, str] = field(default_factory=dict, hash=False)
+    draws: int = 0  # of random bits, made in its kernels
 
     def title(self, number: int) -> str:
         """Return its overview on one line."""
         head = f"[{number}] {self.name}" + (f" x{self.count}" if self.count > 1 else "")
         text = f"{self.ops} op{'s' * (self.ops != 1)}, reads {_words.size(self.bytes_in)}, "
         text += f"writes {_words.size(self.bytes_out)}"
-        folds = Counter(self.reductions).items()
-        return f"{head}: {text}" + f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in folds)})" * bool(folds)
+        found = Counter([*self.reductions, *["random_bits"] * self.draws]).items()
+        return f"{head}: {text}" + f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in found)})" * bool(found)
 
     def makers(self) -> dict[str, str]:
         """Return which kernel writes each value."""

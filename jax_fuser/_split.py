@@ -15,7 +15,12 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -122,12 +127,26 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
                     used.update(over)
         return placed
 
-    def mapping(arrays: list[list[int]]) -> tuple[ArrayMapping, ...]:
-        return tuple(ArrayMapping(*(names[axis] for axis in axes)) for axes in arrays)
+    sizes: dict[str, int] = {}
+
+    def factor(axis: int, extent: int) -> Any:
+        """Return the class's name; where an axis is longer, with a second factor for the rest of it."""
+        if extent == builder.extent(axis):
+            return names[axis]
+        rest = f"{names[axis]}x{extent // builder.extent(axis)}"
+        sizes.update({names[axis]: builder.extent(axis), rest: extent // builder.extent(axis)})
+        return CompoundFactor(names[axis], rest)
+
+    def mapping(values: Sequence[int]) -> tuple[ArrayMapping, ...]:
+        return tuple(ArrayMapping(*map(factor, builder.axes(v), builder.shape(v, {}))) for v in values)
 
     f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
-    needed_whole = tuple(names[axis] for axis in classes if axis in whole)
-    rule = SdyShardingRule(mapping(inputs), mapping(outputs), need_replication_factors=needed_whole)
+    operands, results = mapping(builder.inputs), mapping(builder.outputs)
+    needed_whole = (*(names[axis] for axis in classes if axis in whole), *(n for n in sizes if n not in names.values()))
+    # A size that some array shows must not be given.
+    shown = {name for array in (*operands, *results) for name in array if isinstance(name, str)}
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}
+    rule = SdyShardingRule(operands, results, need_replication_factors=needed_whole, **given)
     f.def_partition(partition, sharding_rule=rule)
     return f
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _top_k
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -24,13 +24,16 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "moves data between positions": "gather scatter scatter_add dynamic_slice dynamic_update_slice pad rev sort tile",
+    "adds up what has one place": "scatter_add scatter-add",
+    "writes into a copy, which XLA makes in place where it can": "scatter dynamic_update_slice",
+    "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
     "marks what may be recomputed": "remat checkpoint remat2",
     "a collective operation": "psum psum_invariant all_gather all_to_all ppermute reduce_scatter pmax pmin axis_index",
-    "draws random bits": "random_bits random_seed random_split random_fold_in random_wrap random_unwrap threefry2x32",
+    "draws random bits: few, of another generator, or on a device's part of a mesh": "random_bits threefry2x32",
+    "makes keys of random numbers, of a few words": " ".join(_random.KEY_OPS),
     "asked for by name, as a barrier": "optimization_barrier",
     "a value that a checkpoint policy may save": "name",
     "a mesh of its own": "shard_map",
@@ -394,63 +397,6 @@ def _refuse_iota(eqn: Equation) -> str | None:
     return "its shape is not static" if eqn.invars else None
 
 
-def _reshape(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    # Drop the ones of the operand, then insert those of the result.
-    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    core = w.builder.squeeze(x[0], [i for i, n in enumerate(old) if n == 1])
-    return [w.builder.broadcast(core, list(new), [i for i, n in enumerate(new) if n != 1])]
-
-
-def _refuse_reshape(eqn: Equation) -> str | None:
-    if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
-        return "not a plain reshape"
-    old, new = ([n for n in v.aval.shape if n != 1] for v in (eqn.invars[0], eqn.outvars[0]))
-    return None if old == new else f"merges or splits axes, {eqn.invars[0].aval.shape} to {eqn.outvars[0].aval.shape}"
-
-
-def _transpose(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.transpose(x[0], list(eqn.params["permutation"]))]
-
-
-def _slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    counts = eqn.outvars[0].aval.shape
-    strides = eqn.params["strides"] or (1,) * len(counts)
-    strides = [s if n > 1 else 1 for s, n in zip(strides, counts)]  # may be longer than the axis
-    return [w.builder.slice(x[0], eqn.params["start_indices"], strides, counts)]
-
-
-def _split(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    axis, begin, parts = eqn.params["axis"], 0, []
-    for var in eqn.outvars:
-        starts = [0] * len(var.aval.shape)
-        starts[axis] = begin
-        parts.append(w.builder.slice(x[0], starts, [1] * len(starts), var.aval.shape))
-        begin += var.aval.shape[axis]
-    return parts
-
-
-def _concatenate(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.concat(x, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
-
-
-def _stack(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    to, axis = eqn.outvars[0].aval.shape, eqn.params["axis"]
-    one, dims = [1 if i == axis else n for i, n in enumerate(to)], [i for i in range(len(to)) if i != axis]
-    return [w.builder.concat([w.builder.broadcast(v, one, dims) for v in x], axis, to)]
-
-
-def _unstack(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
-    one = [1 if i == axis else n for i, n in enumerate(shape)]
-    starts = ([n if i == axis else 0 for i in range(len(shape))] for n in range(shape[axis]))
-    return [w.builder.squeeze(w.builder.slice(x[0], at, [1] * len(shape), one), [axis]) for at in starts]
-
-
-def _squeeze(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    rank = len(eqn.invars[0].aval.shape)
-    return [w.builder.squeeze(x[0], sorted(d % rank for d in eqn.params["dimensions"]))]
-
-
 def body_of(eqn: Equation) -> tuple[Any, Sequence[Any]] | None:
     """Return the open jaxpr and the constants of a call or a custom derivative, None for other equations."""
     rule = RULES.get(eqn.primitive.name)
@@ -536,14 +482,17 @@ RULES: dict[str, Rule] = {
     "reduce_precision": Rule(_reduce_precision, refuse=_refuse_precision, is_view=_keeps_precision),
     "broadcast_in_dim": Rule(_broadcast, refuse=_refuse_dynamic, is_view=_always),
     "iota": Rule(_iota, refuse=_refuse_iota, is_view=_always),
-    "reshape": Rule(_reshape, refuse=_refuse_reshape, is_view=_always),
-    "transpose": Rule(_transpose, is_view=_always),
-    "squeeze": Rule(_squeeze, is_view=_always),
-    "slice": Rule(_slice, is_view=_always),
-    "concatenate": Rule(_concatenate, fits=False),
-    "split": Rule(_split, is_view=_always),
-    "stack": Rule(_stack, fits=False),
-    "unstack": Rule(_unstack, is_view=_always),
+    "reshape": Rule(_trace_moves.reshape, refuse=_trace_moves.refuse_reshape, is_view=_always),
+    "transpose": Rule(_trace_moves.transpose, is_view=_always),
+    "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
+    "slice": Rule(_trace_moves.slice, is_view=_always),
+    "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
+    "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
+    "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
+    "split": Rule(_trace_moves.split, is_view=_always),
+    "stack": Rule(_trace_moves.stack, fits=False),
+    "unstack": Rule(_trace_moves.unstack, is_view=_always),
 }
 
 

@@ -9,7 +9,11 @@ import jax
 
 def varying_axes(x: Any) -> frozenset[Any]:
     """Return the manual axes that `x` varies over; the attribute's name differs among JAX versions."""
-    aval = jax.typeof(x)
+    return axes_of(jax.typeof(x))
+
+
+def axes_of(aval: Any) -> frozenset[Any]:
+    """Return the manual axes that values of a type vary over."""
     kind = getattr(aval, "manual_axis_type", None)
     return frozenset(kind.varying if kind is not None else getattr(aval, "vma", ()))
 

@@ -71,13 +71,15 @@ Example:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend
+from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _core, _evaluate, _ffi, _fuse
-from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler
+from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler, UserError
 from jax_fuser._evaluate import evaluate
 
 __all__ = [
@@ -328,7 +330,35 @@ def _compiled(text: str, fusion: Fusion) -> Callable[..., Any]:
     """Return what runs a program's text, which computes `fusion`."""
 
     def run_once(*operands: Any) -> list[Any]:
-        closed = jax.make_jaxpr(functools.partial(_evaluate.evaluate, fusion))(*operands)
+        try:
+            closed = jax.make_jaxpr(functools.partial(evaluate, fusion))(*operands)
+        except UserError as error:
+            shapes = tuple((tuple(fusion.shape(v)), _ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs)
+            made: list[Any] = opaque_p.bind(*operands, text=text, shapes=shapes, reason=str(error))
+            return made
         return _fuse.run_program(closed, operands, fusion.name, text)
 
     return jax.jit(run_once)
+
+
+# A program with an op that `evaluate` does not have: it runs, but there is nothing to differentiate.
+
+opaque_p = jax.extend.core.Primitive("jax_fuser_ir")
+opaque_p.multiple_results = True
+opaque_p.def_abstract_eval(lambda *_, text, shapes, reason: [jax.core.ShapedArray(*shape) for shape in shapes])
+
+
+def _lower_opaque(ctx: Any, *operands: Any, text: str, platform: str, **_: Any) -> Sequence[Any]:
+    return _ffi.emit_program(ctx, operands, text, platform=platform)
+
+
+def _refuse(*_: Any, reason: str, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"run: this fusion has no derivative and no batch; {reason}. For those use jf.fuse(f, schedule=...)"
+    )
+
+
+ad.primitive_jvps[opaque_p] = _refuse
+batching.primitive_batchers[opaque_p] = _refuse
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(opaque_p, functools.partial(_lower_opaque, platform=_platform), platform=_platform)

@@ -1,8 +1,9 @@
 """Runs the loop program of one kernel, as its text says, on numpy: CUDA schedules computed and checked without a GPU.
 
 All threads of a block take each statement together. What a GPU may do otherwise is refused: an access out of bounds, a
-barrier that not all threads reach, two threads that meet at one shared element without a barrier between them, an
-element of an output that is written with two values, or not at all.
+barrier that not all threads reach, two threads that meet at one shared element without a barrier between them, a stage
+that is read before its bulk copies have arrived or filled while it is read, an element of an output that is written
+with two values, or not at all.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "convert": lambda x: x,
 }
 FOLDS = {"add": (np.add, 0), "mul": (np.multiply, 1), "max": (np.maximum, None), "min": (np.minimum, None)}
+WARP = 32
 EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y"}
 
@@ -105,10 +107,26 @@ class Buffer:
     def __init__(self, name: str, dtype: str, size: int, data: np.ndarray | None = None):
         self.name, self.written = name, np.full(size, data is not None)
         self.data = np.zeros(size, DTYPES[dtype]) if data is None else data
+
+        self.unfenced = np.full(size, False)  # written by threads, not yet to be seen by bulk copies
+        self.copied: list[np.ndarray] = []  # elements that bulk stores may still read
         self.meet()
 
     def meet(self) -> None:
         self.writer, self.reader = np.full((2, self.data.size), -1)
+        for elements in self.copied:
+            self.reader[elements] = EVERY_THREAD
+
+
+@dataclass
+class Ring:
+    """A shared buffer in stages that bulk copies fill in turn."""
+
+    stages: int
+    size: int
+    filled: int = 0  # stages committed, and waited for, so far
+    awaited: int = 0
+    arriving: dict[int, list[np.ndarray]] = field(default_factory=dict)  # by number of the stage
 
 
 class Block:
@@ -123,6 +141,7 @@ class Block:
         self.registers: dict[str, np.ndarray] = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.shared = {name: Buffer(name, dtype, size) for name, (dtype, size) in kernel.shared.items()}
+        self.rings = {name: Ring(stages, size) for name, (stages, size) in kernel.rings.items()}
         everything = Active(np.full(count, True), np.full((count, kernel.width), True))
         self.run(kernel.body, everything)
 
@@ -206,6 +225,7 @@ class Block:
             np.testing.assert_array_equal(buffer.data[touched], value, f"{name}[{at}] is written with two values")
             buffer.writer[touched] = by
             buffer.writer[touched[buffer.writer[touched] != by]] = EVERY_THREAD
+            buffer.unfenced[touched] = True
         elif buffer.written[touched].any():
             again = buffer.written[touched]
             np.testing.assert_array_equal(buffer.data[touched][again], value[again], f"{name} is written twice")
@@ -254,14 +274,18 @@ class Block:
         return element
 
     def combine(self, active: Active, _: Any, names: str, fold: str, over: str) -> None:
-        for name in names.split():
-            self.combine_one(active, name, fold, over)
-
-    def combine_one(self, active: Active, name: str, fold: str, over: str) -> None:
-        array, ufunc = self.arrays[name], FOLDS[fold][0]
         x, y = self.kernel.block
+        words = over.split()
         if "threads" in over:
-            assert active.threads.all(), f"not all threads reach the fold of {name}"
+            assert active.threads.all(), f"not all threads reach the fold of {names}"
+        if ("threads" in words and x > WARP) or ("threads_y" in words and x * y > WARP):
+            self.meet()
+        for name in names.split():
+            self.fold(name, FOLDS[fold][0], over)
+
+    def fold(self, name: str, ufunc: Any, over: str) -> None:
+        array = self.arrays[name]
+        x, y = self.kernel.block
         folded = array.reshape(y, x, *array.shape[1:])
         axes = {"threads_y": 0, "threads": 1, "lanes": 3}
         for word in over.split():
@@ -271,8 +295,91 @@ class Block:
 
     def sync(self, active: Active, _: Any) -> None:
         assert active.threads.all(), "not all threads reach a barrier"
+        self.meet()
+
+    def meet(self) -> None:
         for buffer in self.shared.values():
             buffer.meet()
+
+    # Bulk copies: one thread begins them, and all wait for them.
+
+    def uniform(self, active: Active, text: str) -> int:
+        assert active.threads.all(), "not all threads reach a bulk copy"
+        values = np.unique(self.index(text))
+        assert values.size == 1, f"threads do not agree on {text}"
+        return int(values[0])
+
+    def runs(self, active: Active, total: str, row: str | None, limits: str) -> np.ndarray:
+        """Return which elements of a copy there are, from its first one on."""
+        length = int(row or total)
+        run = np.arange(int(total)) // length
+        for first, limit in re.findall(r" while (.+?) \+ run < (\d+)", limits):
+            run = run[self.uniform(active, first) + run < int(limit)]
+        return np.arange(run.size)
+
+    def open(self, active: Active, _: Any, name: str) -> None:
+        assert active.threads.all() and self.rings[name].filled == 0
+
+    def fill(self, active: Active, _: Any, name: str, to: str, source: str, at: str, *extent: Any) -> None:
+        data, elements = self.kernel.buffers[source].data, self.runs(active, *extent)
+        read = self.uniform(active, at) + elements
+        assert (read < data.size).all(), f"a bulk copy reaches {read.max()} of {data.size} of {source}"
+        self.arrive(name, self.uniform(active, to) + elements, data[read])
+
+    def fill_tile(self, active: Active, _: Any, name: str, to: str, number: str, at: str) -> None:
+        source, extents, strides, box, swizzle = self.kernel.maps[int(number)]
+        data, rest = self.kernel.buffers[source].data, np.arange(math.prod(box))
+        byte = rest * data.itemsize
+        if swizzle:  # 16-byte chunks trade places by the number of 128 bytes
+            byte = byte ^ (byte // 128 % (swizzle // 16)) * 16
+        inside, read = np.full(rest.size, True), np.zeros(rest.size, int)
+        for first, extent, stride, length in zip(at.split(", "), extents, strides, box, strict=True):
+            index = self.uniform(active, first) + rest % length
+            inside, read, rest = inside & (index < extent), read + index * stride, rest // length
+        values = np.where(inside, data[np.where(inside, read, 0)], data.dtype.type(0))
+        self.arrive(name, self.uniform(active, to) + byte // data.itemsize, values)
+
+    def arrive(self, name: str, written: np.ndarray, values: np.ndarray) -> None:
+        ring, buffer = self.rings[name], self.shared[name]
+        stage = ring.filled % ring.stages
+        assert (written < ring.size).all(), f"a bulk copy reaches {written.max()} of {ring.size} of a stage of {name}"
+        assert ring.filled - ring.awaited < ring.stages, f"a stage of {name} is filled again before it is waited for"
+        written = written + stage * ring.size
+        assert (buffer.reader[written] < 0).all(), f"{name} is filled while it is read"
+        buffer.data[written], buffer.written[written] = values, False
+        ring.arriving.setdefault(ring.filled, []).append(written)
+
+    def commit(self, active: Active, _: Any, name: str) -> None:
+        assert active.threads.all(), f"not all threads commit {name}"
+        self.rings[name].filled += 1
+
+    def wait(self, active: Active, _: Any, variable: str, name: str) -> None:
+        ring, buffer = self.rings[name], self.shared[name]
+        assert active.threads.all() and ring.awaited < ring.filled, f"{name} is waited for before it is committed"
+        for elements in ring.arriving.pop(ring.awaited, []):
+            buffer.written[elements], buffer.writer[elements] = True, -1
+        self.variables[variable] = ring.awaited % ring.stages
+        ring.awaited += 1
+
+    def bulk_store(self, active: Active, _: Any, name: str, to: str, source: str, at: str, *extent: Any) -> None:
+        target, buffer = self.kernel.buffers[name], self.shared[source]
+        elements = self.runs(active, *extent)
+        read, written = self.uniform(active, at) + elements, self.uniform(active, to) + elements
+        assert (written < target.data.size).all(), f"a bulk copy reaches {written.max()} of {name}"
+        assert buffer.written[read].all() and (buffer.writer[read] < 0).all(), f"{source} is copied while it is written"
+        assert not buffer.unfenced[read].any(), f"{source} is copied without a fence"
+        buffer.copied.append(read)
+        buffer.reader[read] = EVERY_THREAD
+        target.data[written], target.written[written] = buffer.data[read], True
+
+    def fence(self, active: Active, _: Any) -> None:
+        assert active.threads.all(), "not all threads reach a fence"
+        for buffer in self.shared.values():
+            buffer.unfenced[:] = False
+
+    def drain(self, active: Active, _: Any) -> None:
+        for buffer in self.shared.values():
+            buffer.copied.clear()
 
 
 def identity(fold: str, dtype: Any) -> Any:
@@ -283,6 +390,7 @@ def identity(fold: str, dtype: Any) -> Any:
     return low if fold == "max" else high
 
 
+EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
@@ -297,8 +405,16 @@ STATEMENTS = [
         (r"declare (\w+)(?: for (\w+))?", Block.declare),
         (r"(\w+)\[(.+)\] = (r\d+)", Block.set),
         (r"(\w+)\[(.+)\] (\w+)= (r\d+)", Block.accumulate),
-        (r"combine ([\w ]+) by (\w+) over(.+)", Block.combine),
+        (r"combine (\w+(?: \w+)*) by (\w+) over(.+)", Block.combine),
         (r"sync", Block.sync),
+        (r"open (\w+)", Block.open),
+        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}", Block.fill),
+        (r"fill (\w+)\[(.+?)\] = tile map(\d+)\((.+)\)", Block.fill_tile),
+        (r"commit (\w+)", Block.commit),
+        (r"(i\d+) = await (\w+)", Block.wait),
+        (rf"bulk (\w+)\[(.+?)\] = (\w+)\[(.+?)\]{EXTENT}", Block.bulk_store),
+        (r"fence bulk", Block.fence),
+        (r"drain bulk", Block.drain),
     )
 ]
 
@@ -315,15 +431,26 @@ class Kernel:
         self.parameters: list[tuple[bool, str]] = []
         self.shared: dict[str, tuple[str, int]] = {}
         self.arrays: dict[str, tuple[Any, int]] = {}
+        self.rings: dict[str, tuple[int, int]] = {}
         self.buffers: dict[str, Buffer] = {}
-        while lines and (found := re.fullmatch(r"  (in|out|shared|array) (\w+): (\w+)(?:\[(\d+)\])?", lines[0])):
-            kind, name, dtype, size = found.groups()
+        described = re.compile(r"  map\d+: (\w+) \((.+)\) strides \((.+)\) box \((.+)\) swizzle (\d+)")
+        declaration = re.compile(r"  (in|out|shared|array|ring) (\w+): (\w+)(?:\[(\d+)\]| stages of (\d+))?")
+        self.maps: list[tuple[Any, ...]] = []  # buffer, extents, strides, box, swizzle
+        while lines and (found := declaration.fullmatch(lines[0]) or described.fullmatch(lines[0])):
+            if found.re is described:
+                name, *axes, swizzle = found.groups()
+                self.maps.append((name, *([int(n) for n in numbers.split(",")] for numbers in axes), int(swizzle)))
+                lines.pop(0)
+                continue
+            kind, name, dtype, size, stage = found.groups()
             if kind in ("in", "out"):
                 self.parameters.append((kind == "in", name))
             elif kind == "shared":
                 self.shared[name] = (dtype, int(size))
-            else:
+            elif kind == "array":
                 self.arrays[name] = (computed_in(dtype), int(size))
+            else:
+                self.rings[name] = (int(dtype), int(stage))
             lines.pop(0)
         self.body = tree(lines)
 

@@ -5,9 +5,12 @@ dtype rounds. How far those two are off says how far a correct result may be; a 
 values, is not taken.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jax_fuser as jf
 from jax_fuser import _core
@@ -169,10 +172,11 @@ class Program:
       dtypes: of the inputs.
       smooth: whether it has a derivative everywhere.
       largest: elements of any value; 0 for some choice.
+      moves: what else moves elements: "pad" (with slices and concatenations), "reshape", "gather".
     """
 
-    def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0):
-        self.seed, self.steps, self.smooth = seed, [], smooth
+    def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0, moves=()):
+        self.seed, self.steps, self.smooth, self.moves = seed, [], smooth, moves
         rng = self.rng = np.random.default_rng(seed)
         self.fold_rng = np.random.default_rng([*seed, 1])
         largest = self.largest = largest or int(rng.choice([2000, 2000, 2000, 10000, 10000, 40000]))
@@ -208,8 +212,8 @@ class Program:
         if step is None:
             return
         operands = [self.pool[i] for i in step.operands]
-        shape = np.broadcast_shapes(*(v.shape for v in operands))
-        if np.prod(shape) > self.largest:
+        axes = itertools.zip_longest(*(v.shape[::-1] for v in operands), fillvalue=1)
+        if np.prod([max(n) for n in axes]) > self.largest:
             return
         with np.errstate(all="ignore"):
             exact = np.asarray(step(np, [v.exact for v in operands], True))
@@ -260,6 +264,8 @@ class Program:
             functions = [*functions, *(() if self.smooth else kinks)]
             return functions[int(rng.integers(len(functions)))]
 
+        if self.moves and rng.random() < 0.35:
+            return getattr(self, str(rng.choice(self.moves)))(self.pick())
         floats = self.pick(lambda v: is_float(v.dtype))
         if kind == "unary":
             return Step(one(UNARY, UNARY_KINKS), [floats], self.pool[floats].dtype)
@@ -352,6 +358,96 @@ class Program:
             to = (int(rng.choice(self.extents)), *shape)
             return Step(lambda xp, x: xp.broadcast_to(x, to), [x], value.dtype, exact)
         return None
+
+    def pad(self, x):
+        rng, value = self.rng, self.pool[x]
+        shape, rank = value.shape, len(value.shape)
+        if rank == 0 or 0 in shape:
+            return None
+        exact = not is_float(value.dtype)
+        axis, kind = int(rng.integers(rank)), rng.integers(4)
+        size = shape[axis]
+        if kind == 0:
+            ends = [tuple(int(n) for n in rng.integers(0, 9, 2)) if a == axis or rng.random() < 0.3 else (0, 0)
+                    for a in range(rank)]  # fmt: skip
+            by = int(rng.integers(2))
+            return Step(lambda xp, x: xp.pad(x, ends, constant_values=by), [x], value.dtype, exact)
+        if kind == 1:
+            first = int(rng.integers(size))
+            where = tuple(slice(first, int(rng.integers(first, size)) + 1, int(rng.integers(1, 4))) if a == axis
+                          else slice(None) for a in range(rank))  # fmt: skip
+            return Step(lambda xp, x: x[where], [x], value.dtype, exact)
+        others = shape[:axis] + shape[axis + 1 :]
+        y = self.pick(
+            lambda v: v.dtype == value.dtype and len(v.shape) == rank and v.shape[:axis] + v.shape[axis + 1 :] == others
+        )
+        if kind == 2:
+            return Step(lambda xp, x, y: xp.concatenate([x, y], axis), [x, y], value.dtype, exact)
+        # What the derivative of taking an axis apart is.
+        cut = int(rng.integers(size + 1))
+
+        def parts(xp, x, y):
+            head = xp.take(x, xp.arange(cut), axis) if xp is np else lax.slice_in_dim(x, 0, cut, axis=axis)
+            tail = xp.take(y, xp.arange(cut, size), axis) if xp is np else lax.slice_in_dim(y, cut, size, axis=axis)
+            none = [(0, 0)] * rank
+            after, before = list(none), list(none)
+            after[axis], before[axis] = (0, size - cut), (cut, 0)
+            return xp.pad(head, after) + xp.pad(tail, before)
+
+        if value.dtype == bool or self.pool[y].shape != shape:
+            return None
+        return Step(parts, [x, y], value.dtype, exact)
+
+    def reshape(self, x):
+        """Merge some neighbouring axes, or split one, or both."""
+        rng, value = self.rng, self.pool[x]
+        shape = list(value.shape)
+        if not shape or 0 in shape:
+            return None
+        kind = rng.integers(4)
+        if kind != 1 and len(shape) > 1:
+            at = int(rng.integers(len(shape) - 1))
+            shape[at : at + 2] = [shape[at] * shape[at + 1]]
+        if kind != 0 and len(shape) < 6:
+            at = int(rng.integers(len(shape)))
+            factor = int(rng.choice([n for n in range(1, min(shape[at], 64) + 1) if shape[at] % n == 0]))
+            shape[at : at + 1] = [shape[at] // factor, factor] if rng.random() < 0.5 else [factor, shape[at] // factor]
+        if kind == 2:
+            shape = [int(np.prod(shape))]
+        return Step(lambda xp, x: xp.reshape(x, shape), [x], value.dtype, not is_float(value.dtype))
+
+    def gather(self, x):
+        """Take rows, elements along the last axis, or a slice from a start, at places that integers of it say."""
+        rng, value = self.rng, self.pool[x]
+        shape, rank = value.shape, len(value.shape)
+        at = self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+        if at is None or rank == 0 or 0 in shape:
+            return None
+        exact = not is_float(value.dtype)
+        kind, axis = rng.integers(3), int(rng.integers(rank))
+        if kind == 0:
+            return Step(lambda xp, x, i: xp.take(x, i.astype("int32"), axis, mode="clip"), [x, at], value.dtype, exact)
+        if kind == 1:
+            i = self.pick(lambda v: v.dtype.kind == "i" and v.shape[:-1] == shape[:-1])
+            if i is None or self.pool[i].exact.ndim == 0:
+                return None
+
+            def along(xp, x, i):
+                i = xp.clip(i.astype("int32"), 0, shape[-1] - 1)
+                return xp.take_along_axis(x, i, -1) if xp is np else jnp.take_along_axis(x, i, -1, mode="clip")
+
+            return Step(along, [x, i], value.dtype, exact)
+        size = int(rng.integers(1, shape[axis] + 1))
+
+        def window(xp, x, i):
+            start = i.ravel()[0].astype("int32")
+            if xp is jnp:
+                return lax.dynamic_slice_in_dim(x, start, size, axis)
+            start = int(start) + shape[axis] * (start < 0)
+            start = int(np.clip(start, 0, shape[axis] - size))
+            return x[(slice(None),) * axis + (slice(start, start + size),)]
+
+        return Step(window, [x, at], value.dtype, exact)
 
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""

@@ -113,7 +113,7 @@ CALLS = (
 LOOPS = (*SPLITS, "turn", "lanes", "lanes", "threads", "threads", "grid", "grid")
 PARALLEL = {
     "cpu": ("serial", "unroll", "vector", "vector", "task"),
-    "cuda": ("serial", "unroll", "vector", "block", "thread", "thread", "block_y", "thread_y"),
+    "cuda": ("serial", "unroll", "vector", "block", "thread", "thread", "block_y", "thread_y", "bulk"),
 }
 SOME = (1, 2, 2, 3, 4, 4, 5, 8, 16, 32)
 POWERS = (2, 4, 4, 8)
@@ -212,6 +212,25 @@ class Caller:
         if c % 2:
             self._like(made, rank, b, c)
 
+    def _stage(self, value: str, rank: int, b: int, c: int) -> None:
+        """Bulk copies of an input, in stages."""
+        inputs = self.scheduler.fusion.inputs
+        made = self.do("cache_after", inputs[b % len(inputs)])
+        reference = self.value(c)
+        axes = len(self.scheduler.loops(reference))
+        if c % 3 and axes:
+            self.do("split", reference, 0, POWERS[b % 4])
+            self.do("parallelize", reference, 0, "block")
+        self._like(reference, rank, b, c)
+        for axis in range(c % 2, 3)[::-1]:
+            if axis < len(self.scheduler.loops(made)):
+                self.do("parallelize", made, axis, "serial" if axis < b % 3 else "bulk")
+        if c % 3 and axes:
+            self.do("parallelize", made, 0, "block")
+        self.do("set_memory", made, "shared")
+        self.do("circular_buffer", made, 1 + b % 4, *([b % 3] if c % 5 == 0 else []))
+        self.do("inline_at", made, b % 3, True)
+
     def _share(self, value: str, rank: int, b: int, c: int) -> None:
         if c % 3 and not value.endswith("_cache"):
             value = self.do("cache_after", value)
@@ -247,7 +266,7 @@ class Case:
         last = draw.randrange(3)
         loops = [(kind, last, b, c) for kind, _, b, c in some(LOOPS, 6)]
         like: list[Choice] = [("like", last, 0, 0)] if draw.random() < 0.9 else []
-        share = some(("share",), 1 + (draw.random() < 0.2)) if platform == "cuda" else []
+        share = some(("share", "share", "stage"), 1 + (draw.random() < 0.2)) if platform == "cuda" else []
         anything = some(CALLS, 4) if draw.random() < 0.5 else []
         return Case(seed, platform, tuple(edits + loops + like + share + anything))
 

@@ -173,7 +173,7 @@ REASONS = {
     "asked for by name, as a barrier": lambda x: lax.optimization_barrier(x * 2),
     "a value that a checkpoint policy may save": lambda x: checkpoint_name(x * 2, "x"),
     "has no op of its own": lambda x: jax.scipy.special.i0e(x) * 2,
-    "merges or splits axes, (6, 8) to (48,)": lambda x: (x * 2).reshape(-1) * 3,
+    "cuts axes unevenly, (6, 8) to (16, 3)": lambda x: (x * 2).reshape(16, 3) * 3,
     "a jit that donates its arguments": lambda x: jax.jit(jnp.sin, donate_argnums=0)(x * 2) * 2,
     "rounds to no mantissa bit, which leaves no NaN": lambda x: lax.reduce_precision(x, 5, 0) * 2,
     "asks for a tolerance": lambda x: lax.exp(x, accuracy=lax.Tolerance(ulps=2)) * 2,

@@ -8,6 +8,7 @@ from test_cuda_sources import FLOATS, INTEGERS, all_ops
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser import _evaluate
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 
@@ -126,6 +127,18 @@ def test_run_differentiates_and_batches(device, by_hand):
     assert_close(*(jax.vmap(jax.grad(loss(g), 1), (0, None))(jnp.stack([X, 2 * X]), B) for g in (f, softmax)), scale=5)
     assert_close(*(jax.jvp(g, (X, B), (X, B))[1] for g in (f, softmax)), scale=3)
     assert_close(*(jax.hessian(loss(g), 1)(X, B) for g in (f, softmax)), scale=9)
+
+
+def test_an_op_that_only_kernels_have(monkeypatch):
+    fusion = jf.ir.trace(lambda x: jnp.tanh(x) + 2.5, X)
+    monkeypatch.setattr(_evaluate, "_POINTWISE", {k: v for k, v in _evaluate._POINTWISE.items() if k != "tanh"})
+    with pytest.raises(jf.UserError, match=r"evaluate: tanh, which makes t1 of .* has no rule; run the fusion instead"):
+        jf.ir.evaluate(fusion, X)
+    assert_close(jf.ir.run(fusion, X)[0], jnp.tanh(X) + 2.5)
+    with pytest.raises(NotImplementedError, match=r"run: .* no derivative and no batch; evaluate: tanh.*use jf.fuse"):
+        jax.grad(lambda x: jf.ir.run(fusion, x)[0].sum())(X)
+    with pytest.raises(NotImplementedError, match=r"run: .*use jf.fuse"):
+        jax.vmap(lambda x: jf.ir.run(fusion, x)[0])(X[None])
 
 
 def test_evaluate_checks_its_arrays():

@@ -158,10 +158,7 @@ JF_FUNCTION f64 erf_inv_of(f64 x) {
   const f64 end = __builtin_fabs(x) == 1 ? kInfinity : factor;
   return x * end;
 }
-template <class T, int W>
-JF_FUNCTION Lanes<T, W> erf_inv(Lanes<T, W> a) {
-  return map_lanes<T>([](T x) JF_LAMBDA { return T(erf_inv_of(x)); }, a);
-}
+JF_PARTS_OR_LIBM(erf_inv, erf_inv_of(x))
 
 // One step of the dtype M from a towards b, over the dtype's bits.
 template <class M, class T, int W>

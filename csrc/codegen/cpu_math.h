@@ -180,6 +180,17 @@ JF_FUNCTION F erfc(F x) {
   return magnitude<f32>(x) < 0.5f ? 1.0f - erf_small(x) : result;
 }
 
+// Giles, as erf_inv_of in cpu_libm.h, his polynomials for single precision: two units in the last place.
+JF_FUNCTION F erf_inv(F x) {
+  const F w = -log((1.0f - x) * (1.0f + x)), t = w - 2.5f, r = sqrt(w) - 3.0f;
+  const F centre = polynomial(t, splat(2.81022636e-08f), 3.43273939e-07f, -3.5233877e-06f, -4.39150654e-06f,
+                              2.1858087e-04f, -1.25372503e-03f, -4.17768164e-03f, 0.246640727f, 1.50140941f);
+  const F tail = polynomial(r, splat(-2.00214257e-04f), 1.00950558e-04f, 1.34934322e-03f, -3.67342844e-03f,
+                            5.73950773e-03f, -7.6224613e-03f, 9.43887047e-03f, 1.00167406f, 2.83297682f);
+  const F end = magnitude<f32>(x) == 1.0f ? splat(f32(kInfinity)) : tail;
+  return x * (w < 5.0f ? centre : end);
+}
+
 #if defined(__clang__)
 JF_FUNCTION bool any(I mask) { return __builtin_reduce_or(mask) != 0; }
 #elif defined(__AVX512F__) && JF_PART == 16

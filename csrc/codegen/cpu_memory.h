@@ -20,7 +20,12 @@ template <int W>
 JF_FUNCTION int active(First on) {
   return on.count < W ? on.count : W;
 }
+// Lanes first .. end - 1.
+struct Between {
+  int first, end;
+};
 JF_FUNCTION All rest(All, int) { return {}; }
+JF_FUNCTION Between rest(Between on, int gone) { return {on.first - gone, on.end - gone}; }
 JF_FUNCTION First rest(First on, int gone) { return {on.count > gone ? on.count - gone : 0}; }
 
 // Calls body(base, lanes that are below the limit): full vectors run without masks.
@@ -151,6 +156,10 @@ JF_FUNCTION Part<Stored<M>> read_lanes(const M* p, long stride, int count, Numbe
   return Part<Stored<M>>{(i < count ? read_one(p + i * stride) : Stored<M>(0))...};
 }
 template <class M, int... i>
+JF_FUNCTION Part<Stored<M>> read_lanes(const M* p, long stride, Between on, Numbers<i...>) {
+  return Part<Stored<M>>{(on.first <= i && i < on.end ? read_one(p + i * stride) : Stored<M>(0))...};
+}
+template <class M, int... i>
 JF_FUNCTION void write_lanes(M* p, long stride, Part<Stored<M>> x, int count, Numbers<i...>) {
   ((i < count ? write_one(p + i * stride, x[i]) : void()), ...);
 }
@@ -174,6 +183,10 @@ JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
   } else {
     return read_lanes(p, stride, active<W>(on), typename NumbersBelow<W>::Type{});
   }
+}
+template <int W, class M, class Stride>
+JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, Between on) {
+  return read_lanes(p, stride, on, typename NumbersBelow<W>::Type{});
 }
 template <int W, class M, class Stride, class On>
 JF_FUNCTION void write(M* p, Stride stride, Part<Stored<M>> x, On on) {
@@ -226,6 +239,59 @@ JF_FUNCTION L load(const M* p, long offset, On on = {}) {
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
+}
+constexpr long kNoEnd = 0x7fffffffffffffff;
+template <int W>
+JF_FUNCTION int lane_number(long lane) {
+  return lane < 0 ? 0 : lane > W ? W : int(lane);
+}
+// Lanes whose index is from `begin` on, below `end`; lane 0 has `index`.
+template <class L, int kMultiple, class M, class Stride, class T, int W, class On>
+JF_FUNCTION L load_within_lanes(Type<Lanes<T, W>>, const M* p, Stride stride, long index, long begin, long end, On on) {
+  if (begin <= index && index <= end - W) return load_strided(Type<L>{}, p, stride, on);
+  const int count = active<W>(on), last = lane_number<W>(end - index);
+  return load_strided(Type<L>{}, p, stride, Between{lane_number<W>(begin - index), last < count ? last : count});
+}
+template <class L, int kMultiple = 1, class M, class Stride, class On = All>
+JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
+  return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
+}
+// weight * x, x brought into [0, limit].
+template <class T>
+JF_FUNCTION long step_of(T x, long limit, long weight) {
+  if (is_signed<T> && x < T(0)) return 0;
+  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
+}
+template <class T, int W>
+JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
+  if constexpr (W <= JF_PART) {
+    return step_of(x.v[0], limit, weight);
+  } else {
+    return step(x.lo, limit, weight);
+  }
+}
+template <class T, int W>
+JF_FUNCTION Lanes<s64, W> steps(Lanes<T, W> x, long limit, long weight) {
+  return map_lanes<s64>([=](T i) JF_LAMBDA { return step_of(i, limit, weight); }, x);
+}
+template <class M, int... i>
+JF_FUNCTION Part<Stored<M>> read_at(const M* p, long stride, Part<s64> at, int count, Numbers<i...>) {
+  return Part<Stored<M>>{(i < count ? read_one(p + i * stride + at[i]) : Stored<M>(0))...};
+}
+// Each lane from its own place.
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, Lanes<s64, W> at, On on) {
+  if constexpr (W <= JF_PART) {
+    return {decode(M{}, read_at(p, stride, at.v, active<W>(on), typename NumbersBelow<W>::Type{}))};
+  } else {
+    constexpr int kHalf = W / 2;
+    return {load_lanes_at(Type<Lanes<T, kHalf>>{}, p, stride, at.lo, on),
+            load_lanes_at(Type<Lanes<T, kHalf>>{}, p + kHalf * stride, stride, at.hi, rest(on, kHalf))};
+  }
+}
+template <class L, class M, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, Lanes<s64, W> at, On on = {}) {
+  return load_lanes_at(Type<L>{}, p + offset, stride, at, on);
 }
 // One element in all lanes.
 template <class L, class M>

@@ -148,7 +148,12 @@ struct All {};
 struct First {
   int count;
 };
+// Lanes first .. end - 1.
+struct Between {
+  int first, end;
+};
 JF_FUNCTION bool is_active(All, int) { return true; }
+JF_FUNCTION bool is_active(Between on, int lane) { return on.first <= lane && lane < on.end; }
 JF_FUNCTION bool is_active(First on, int lane) { return lane < on.count; }
 
 // Calls body(base, lanes that are below the limit): full vectors run without masks.

@@ -123,6 +123,68 @@ template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
 }
+constexpr long kNoEnd = 0x7fffffffffffffff;
+// The stride of neighbours.
+struct One {
+  __device__ __forceinline__ operator long() const { return 1; }
+};
+template <class L, int kMultiple, class M, class On>
+JF_FUNCTION L load_all(const M* p, One, On on) {
+  return load_lanes<kMultiple>(Type<L>{}, p, on);
+}
+template <class L, int kMultiple, class M, class On>
+JF_FUNCTION L load_all(const M* p, long stride, On on) {
+  return load_strided(Type<L>{}, p, stride, on);
+}
+template <int W>
+JF_FUNCTION int lane_number(long lane) {
+  return lane < 0 ? 0 : lane > W ? W : int(lane);
+}
+template <int W>
+JF_FUNCTION int active(All) {
+  return W;
+}
+template <int W>
+JF_FUNCTION int active(First on) {
+  return smaller_of(on.count, W);
+}
+// Lanes whose index is from `begin` on, below `end`; lane 0 has `index`.
+template <class L, int kMultiple, class M, class Stride, class T, int W, class On>
+JF_FUNCTION L load_within_lanes(Type<Lanes<T, W>>, const M* p, Stride stride, long index, long begin, long end, On on) {
+  if (begin <= index && index <= end - W) return load_all<L, kMultiple>(p, stride, on);
+  const Between lanes{lane_number<W>(begin - index), smaller_of(lane_number<W>(end - index), active<W>(on))};
+  return load_strided(Type<L>{}, p, stride, lanes);
+}
+template <class L, int kMultiple = 1, class M, class Stride, class On = All>
+JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
+  return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
+}
+// weight * x, x brought into [0, limit].
+template <class T>
+JF_FUNCTION long step_of(T x, long limit, long weight) {
+  if (is_signed<T> && x < T(0)) return 0;
+  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
+}
+template <class T, int W>
+JF_FUNCTION long step(const Lanes<T, W>& x, long limit, long weight) {
+  return step_of(x.v[0], limit, weight);
+}
+template <class T, int W>
+JF_FUNCTION Lanes<s64, W> steps(const Lanes<T, W>& x, long limit, long weight) {
+  return map<s64>([=](T i) { return step_of(i, limit, weight); }, x);
+}
+// Each lane from its own place.
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, const Lanes<s64, W>& at, On on) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = is_active(on, i) ? load_one(p + i * stride + at.v[i]) : T(0);
+  return x;
+}
+template <class L, class M, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, const Lanes<s64, W>& at, On on = {}) {
+  return load_lanes_at(Type<L>{}, p + offset, stride, at, on);
+}
 template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
   store_lanes<kMultiple, false>(p + offset, x, on);

@@ -1,6 +1,7 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -13,6 +14,8 @@ namespace jf::codegen {
 namespace {
 
 using namespace loops;
+
+constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
@@ -177,16 +180,45 @@ struct Printer {
   }
 
   void operator()(const Load& load) {
-    const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer), at = offset(load.offset);
+    const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
+    std::string at = offset(load.offset), each;
+    int64_t multiple_of_steps = 0;
+    for (const Step& step : load.steps) {
+      const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
+      if (step.each) {
+        each = each.empty() ? cat("jf::steps(", text) : cat("jf::add(", each, ", jf::steps(", text, ")");
+      } else {
+        at += cat(" + jf::step(", text);
+        multiple_of_steps = std::gcd(multiple_of_steps, step.weight);
+      }
+    }
     std::string definition = define(load.result, "x", loads), end = ");";
-    if (!load.when.empty()) {
-      definition += cat(condition(load.when), " ? ");
+    std::string where = condition(load.when);
+    const Range* lanes = nullptr;
+    for (const Range& range : load.within) {
+      if (range.lanes) {
+        lanes = &range;
+        continue;
+      }
+      if (range.begin > 0) where += cat(where.empty() ? "" : " && ", range.begin, " <= ", index(range.index));
+      if (range.end != kNoEnd) where += cat(where.empty() ? "" : " && ", index(range.index), " < ", range.end);
+    }
+    if (!where.empty()) {
+      definition += cat(where, " ? ");
       end = cat(") : ", type, "{};");
     }
-    if (load.lane_stride == 0) {
+    if (lanes != nullptr) {
+      const int64_t n = load.lane_stride == 1 ? multiple(load.offset) : 1;
+      const std::string last = lanes->end == kNoEnd ? "jf::kNoEnd" : cat(lanes->end);
+      line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
+           load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", index(lanes->index), ", ", lanes->begin,
+           ", ", last, on(), end);
+    } else if (!each.empty()) {
+      line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
+    } else if (load.lane_stride == 0) {
       line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
     } else if (load.lane_stride == 1) {
-      const int64_t n = multiple(load.offset);
+      const int64_t n = std::gcd(multiple(load.offset), multiple_of_steps);
       line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
     } else {
       line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);

@@ -232,59 +232,40 @@ Position Indexer::position(std::span<const int64_t> weights) const {
   return walk.run(0);
 }
 
-// By node of another tree: the node of this one with the same index, for roots and what both trees make of them alike.
-std::vector<int> Indexer::twins(const schedule::AxisTree& of, std::span<const int> root_of) const {
+// By node of another tree: the node of this one with the same index, for roots and what both trees merge and split
+// alike.
+std::vector<int> Indexer::same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const {
   std::vector<int> twins(of.extents.size(), -1);
   std::copy(root_of.begin(), root_of.end(), twins.begin());
-  auto taken = [&](int node) { return node < 0 || consumer_[node] < 0 ? nullptr : &tree_.steps[consumer_[node]]; };
   for (const schedule::Step& step : of.steps) {
-    if (const MergeStep* theirs = std::get_if<MergeStep>(&step)) {
-      const MergeStep* own = std::get_if<MergeStep>(taken(twins[theirs->outer]));
-      if (own == nullptr || own->outer != twins[theirs->outer] || own->inner != twins[theirs->inner]) continue;
-      twins[theirs->output] = own->output;
-    } else if (const SplitStep* theirs = std::get_if<SplitStep>(&step)) {
-      const SplitStep* own = std::get_if<SplitStep>(taken(twins[theirs->input]));
-      if (own == nullptr || tree_.extents[own->outer] != of.extents[theirs->outer] ||
-          tree_.extents[own->inner] != of.extents[theirs->inner]) {
-        continue;
-      }
-      twins[theirs->outer] = own->outer;
-      twins[theirs->inner] = own->inner;
-    } else if (const SwizzleStep* theirs = std::get_if<SwizzleStep>(&step)) {
-      const SwizzleStep* own = std::get_if<SwizzleStep>(taken(twins[theirs->y]));
-      if (own == nullptr || own->x != twins[theirs->x] || own->y != twins[theirs->y]) continue;
-      twins[theirs->output] = own->output;
+    if (const SplitStep* split = std::get_if<SplitStep>(&step); split != nullptr && twins[split->input] >= 0) {
+      const int taken = consumer_[twins[split->input]];
+      const SplitStep* own = taken < 0 ? nullptr : std::get_if<SplitStep>(&tree_.steps[taken]);
+      const bool alike = own != nullptr && tree_.extents[own->outer] == of.extents[split->outer] &&
+                         tree_.extents[own->inner] == of.extents[split->inner];
+      if (alike) twins[split->outer] = own->outer, twins[split->inner] = own->inner;
+      continue;
     }
+    const MergeStep* theirs = std::get_if<MergeStep>(&step);
+    if (theirs == nullptr || twins[theirs->outer] < 0 || twins[theirs->inner] < 0) continue;
+    const int taken = consumer_[twins[theirs->outer]];
+    const MergeStep* own = taken < 0 ? nullptr : std::get_if<MergeStep>(&tree_.steps[taken]);
+    if (own == nullptr || own->outer != twins[theirs->outer] || own->inner != twins[theirs->inner]) continue;
+    twins[theirs->output] = own->output;
   }
   return twins;
 }
 
 std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                           std::span<const int> root_of) const {
-  const std::vector<int> same = twins(of, root_of);
-  Walk walk(*this, true);
-  if (through_roots(walk, of, weights, root_of, same)) return walk.run(0);
-  // What both trees cut alike needs no way through the roots.
-  Walk apart(*this, true);
-  std::vector<int64_t> others(weights.begin(), weights.end());
-  for (size_t node = root_of.size(); node < weights.size(); ++node) {
-    if (same[node] >= 0) others[node] = 0;
-  }
-  if (!through_roots(apart, of, others, root_of, same)) return std::nullopt;
-  for (size_t node = 0; node < weights.size(); ++node) {
-    if (weights[node] == others[node]) continue;
-    if (!apart.digits[same[node]].empty()) return std::nullopt;
-    apart.digits[same[node]] = {{of.extents[node], weights[node]}};
-  }
-  return apart.run(0);
-}
-
-bool Indexer::through_roots(Walk& walk, const schedule::AxisTree& of, std::span<const int64_t> weights,
-                            std::span<const int> root_of, std::span<const int> same) const {
   std::vector<Digits> digits(of.extents.size());
   for (size_t node = 0; node < weights.size(); ++node) {
     if (weights[node] != 0) digits[node] = {{of.extents[node], weights[node]}};
   }
+  const std::vector<int> twins = same_parts(of, root_of);
+  // Apart: where an axis goes on from, what comes from above it would replace it.
+  Walk walk(*this, true), apart(*this, true);
+  IndexPtr swizzled = loops::constant(0);
   // Backwards, from parts to what they were cut from.
   for (auto step = of.steps.rbegin(); step != of.steps.rend(); ++step) {
     if (const SplitStep* s = std::get_if<SplitStep>(&*step)) {
@@ -292,14 +273,19 @@ bool Indexer::through_roots(Walk& walk, const schedule::AxisTree& of, std::span<
       if (outer.empty() && inner.empty()) continue;
       if (outer.empty()) outer = {{of.extents[s->outer], 0}};
       if (inner.empty()) inner = {{of.extents[s->inner], 0}};
-      if (product(inner) != of.extents[s->inner]) return false;
+      if (product(inner) != of.extents[s->inner]) {
+        if (twins[s->inner] < 0) return std::nullopt;
+        apart.digits[twins[s->outer]] = std::move(digits[s->outer]);
+        apart.digits[twins[s->inner]] = std::move(digits[s->inner]);
+        continue;
+      }
       digits[s->input] = joined(outer, inner, true);
     } else if (const MergeStep* m = std::get_if<MergeStep>(&*step)) {
       Digits outer = digits[m->output], inner;
       if (outer.empty()) continue;
       if (!cut(outer, of.extents[m->output], of.extents[m->inner], inner)) {
-        if (same[m->output] < 0) return false;
-        walk.digits[same[m->output]] = std::move(digits[m->output]);
+        if (twins[m->output] < 0) return std::nullopt;
+        apart.digits[twins[m->output]] = std::move(digits[m->output]);
         continue;
       }
       digits[m->outer] = std::move(outer);
@@ -307,7 +293,7 @@ bool Indexer::through_roots(Walk& walk, const schedule::AxisTree& of, std::span<
     } else if (const SwizzleStep* w = std::get_if<SwizzleStep>(&*step)) {
       const Digits& stored = digits[w->output];
       if (stored.empty()) continue;
-      if (stored.size() != 1) return false;
+      if (stored.size() != 1) return std::nullopt;
       schedule::AxisTree before = of;
       before.steps.resize(of.steps.rend() - step - 1);
       IndexPtr index[2];
@@ -315,18 +301,22 @@ bool Indexer::through_roots(Walk& walk, const schedule::AxisTree& of, std::span<
         std::vector<int64_t> own(of.extents.size(), 0);
         own[node] = 1;
         const std::optional<Position> p = position(before, own, root_of);
-        if (!p) return false;
+        if (!p) return std::nullopt;
         if (p->lane_step != 0) walk.lane_step = std::nullopt;
         *result = p->at;
       }
       const IndexPtr weight = loops::constant(stored[0].coefficient);
-      walk.sum = add(walk.sum, mul(bit_xor(std::move(index[0]), std::move(index[1])), weight));
+      swizzled = add(std::move(swizzled), mul(bit_xor(std::move(index[0]), std::move(index[1])), weight));
     }
   }
   for (size_t root = 0; root < root_of.size(); ++root) {
     if (root_of[root] >= 0) walk.digits[root_of[root]] = std::move(digits[root]);
   }
-  return true;
+  Position result = walk.run(0), more = apart.run(0);
+  result.at = add(add(std::move(swizzled), std::move(result.at)), std::move(more.at));
+  const bool even = result.lane_step.has_value() && more.lane_step.has_value();
+  result.lane_step = even ? std::optional(*result.lane_step + *more.lane_step) : std::nullopt;
+  return result;
 }
 
 std::vector<Bound> Indexer::bounds(bool folded) const {

@@ -45,7 +45,7 @@ class Indexer {
   // The sum of weights[i] * (index of logical axis i).
   Position position(std::span<const int64_t> weights) const;
   // The sum of weights[n] * (index of axis n) over the axes of another tree, whose root axis r has the index of this
-  // one's root_of[r] (-1: always 0). Nothing where an axis is cut unevenly, unless both trees cut it alike.
+  // one's root_of[r] (-1: always 0). Nothing where an axis is cut unevenly.
   std::optional<Position> position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                    std::span<const int> root_of) const;
   // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies.
@@ -58,9 +58,7 @@ class Indexer {
   struct Walk;
 
   loops::IndexPtr index(int node) const;
-  std::vector<int> twins(const schedule::AxisTree& of, std::span<const int> root_of) const;
-  bool through_roots(Walk& walk, const schedule::AxisTree& of, std::span<const int64_t> weights,
-                     std::span<const int> root_of, std::span<const int> same) const;
+  std::vector<int> same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const;
   bool reaches_lane(int node) const;
 
   schedule::AxisTree tree_;

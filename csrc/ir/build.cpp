@@ -25,6 +25,16 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Dims* d = std::get_if<Dims>(&attribute)) {
     for (int64_t dim : d->dims) text += cat(" d", dim);
   }
+  if (const Pad* p = std::get_if<Pad>(&attribute)) {
+    for (size_t i = 0; i < p->low.size(); ++i) {
+      text += cat(" w", p->from.starts[i], ",", p->from.strides[i], ",", p->low[i], ",", p->counts[i]);
+    }
+  }
+  if (const Take* t = std::get_if<Take>(&attribute)) {
+    for (const auto* list : {&t->axes, &t->limits, &t->dims, &t->starts, &t->strides}) {
+      for (int64_t number : *list) text += cat(" t", number);
+    }
+  }
   if (const Place* p = std::get_if<Place>(&attribute)) {
     for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
   }
@@ -111,6 +121,7 @@ ValueId Builder::pointwise(OpKind kind, std::span<const ValueId> inputs, const s
   const OpInfo& op = info(kind);
   JF_REQUIRE(op.op_class == OpClass::kPointwise && op.result != ResultRule::kStated, "[pointwise] '", op.name,
              "' is not a pointwise op whose result follows from its operands");
+  if (const ValueId sum = kind == OpKind::kAdd ? sum_of_parts(inputs) : -1; sum >= 0) return sum;
   const ValueId columns = by_columns(kind, to_vector(inputs), DType::kPred, label);
   return columns >= 0 ? columns : add_op(kind, to_vector(inputs), {}, DType::kPred, {}, label);
 }
@@ -148,6 +159,32 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   value(x, "squeeze");
   if (dims.empty()) return x;
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
+}
+
+ValueId Builder::reshape(ValueId x, std::span<const int64_t> to) {
+  const DType dtype = value(x, "reshape").dtype;
+  infer(fusion_, OpKind::kReshape, {x}, {}, {"", dtype, axes_of(to)});
+  if (elements(fusion_.values[x]) == 0) return broadcast(constant(dtype, zero_of(dtype)), to, {});
+  if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kReshape) return reshape(op->inputs[0], to);
+  if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kBroadcast) {
+    const ValueId repeated = op->inputs[0];
+    if (fusion_.values[repeated].axes.empty()) return broadcast(repeated, to, {});
+  }
+  // Axes of extent 1 go, and come.
+  const std::vector<int64_t> from = shape(fusion_.values[x]);
+  std::vector<int64_t> ones, core, others;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] == 1) ones.push_back(static_cast<int64_t>(i));
+  }
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (to[i] == 1) continue;
+    core.push_back(to[i]);
+    others.push_back(static_cast<int64_t>(i));
+  }
+  if (std::equal(from.begin(), from.end(), to.begin(), to.end())) return x;
+  const ValueId plain = squeeze(x, ones);
+  const bool same = shape(fusion_.values[plain]) == core;
+  return broadcast(same ? plain : add_op(OpKind::kReshape, {plain}, {}, dtype, axes_of(core), ""), to, others);
 }
 
 const Op* Builder::definition(ValueId id) const {
@@ -230,8 +267,13 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
 
 ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> counts) {
   const DType dtype = value(x, "slice").dtype;
-  infer(fusion_, OpKind::kSlice, {x}, where, {"", dtype, axes_of(counts)});
-  return sliced(x, where, to_vector(counts));
+  Slice plain = where;
+  // A single element is no distance from the next one.
+  for (size_t i = 0; i < std::min(counts.size(), plain.strides.size()); ++i) {
+    if (counts[i] == 1 && plain.strides[i] > 0) plain.strides[i] = 1;
+  }
+  infer(fusion_, OpKind::kSlice, {x}, plain, {"", dtype, axes_of(counts)});
+  return sliced(x, plain, to_vector(counts));
 }
 
 // Where one operand holds all of it; -1 elsewhere.
@@ -304,6 +346,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
       result = sliced(op.inputs[0], inner, counts);
     }
   }
+  if (defining != nullptr && result < 0) result = slice_of_view(x, where, counts);
   if (result < 0) {
     result = add_op(OpKind::kSlice, {x}, where, fusion_.values[x].dtype, axes_of(counts), "");
   }
@@ -358,10 +401,13 @@ void Builder::output(ValueId x) {
 }
 
 Fusion Builder::finish() {
+  join_read_concats();
   Fusion kept;
   std::swap(kept, fusion_);
   known_.clear();
   slices_.clear();
+  spreads_.clear();
+  padded_.clear();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;

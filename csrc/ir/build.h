@@ -26,12 +26,24 @@ class Builder {
   ValueId broadcast(ValueId value, std::span<const int64_t> shape, std::span<const int64_t> dims);
   ValueId transpose(ValueId value, std::span<const int64_t> permutation);
   ValueId squeeze(ValueId value, std::span<const int64_t> dims);
-  // Operands of equal dtypes side by side along an axis. What is computed from a few columns side by side is computed
-  // from each of them.
+  // The elements in their order under another shape.
+  ValueId reshape(ValueId value, std::span<const int64_t> shape);
+  // Operands of equal dtypes side by side along an axis. What reads the result computes the operand that it needs, and
+  // what is computed from a few columns side by side is computed from each of them; it is in memory only as an output.
   ValueId concat(std::span<const ValueId> values, int64_t axis);
   // `count` elements of each axis, from starts on, strides apart. Slices what a pointwise value is computed from, so
   // that only those elements are computed.
   ValueId slice(ValueId value, const ir::Slice& where, std::span<const int64_t> counts);
+  // `low` elements of `padding`, a scalar, before each axis and `high` behind it; fewer than none cut elements off.
+  // What a pointwise value is computed from is padded, so that no kernel stores the value by itself.
+  ValueId pad(ValueId value, std::span<const int64_t> low, std::span<const int64_t> high, ValueId padding);
+  // Elements of a value at computed places. Axis axes[k] of it is read at indices[k], integers of the result's `shape`,
+  // brought into the bounds; dims[a] is the result axis along which its axis a goes on from there, -1 for none. A
+  // gather: rows x[i] have axes {0} and dims {-1, 1}. Element by element, a value is computed from what is taken.
+  ValueId take(ValueId value, std::span<const ValueId> indices, std::span<const int64_t> axes,
+               std::span<const int64_t> dims, std::span<const int64_t> shape);
+  // The same by the op's own attribute; `inputs` are its operands.
+  ValueId take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -55,6 +67,22 @@ class Builder {
   // The op on each column of its operands, where they are such; -1 elsewhere.
   ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  bool is_elementwise(ValueId value) const;
+  ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
+  // A value of `shape` that has the elements which `where` says, and anything elsewhere.
+  ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId spread_anew(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId chosen(ValueId inside, ValueId outside, const ir::Pad& where);
+  void note_part(ValueId padded, ValueId value, const ir::Pad& where);
+  // The sum where it is one of parts that together fill their axis with values padded by zeros; -1 where not.
+  ValueId sum_of_parts(std::span<const ValueId> inputs);
+  void join_read_concats();
+  ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
+  ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
+  // The index along an axis is below `bound`.
+  ValueId is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound);
+  ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
@@ -63,7 +91,13 @@ class Builder {
 
   Fusion fusion_;
   std::map<std::string, ValueId> known_;  // equal ops by their text key
-  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_;
+  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
+  // A value is zero along `axis` but for these parts of it, in their order.
+  struct Parts {
+    int64_t axis;
+    std::map<int64_t, ValueId> from;  // by first index
+  };
+  std::map<ValueId, Parts> padded_;
 };
 
 }  // namespace jf::ir

@@ -43,12 +43,21 @@ OpKind fold_of(OpKind fold) {
   }
 }
 
+bool reads_memory(OpKind kind) {
+  return kind == OpKind::kSlice || kind == OpKind::kPad || kind == OpKind::kReshape || kind == OpKind::kTake;
+}
+
 bool Constant::operator==(const Constant& other) const {
   if (value.index() != other.value.index()) return false;
   if (const double* a = std::get_if<double>(&value)) {
     return std::bit_cast<uint64_t>(*a) == std::bit_cast<uint64_t>(std::get<double>(other.value));
   }
   return std::get<int64_t>(value) == std::get<int64_t>(other.value);
+}
+
+Constant zero_of(DType dtype) {
+  if (is_float(dtype)) return {0.0};
+  return {int64_t{0}};
 }
 
 int64_t elements(const Value& value) {

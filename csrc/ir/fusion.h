@@ -68,15 +68,19 @@ const OpInfo& info(OpKind kind);
 const OpInfo* find_op(std::string_view name);
 // The pointwise op that joins two parts of a reduction or a scan: kAdd for kReduceSum and kScanSum.
 OpKind fold_of(OpKind fold);
+// Whether the op reads its first operand at other places than its own, so that it must be in memory.
+bool reads_memory(OpKind kind);
 
 // A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
 struct Constant {
   std::variant<int64_t, double> value;
   bool operator==(const Constant&) const;  // bitwise, so that NaN equals NaN and -0.0 differs from 0.0
 };
+Constant zero_of(DType dtype);
 // broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
 // transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
-// counted. concat: the axis along which the operands, results of place, stand side by side.
+// counted. reshape: none, the elements in their order under another shape. concat: the axis along which the operands,
+// results of place, stand side by side.
 struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;
@@ -85,6 +89,20 @@ struct Dims {
 struct Slice {
   std::vector<int64_t> starts, strides;
   bool operator==(const Slice&) const = default;
+};
+// Element low + j of a result axis, for j < counts, is element starts + j * strides of the operand's; where any axis is
+// outside of that, the result is zero and the operand is not read.
+struct Pad {
+  Slice from;
+  std::vector<int64_t> low, counts;
+  bool operator==(const Pad&) const = default;
+};
+// Reads operand 0 where the other operands, integers of the result's shape, say: its axis axes[k] at index k, brought
+// into [0, limits[k]]. Each axis a of it also moves on by starts[a] + strides[a] * (index of result axis dims[a]), or
+// by starts[a] where dims[a] is -1.
+struct Take {
+  std::vector<int64_t> axes, limits, dims, starts, strides;
+  bool operator==(const Take&) const = default;
 };
 // The operand again, stored as a part of a larger array of `shape`, from element `starts` on. Only an output or an
 // operand of concat.
@@ -113,7 +131,7 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Place, Reduce, Scan, Grouped>;
+using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Grouped>;
 
 struct Op {
   OpKind kind;

@@ -27,6 +27,14 @@ struct AttributePrinter {
   std::string operator()(const Slice& s) const {
     return cat(" {starts=[", print_dims(s.starts), "], strides=[", print_dims(s.strides), "]}");
   }
+  std::string operator()(const Pad& p) const {
+    return cat(" {starts=[", print_dims(p.from.starts), "], strides=[", print_dims(p.from.strides), "], low=[",
+               print_dims(p.low), "], counts=[", print_dims(p.counts), "]}");
+  }
+  std::string operator()(const Take& t) const {
+    return cat(" {axes=[", print_dims(t.axes), "], limits=[", print_dims(t.limits), "], dims=[", print_dims(t.dims),
+               "], starts=[", print_dims(t.starts), "], strides=[", print_dims(t.strides), "]}");
+  }
   std::string operator()(const Place& p) const {
     return cat(" {starts=[", print_dims(p.starts), "], shape=[", print_dims(p.shape), "]}");
   }
@@ -186,10 +194,15 @@ class Parser {
     }
     return result;
   }
+  std::vector<int64_t> list(std::string_view key) {
+    expect_word(key);
+    expect('=');
+    return dims();
+  }
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims, starts, axis or mode");
+    const std::string key = word("value, dims, axes, starts, axis or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -204,6 +217,14 @@ class Parser {
         require(reduce.parts > 0, "at least one part before this");
       }
       result = reduce;
+    } else if (key == "axes") {
+      Take take{dims(), {}, {}, {}, {}};
+      for (const auto& [name, to] : {std::pair("limits", &take.limits), std::pair("dims", &take.dims),
+                                     std::pair("starts", &take.starts), std::pair("strides", &take.strides)}) {
+        expect(',');
+        *to = list(name);
+      }
+      result = take;
     } else if (key == "starts") {
       Slice slice{dims(), {}};
       expect(',');
@@ -212,6 +233,12 @@ class Parser {
       slice.strides = dims();
       result = slice;
       if (is_place) result = Place{slice.starts, slice.strides};
+      if (!is_place && accept(',')) {
+        Pad pad{slice, list("low"), {}};
+        expect(',');
+        pad.counts = list("counts");
+        result = pad;
+      }
     } else if (key == "axis") {
       Scan scan{integer()};
       skip();
@@ -221,7 +248,7 @@ class Parser {
       }
       result = scan;
     } else {
-      require(key == "mode", "value, dims, starts, axis or mode before this");
+      require(key == "mode", "value, dims, axes, starts, axis or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;

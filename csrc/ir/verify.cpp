@@ -90,21 +90,42 @@ struct Inference {
     return result;
   }
 
-  Value slice(const Value& stated) const {
-    const Slice& s = get<Slice>("starts=[...], strides=[...]");
+  void check_inside(const Slice& s, const std::vector<int64_t>& counts) const {
     const Value& x = in(0);
     const size_t rank = x.axes.size();
-    JF_REQUIRE(s.starts.size() == rank && s.strides.size() == rank && stated.axes.size() == rank,
-               "[slice] needs a start, a stride and a result axis for each axis of ", type(0));
-    Value result{"", x.dtype, x.axes};
+    JF_REQUIRE(s.starts.size() == rank && s.strides.size() == rank && counts.size() == rank, "[", op.name,
+               "] needs a start, a stride and a result axis for each axis of ", type(0));
     for (size_t i = 0; i < rank; ++i) {
-      const int64_t extent = stated.axes[i].extent, size = x.axes[i].extent;
+      const int64_t extent = counts[i], size = x.axes[i].extent;
       const bool inside =
-          s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
+          s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) && extent >= 0 &&
           (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
-      JF_REQUIRE(inside, "[slice] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i], " on, ",
-                 s.strides[i], " apart, do not lie inside");
+      JF_REQUIRE(inside, "[", op.name, "] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i],
+                 " on, ", s.strides[i], " apart, do not lie inside");
+    }
+  }
+
+  Value slice(const Value& stated) const {
+    const Value& x = in(0);
+    check_inside(get<Slice>("starts=[...], strides=[...]"), shape(stated));
+    Value result{"", x.dtype, x.axes};
+    for (size_t i = 0; i < x.axes.size(); ++i) result.axes[i].extent = stated.axes[i].extent;
+    return result;
+  }
+
+  Value pad(const Value& stated) const {
+    const Pad& p = get<Pad>("starts=[...], strides=[...], low=[...], counts=[...]");
+    const Value& x = in(0);
+    check_inside(p.from, p.counts);
+    JF_REQUIRE(p.low.size() == x.axes.size() && stated.axes.size() == x.axes.size(),
+               "[pad] needs a low end and a result axis for each axis of ", type(0));
+    Value result{"", x.dtype, x.axes};
+    for (size_t i = 0; i < x.axes.size(); ++i) {
+      const int64_t extent = stated.axes[i].extent;
+      JF_REQUIRE(p.low[i] >= 0 && p.low[i] <= extent && p.counts[i] <= extent - p.low[i], "[pad] axis ", i, " of ",
+                 type(0), ": ", p.counts[i], " elements from ", p.low[i], " on do not fit into an axis of ", extent);
       result.axes[i].extent = extent;
+      if (p.low[i] != 0 || p.counts[i] != extent) result.axes[i].kind = AxisKind::kIteration;
     }
     return result;
   }
@@ -170,6 +191,56 @@ struct Inference {
     }
     JF_REQUIRE(result.axes.size() + d.dims.size() == x.axes.size(), "[squeeze] dims name an axis twice or beyond rank ",
                x.axes.size());
+    return result;
+  }
+
+  Value reshape(const Value& stated) const {
+    JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[reshape] takes its operand alone, no {...}");
+    Value result{"", in(0).dtype, stated.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kIteration;
+    JF_REQUIRE(elements(result) == elements(in(0)), "[reshape] ", type(0), " has ", elements(in(0)), " elements, ",
+               print_type(result), " has ", elements(result));
+    return result;
+  }
+
+  Value take(const Value& stated) const {
+    const Take& t = get<Take>("axes=[...], limits=[...], dims=[...], starts=[...], strides=[...]");
+    const Value& x = in(0);
+    const size_t rank = x.axes.size();
+    JF_REQUIRE(t.dims.size() == rank && t.starts.size() == rank && t.strides.size() == rank,
+               "[take] needs a dim, a start and a stride for each axis of ", type(0));
+    JF_REQUIRE(t.axes.size() + 1 == inputs.size() && t.limits.size() == t.axes.size(),
+               "[take] needs an axis and a limit for each of ", inputs.size() - 1, " indices");
+    Value result{"", x.dtype, stated.axes};
+    for (Axis& axis : result.axes) axis.kind = AxisKind::kBroadcast;
+    std::vector<int64_t> last(rank, 0);
+    for (size_t k = 0; k < t.axes.size(); ++k) {
+      const int64_t axis = t.axes[k];
+      JF_REQUIRE(axis >= 0 && axis < static_cast<int64_t>(rank) &&
+                     std::count(t.axes.begin(), t.axes.end(), axis) == 1 && t.limits[k] >= 0,
+                 "[take] index ", k, " needs an axis of its own of ", type(0), " and a limit from 0 on, got axis ",
+                 axis, " and limit ", t.limits[k]);
+      JF_REQUIRE(is_integer(in(k + 1).dtype) && shape(in(k + 1)) == shape(stated), "[take] index ", k,
+                 " must be integers of the shape of ", print_type(result), ", got ", type(k + 1));
+      last[axis] = t.limits[k];
+      for (size_t a = 0; a < result.axes.size(); ++a) {
+        if (in(k + 1).axes[a].kind == AxisKind::kIteration) result.axes[a].kind = AxisKind::kIteration;
+      }
+    }
+    for (size_t a = 0; a < rank; ++a) {
+      const int64_t dim = t.dims[a];
+      const bool known = dim >= -1 && dim < static_cast<int64_t>(result.axes.size()) &&
+                         (dim < 0 || std::count(t.dims.begin(), t.dims.end(), dim) == 1);
+      JF_REQUIRE(known, "[take] dims of ", type(0), " must be axes of the result, each once, or -1, got ", dim);
+      const int64_t size = x.axes[a].extent, window = dim < 0 ? 1 : result.axes[dim].extent;
+      const bool inside =
+          t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 && t.strides[a] <= std::max<int64_t>(size, 1) &&
+          last[a] <= size && window <= size + 1 &&
+          (elements(result) == 0 || last[a] + t.starts[a] < size - (window > 1 ? t.strides[a] * (window - 1) : 0));
+      JF_REQUIRE(inside, "[take] axis ", a, " of ", type(0), ": ", window, " elements from ", t.starts[a], " on, ",
+                 t.strides[a], " apart, with an index up to ", last[a], ", do not lie inside");
+      if (dim >= 0) result.axes[dim].kind = AxisKind::kIteration;
+    }
     return result;
   }
 
@@ -313,7 +384,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
   const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
-  const bool many = kind == OpKind::kConcat && inputs.size() > arity;
+  const bool many = (kind == OpKind::kConcat || kind == OpKind::kTake) && inputs.size() > arity;
   JF_REQUIRE(inputs.size() == arity || optional_starts || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
@@ -332,6 +403,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     case OpClass::kView:
       if (kind == OpKind::kBroadcast) return inference.broadcast(stated);
       if (kind == OpKind::kSlice) return inference.slice(stated);
+      if (kind == OpKind::kReshape) return inference.reshape(stated);
+      if (kind == OpKind::kTake) return inference.take(stated);
+      if (kind == OpKind::kPad) return inference.pad(stated);
       if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();

@@ -19,6 +19,10 @@ IndexPtr constant(int64_t value) {
   return std::make_shared<const Index>(Index{IndexKind::kConst, value, nullptr, nullptr});
 }
 
+IndexPtr moved(IndexPtr offset, int64_t by) {
+  if (by >= 0) return add(std::move(offset), constant(by));
+  return make(IndexKind::kAdd, std::move(offset), std::make_shared<Index>(Index{IndexKind::kConst, by, {}, {}}));
+}
 IndexPtr variable(int64_t id) { return std::make_shared<const Index>(Index{IndexKind::kVar, id, nullptr, nullptr}); }
 
 // Constants go to the right and gather there: (x + 2) + 3 is x + 5, (x * 2) * 3 is x * 6.

@@ -37,6 +37,8 @@ IndexPtr mul(IndexPtr a, IndexPtr b);
 IndexPtr div(IndexPtr a, IndexPtr b);
 IndexPtr mod(IndexPtr a, IndexPtr b);
 IndexPtr bit_xor(IndexPtr a, IndexPtr b);
+// A place in memory `by` elements on, which may be negative where only what is inside is read.
+IndexPtr moved(IndexPtr offset, int64_t by);
 // The value of an index where variable i is variables[i].
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables);
 
@@ -65,12 +67,27 @@ struct Vector {
 struct Guard;
 // Index, bound: true where every index is below its bound.
 using Condition = std::vector<std::pair<IndexPtr, int64_t>>;
+// begin <= index < end. In `lanes`, each lane by itself: the index is that of lane 0, one less than the next lane's.
+struct Range {
+  IndexPtr index;
+  int64_t begin, end;
+  bool lanes = false;
+};
+// `weight` times the register's integer, brought into [0, limit]. With `each`, every lane has its own; else all lanes
+// have that of lane 0.
+struct Step {
+  RegisterId index;
+  int64_t limit, weight;
+  bool each;
+};
 struct Load {
   RegisterId result;
   int buffer;
   IndexPtr offset;  // elements, of lane 0
   int64_t lane_stride;
-  Condition when = {};  // elsewhere nothing is read and the register holds zeros
+  Condition when = {};             // elsewhere nothing is read and the register holds zeros
+  std::vector<Range> within = {};  // likewise; one in lanes at most
+  std::vector<Step> steps = {};    // added to the offset
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {

@@ -1,4 +1,6 @@
 // The text form of a loop program, for dumps and golden files. Compilers never see it.
+#include <limits>
+
 #include "base/error.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
@@ -51,6 +53,25 @@ struct Printer {
     return result;
   }
 
+  static std::string within(const std::vector<Range>& ranges) {
+    std::string result;
+    for (const Range& range : ranges) {
+      const std::string end = range.end == std::numeric_limits<int64_t>::max() ? "" : cat(range.end);
+      result += cat(" within ", range.begin, " <= ", text(range.index), range.lanes ? " + lane" : "",
+                    end.empty() ? "" : cat(" < ", end));
+    }
+    return result;
+  }
+
+  std::string steps(const std::vector<Step>& steps) const {
+    std::string result;
+    for (const Step& step : steps) {
+      result +=
+          cat(" at ", step.weight, " * ", reg(step.index), step.each ? " of each lane" : "", " up to ", step.limit);
+    }
+    return result;
+  }
+
   void operator()(const Body& body) {
     ++depth;
     for (const Stmt& stmt : body) std::visit(*this, stmt.node);
@@ -71,7 +92,7 @@ struct Printer {
   }
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
-         load.when.empty() ? "" : cat(" if ", condition(load.when)));
+         load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps));
   }
   void operator()(const FromIndex& from) {
     line(typed(from.result), " = index ", text(from.base),

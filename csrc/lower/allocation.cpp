@@ -55,6 +55,22 @@ std::vector<bool> made_of(const AxisTree& tree, int of) {
   return made;
 }
 
+// By node: whether the value is the same along a part of the axis, but not along all of it.
+std::vector<bool> partly_inserted(const AxisTree& tree) {
+  std::vector<bool> partly(tree.extents.size(), false);
+  for (const schedule::Step& step : tree.steps) {
+    if (const SplitStep* s = std::get_if<SplitStep>(&step)) partly[s->outer] = partly[s->inner] = partly[s->input];
+    if (const MergeStep* m = std::get_if<MergeStep>(&step)) {
+      const bool differ = tree.inserted[m->outer] != tree.inserted[m->inner];
+      partly[m->output] = partly[m->outer] || partly[m->inner] || differ;
+    }
+    if (const SwizzleStep* w = std::get_if<SwizzleStep>(&step)) {
+      partly[w->output] = partly[w->x] || partly[w->y] || tree.inserted[w->x] != tree.inserted[w->y];
+    }
+  }
+  return partly;
+}
+
 }  // namespace
 
 void check_allocation(const ir::Fusion& segment, const schedule::Schedule& schedule, ir::ValueId value) {
@@ -79,6 +95,16 @@ void check_allocation(const ir::Fusion& segment, const schedule::Schedule& sched
     for (size_t j = 0; j < domain.storage.size(); ++j) {
       JF_REQUIRE(i == j || !made[domain.storage[j]], "[lower] ", name, " is stored over its axis ", domain.storage[i],
                  " and over axis ", domain.storage[j], ", which is made of it; name each element once");
+    }
+  }
+  const std::vector<bool> partly = partly_inserted(tree);
+  for (int l = 0; l < domain.inline_at; ++l) {
+    const int loop = tree.loop[l];
+    if (tree.extents[loop] == 1 || (!tree.inserted[loop] && !partly[loop])) continue;
+    for (int node : domain.storage) {
+      JF_REQUIRE(!partly[node], "[lower] ", name, " is stored over its axis ", node,
+                 ", along part of which it is the same, and inlined in its loop axis ", l,
+                 " over such a part; inline it less, or store it over other axes");
     }
   }
   std::vector<bool> known(tree.extents.size(), false);

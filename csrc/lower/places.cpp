@@ -1,6 +1,7 @@
 #include "lower/places.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 #include "lower/scan.h"
@@ -113,7 +114,7 @@ Guarded Places::bulk_store(const Item& item) {
   const ir::Op& op = *tree_.items[item_of_[item.value]].op;
   BulkCopy copy{kernel_, fusion_, domain, item.value};
   for (int p = 0; p < schedule::first_bulk(domain); ++p) copy.outer.push_back(variable(item.loops[p]));
-  const schedule::Storage to = schedule::storage(fusion_, item.value);
+  const schedule::Writing to = schedule::writing(fusion_, item.value);
   copy.buffer = static_cast<int>(fusion_.inputs.size() + item.output);
   copy.weights = to.weights;
   copy.offset = to.offset;
@@ -185,8 +186,11 @@ Guarded Places::await(ValueId id) {
 Places::Storage Places::storage_of(const Item& item) const {
   const Domain& domain = schedule_.domains[item.value];
   const schedule::AxisTree axes = schedule::replay(domain, fusion_.values[item.value].name);
-  std::vector<int> nodes = domain.storage;
-  if (nodes.empty()) {
+  std::vector<int> nodes;
+  // Along an inserted axis there is one element, wherever it is computed.
+  std::copy_if(domain.storage.begin(), domain.storage.end(), std::back_inserter(nodes),
+               [&](int node) { return !axes.inserted[node]; });
+  if (domain.storage.empty()) {
     for (size_t p = item.shared; p < item.loops.size(); ++p) {
       const int loop = item.loops[p];
       const bool runs = loop >= 0 || (is_bulk(item) && !axes.inserted[axes.loop[p]]);
@@ -210,8 +214,8 @@ bool Places::touches(const Node& node, ValueId shared, bool reads) const {
   const Item& item = tree_.items[node.item];
   if (!reads) return item.op != nullptr && item.value == shared;
   if (item.op == nullptr) return false;
-  // In its own iteration it is read from the register.
-  if (ring_of_[shared] < 0 && in_scope(tree_.items[item_of_[shared]], item)) return false;
+  const bool copies = ring_of_[shared] >= 0 || schedule::is_bulk(schedule_.domains[item.value]);
+  if (!copies && in_scope(tree_.items[item_of_[shared]], item)) return false;
   return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
 }
 
@@ -278,7 +282,6 @@ std::vector<bool> Places::reduced_loops(const Item& item) const {
   for (int node : axes.loop) reduced.push_back(axes.reduced[node]);
   return reduced;
 }
-// Where the user has other loops, the value is the same along its own, and its first element will do.
 IndexPtr Places::element(const Item& kept, const Item& user) const { return element(kept, user, kept_positions(kept)); }
 IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<int>& positions) const {
   IndexPtr at = loops::constant(0);

@@ -41,7 +41,7 @@ class Places {
   graph::Position in_shared(ir::ValueId id, const graph::Indexer& user, const std::vector<int>& root_of) const;
   // Of the value that an op reads, for in_shared.
   std::vector<int> roots_read(const ir::Op& op, size_t operand) const;
-  // Whether a node computes or reads a shared value.
+  // Whether a node computes a shared value or reads it from memory: not from the register of its own iteration.
   bool touches(const Node& node, ir::ValueId shared, bool reads) const;
   // Whether a node both computes and reads some shared value.
   bool shares_inside(const Node& node) const;
@@ -53,7 +53,8 @@ class Places {
   // Whether what is computed in all loops of the producer is there for the user.
   static bool in_scope(const Item& producer, const Item& user);
   std::vector<bool> reduced_loops(const Item& item) const;
-  // The element of a kept value that belongs to an iteration of `user`.
+  // The element of a kept value that belongs to an iteration of `user`. Where the user has other loops, the value is
+  // the same along its own, and its first element will do.
   loops::IndexPtr element(const Item& kept, const Item& user) const;
   loops::IndexPtr element(const Item& kept, const Item& user, const std::vector<int>& positions) const;
   // How many loops around the place where an array lives.

@@ -67,6 +67,7 @@ class Writer : Places {
     IndexPtr at;
     int64_t lane_step;
     loops::Condition when;
+    std::vector<loops::Range> within;
     RegisterId result;
   };
 
@@ -256,19 +257,41 @@ class Writer : Places {
   }
 
   // An element of input `id`, at weights of the root axes.
-  RegisterId load(ValueId id, const graph::Indexer& indexer, const std::vector<int64_t>& weights, int64_t offset,
-                  const loops::Condition& when) {
-    auto [at, step] = position(indexer, weights);
-    at = add(std::move(at), loops::constant(offset));
+  RegisterId load(ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
+                  const loops::Condition& when, const std::vector<loops::Range>& within = {}) {
+    auto [at, step] = position(indexer, from.weights);
+    at = loops::moved(std::move(at), from.offset);
     for (const auto& [input, known] : loads_) {
-      const bool same =
-          input == id && known.lane_step == step && graph::same(known.at, at) && same_condition(known.when, when);
+      const bool same = input == id && known.lane_step == step && graph::same(known.at, at) &&
+                        same_condition(known.when, when) && same_ranges(known.within, within);
       if (same) return known.result;
     }
     const RegisterId loaded = new_register(fusion_.values[id].dtype);
-    emit(loops::Load{loaded, input_number_[id], at, step}, when);
-    loads_.push_back({id, {at, step, when, loaded}});
+    emit(loops::Load{loaded, input_number_[id], at, step, {}, within}, when);
+    loads_.push_back({id, {at, step, when, within, loaded}});
     return loaded;
+  }
+  static bool same_ranges(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const loops::Range& x, const loops::Range& y) {
+      return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
+    });
+  }
+  // Where a reading finds an element: all lanes or none, where that is known, else each lane by itself.
+  std::vector<loops::Range> ranges(const Item& item, const schedule::Reading& from) {
+    std::vector<loops::Range> result;
+    bool in_lanes = false;
+    for (const schedule::Reading::Range& range : from.ranges) {
+      std::vector<int64_t> weights(from.weights.size(), 0);
+      weights[range.axis] = 1;
+      const graph::Position p = indexer(item, false).position(weights);
+      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
+                                                 graph::multiple_of(p.at) % kernel_.width == 0);
+      even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
+      in_lanes = in_lanes || !together;
+      result.push_back({p.at, range.begin, range.end, !together});
+    }
+    return result;
   }
   static bool same_condition(const loops::Condition& a, const loops::Condition& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
@@ -306,7 +329,36 @@ class Writer : Places {
     }
     if (input_number_[id] < 0) return computed(id, item);
     const schedule::Reading from = schedule::reading(fusion_, *item.op, i);
-    return load(id, indexer, from.weights, from.offset, when);
+    return load(id, indexer, from, when, ranges(item, from));
+  }
+
+  RegisterId take(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const schedule::Reading from = schedule::reading(fusion_, op, 0);
+    std::vector<loops::Step> steps;
+    for (const schedule::Reading::Index& index : from.indices) {
+      const ValueId id = op.inputs[index.operand];
+      steps.push_back({operand(item, index.operand, at, when), index.limit, index.weight, differs_in_lanes(item, id)});
+    }
+    const auto [offset, step] = position(at, from.weights);
+    const RegisterId result = new_register(fusion_.values[op.output].dtype);
+    JF_CHECK(input_number_[op.inputs[0]] >= 0, fusion_.values[op.inputs[0]].name, " is not in memory");
+    emit(
+        loops::Load{
+            result, input_number_[op.inputs[0]], loops::moved(offset, from.offset), step, {}, {}, std::move(steps)},
+        when);
+    return result;
+  }
+  // Whether the lanes of an item read different elements of an operand with the same axes.
+  bool differs_in_lanes(const Item& item, ValueId operand) const {
+    const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
+    const graph::Indexer at = indexer(item, false);
+    for (size_t a = 0; a < axes.size(); ++a) {
+      std::vector<int64_t> weights(axes.size(), 0);
+      weights[a] = 1;
+      if (axes[a].kind == ir::AxisKind::kIteration && at.position(weights).lane_step != 0) return true;
+    }
+    return false;
   }
 
   void write_item(const Item& item) {
@@ -315,7 +367,11 @@ class Writer : Places {
     if (item.op == nullptr) return store(item, at, when);
     const ir::Op& op = *item.op;
     std::vector<RegisterId> operands;
-    for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
+    if (op.kind == ir::OpKind::kTake) {
+      operands.push_back(take(item, at, when));
+    } else {
+      for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
+    }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
     switch (ir::info(op.kind).op_class) {
@@ -423,14 +479,14 @@ class Writer : Places {
 
   void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
     const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[item.value], item.value);
-    const schedule::Storage to = schedule::storage(fusion_, item.value);
+    const schedule::Writing to = schedule::writing(fusion_, item.value);
     std::vector<int64_t> weights;
     for (size_t a = 0; a < nodes.size(); ++a) {
       weights.resize(std::max<size_t>(weights.size(), nodes[a] + 1), 0);
       weights[nodes[a]] = to.weights[a];
     }
     const RegisterId value =
-        input_number_[item.value] >= 0 ? load(item.value, at, weights, 0, when) : computed(item.value, item);
+        input_number_[item.value] >= 0 ? load(item.value, at, {weights}, when) : computed(item.value, item);
     const auto [position_of_item, step] = position(at, weights);
     const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};

@@ -255,7 +255,7 @@ class Finder {
   // Where the result is in the cluster's space, from the operands that the cluster computes. New axes of a broadcast
   // are axes of the space that the operand lacks, in their order. Nothing where they are none.
   std::optional<Place> place_in(const Op& op, int cluster) const {
-    if (op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice || op.kind == OpKind::kConcat) return std::nullopt;
+    if (op.kind == OpKind::kTranspose || ir::reads_memory(op.kind) || op.kind == OpKind::kConcat) return std::nullopt;
     const Space& space = building_[cluster].cluster.space;
     const std::vector<ir::Axis>& axes = fusion_.values[op.output].axes;
     std::optional<Place> found;

@@ -99,6 +99,9 @@ Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string
       read.insert(id);
     }
   }
+  auto is_computed = [&](const Op& op, size_t operand) {
+    return computed.count(op.inputs[operand]) > 0 && (operand > 0 || !ir::reads_memory(op.kind));
+  };
   auto place_of = [&](size_t number, size_t operand, const Place& result) {
     const auto folds = draft.folds.find(number);
     return operand_place(whole, whole.ops[number], operand, result,
@@ -108,7 +111,7 @@ Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string
     const Op& op = whole.ops[*number];
     for (const Place& place : places[op.output]) {
       for (size_t i = 0; i < op.inputs.size(); ++i) {
-        if (computed.count(op.inputs[i]) > 0) {
+        if (is_computed(op, i)) {
           places[op.inputs[i]].insert(place_of(*number, i, place));
         } else {
           read.insert(op.inputs[i]);
@@ -126,7 +129,7 @@ Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string
       std::vector<ValueId> operands;
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         const ValueId id = op.inputs[i];
-        const bool here = computed.count(id) > 0;
+        const bool here = is_computed(op, i);
         operands.push_back(here ? made.at({id, place_of(number, i, place)}) : extractor.add_input(id));
       }
       made[{op.output, place}] = extractor.add_op(op, std::move(operands));

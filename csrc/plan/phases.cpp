@@ -110,7 +110,8 @@ class Splitter {
         continue;
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
-      const bool dear = cost_[op->output] >= kDear || rounded;
+      const bool again = keep_ == Keep::kRows && ir::reads_memory(op->kind);
+      const bool dear = cost_[op->output] >= kDear || rounded || again;
       kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
       for (ValueId id : op->inputs) {
         if (kept_[op->output]) {

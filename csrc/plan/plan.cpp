@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "ir/text.h"
 #include "plan/extract.h"
+#include "plan/reshapes.h"
 #include "plan/segment.h"
 #include "plan/two_stages.h"
 
@@ -59,7 +60,7 @@ Strategy strategy(DraftKind kind) {
 }  // namespace
 
 Plan plan(const ir::Fusion& fusion) {
-  Plan result{in_two_stages(fusion), {}};
+  Plan result{in_two_stages(without_reshapes(fusion)), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : draft_segments(whole)) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());

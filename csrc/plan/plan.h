@@ -26,7 +26,8 @@ struct Segment {
 };
 
 struct Plan {
-  ir::Fusion fusion;              // the same inputs and outputs, in the same order; its ops are in the segments
+  // The same inputs and outputs, in the same order and memory, maybe under other shapes; its ops are in the segments.
+  ir::Fusion fusion;
   std::vector<Segment> segments;  // in an order in which they can run
 };
 

@@ -57,8 +57,6 @@ Shape shape_of(const Traffic& traffic) {
   return shape;
 }
 
-int64_t round_up(int64_t n, int64_t multiple) { return divide_up(n, multiple) * multiple; }
-
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
 void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   const Phases phases = facts.phases(Keep::kRows);

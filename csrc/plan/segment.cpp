@@ -141,7 +141,7 @@ class Drafter {
         cluster_level_[cluster] = std::max(level, cluster_level_[cluster]);
         level = cluster_level_[cluster] + 1;
       } else {
-        const bool moves = op.kind == OpKind::kTranspose || op.kind == OpKind::kSlice;
+        const bool moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
         level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
       }
       rose = rose || level > level_[op.output];
@@ -233,8 +233,8 @@ class Drafter {
     Want want = wanted_[value];
     if (users.empty() && !want.in_memory) return;  // reaches no output
 
-    if (op.kind == OpKind::kSlice && !is_input_[op.inputs[0]]) {
-      want_in_memory(op.inputs[0], level_[value] - 1, "a slice reads its values from memory, of iteration domain ");
+    if (ir::reads_memory(op.kind) && !is_input_[op.inputs[0]]) {
+      want_in_memory(op.inputs[0], level_[value] - 1, "its values are read at other places, of iteration domain ");
     }
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
     if (op.kind == OpKind::kConcat) {
@@ -287,8 +287,9 @@ class Drafter {
     for (const Key& home : homes) {
       Building& building = drafts_[home];
       building.draft.ops.push_back(number);
-      for (ValueId id : op.inputs) {
-        users_[id].push_back(home);
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        const ValueId id = op.inputs[i];
+        if (i > 0 || !ir::reads_memory(op.kind)) users_[id].push_back(home);
         if (is_input_[id]) building.inputs.insert(id);
       }
     }

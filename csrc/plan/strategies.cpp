@@ -50,8 +50,7 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
                  fusion.values[op.inputs[0]].name, ", which has fewer than two elements; squeeze it");
     }
   }
-  JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name,
-             " folds no axis; use pointwise");
+  JF_REQUIRE(folds || strategy != "reduction", "[reduction] ", fusion.name, " folds no axis; use pointwise");
   for (ValueId id : fusion.outputs) {
     JF_REQUIRE(ir::elements(fusion.values[id]) > 0, "[", strategy, "] ", fusion.values[id].name, " has no elements");
   }

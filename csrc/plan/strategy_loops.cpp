@@ -38,6 +38,7 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop) {
       while (other != loop && lanes > 1 && access.steps[other] % lanes != 0) lanes /= 2;
     }
     while (lanes > 1 && access.offset % lanes != 0) lanes /= 2;
+    while (lanes > 1 && !access.edges.empty() && access.edges[loop] % lanes != 0) lanes /= 2;
   }
   while (lanes > 1 && traffic.extents[loop] % lanes != 0) lanes /= 2;
   return lanes;

@@ -4,14 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/integers.h"
 #include "plan/traffic.h"
 #include "schedule/schedule.h"
 
 namespace jf::plan {
 
 constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
-
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "graph/index.h"
@@ -46,22 +47,31 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
   std::vector<bool> is_input(segment.values.size(), false);
   for (ValueId id : segment.inputs) is_input[id] = true;
   std::vector<Access> accesses;
-  std::map<std::tuple<ValueId, std::vector<int64_t>, int64_t>, size_t> seen;  // one load serves every use
-  auto add = [&](size_t number, size_t operand, const schedule::Domain& domain, const std::vector<int64_t>& weights,
-                 int64_t offset) {
+  using Reads = std::tuple<ValueId, std::vector<int64_t>, int64_t, std::vector<int64_t>>;
+  std::map<Reads, size_t> seen;  // one load serves every use
+  auto add = [&](size_t number, size_t operand, const schedule::Domain& domain, const schedule::Reading& from) {
     const ValueId id = segment.ops[number].inputs[operand];
-    std::vector<int64_t> steps = along_loops(domain, weights);
-    const auto [entry, fresh] = seen.emplace(std::make_tuple(id, steps, offset), accesses.size());
-    if (fresh) accesses.push_back({std::move(steps), size_of(segment.values[id].dtype), offset});
-    accesses[entry->second].uses.emplace_back(number, operand);
+    std::vector<int64_t> steps = along_loops(domain, from.weights);
+    std::vector<int64_t> edges(from.weights.size(), 0);
+    for (const auto& [axis, begin, end] : from.ranges) edges[axis] = std::gcd(begin, end == schedule::kNoEnd ? 0 : end);
+    edges = along_loops(domain, std::move(edges));
+    const auto [entry, fresh] = seen.emplace(Reads{id, steps, from.offset, edges}, accesses.size());
+    if (fresh) {
+      accesses.push_back({std::move(steps), size_of(segment.values[id].dtype), from.offset, std::move(edges)});
+    }
+    // What an index adds must be aligned, too.
+    for (const auto& index : from.indices) {
+      accesses[entry->second].offset = std::gcd(accesses[entry->second].offset, index.weight);
+    }
+    const ir::OpKind kind = segment.ops[number].kind;
+    if (operand > 0 || !ir::reads_memory(kind)) accesses[entry->second].uses.emplace_back(number, operand);
   };
   for (size_t number = 0; number < segment.ops.size(); ++number) {
     const Op& op = segment.ops[number];
     const schedule::Domain& domain = aligned.domains[op.output];
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       if (!is_input[op.inputs[i]]) continue;
-      const schedule::Reading from = schedule::reading(segment, op, i);
-      add(number, i, domain, from.weights, from.offset);
+      add(number, i, domain, schedule::reading(segment, op, i));
     }
     if (op.kind == ir::OpKind::kIota) {
       std::vector<int64_t> weights(domain.logical.size(), 0);
@@ -70,7 +80,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     }
   }
   for (ValueId id : segment.outputs) {
-    const schedule::Storage to = schedule::storage(segment, id);
+    const schedule::Writing to = schedule::writing(segment, id);
     const schedule::Domain& domain = aligned.domains[id];
     accesses.push_back(
         {along_loops(domain, of_nodes(segment, domain, id, to.weights)), size_of(segment.values[id].dtype), to.offset});
@@ -82,8 +92,10 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
 // Axis k and k + 1 are one loop when each access goes on from the end of the inner one to the next outer one.
 bool continues(const std::vector<Access>& accesses, const std::vector<int64_t>& extents, size_t k) {
   if (extents[k] == 1 || extents[k + 1] == 1) return true;
-  return std::all_of(accesses.begin(), accesses.end(),
-                     [&](const Access& access) { return access.steps[k] == access.steps[k + 1] * extents[k + 1]; });
+  return std::all_of(accesses.begin(), accesses.end(), [&](const Access& access) {
+    const bool whole = access.edges.empty() || (access.edges[k] == 0 && access.edges[k + 1] == 0);
+    return whole && access.steps[k] == access.steps[k + 1] * extents[k + 1];
+  });
 }
 
 // Fills in which loops reductions fold, and which values are computed along those.
@@ -129,7 +141,10 @@ Traffic traffic(const Fusion& segment, ValueId reference) {
     const bool same_folds = result.folded[k - 1] == result.folded[k] && result.across[k - 1] == result.across[k];
     if (!same_folds || !continues(result.accesses, result.extents, k - 1)) continue;
     const size_t gone = result.extents[k] != 1 ? k - 1 : k;
-    for (Access& access : result.accesses) access.steps.erase(access.steps.begin() + static_cast<std::ptrdiff_t>(gone));
+    for (Access& access : result.accesses) {
+      access.steps.erase(access.steps.begin() + static_cast<std::ptrdiff_t>(gone));
+      if (!access.edges.empty()) access.edges.erase(access.edges.begin() + static_cast<std::ptrdiff_t>(gone));
+    }
     auto erase = [&](auto& list) { list.erase(list.begin() + static_cast<std::ptrdiff_t>(k)); };
     result.extents[k - 1] *= result.extents[k];
     result.collapse[k - 1] += result.collapse[k];

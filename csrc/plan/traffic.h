@@ -13,6 +13,8 @@ struct Access {
   std::vector<int64_t> steps;  // by loop: elements from one iteration to the next; 0 where it repeats
   int64_t bytes;               // of an element; 0 for a counter
   int64_t offset = 0;          // elements, of the first iteration
+  // By loop: where elements begin and end is a multiple of this; 0 where every iteration has one.
+  std::vector<int64_t> edges = {};
   // Of an input: the numbers of the ops and operands that read it so.
   std::vector<std::pair<size_t, size_t>> uses = {};
 };

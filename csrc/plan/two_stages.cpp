@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/verify.h"
 
 namespace jf::plan {
@@ -31,8 +32,6 @@ constexpr int64_t kFewestParts = 4;
 // Rows of each run where one kernel folds the rows, too: the runs are its blocks. There are enough of them, and not so
 // many that storing them counts.
 constexpr int64_t kFewestRowsOfPart = 4, kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 1024;
-
-int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool folds(const Reduce& reduce, size_t axis) {
   return std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(axis));

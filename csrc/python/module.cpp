@@ -109,17 +109,32 @@ void bind_builder(nb::module_& m) {
              const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },
           "value"_a, "starts"_a, "strides"_a, "counts"_a)
       .def(
+          "reshape",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape) { return b.reshape(value, shape); },
+          "value"_a, "shape"_a)
+      .def(
+          "take",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& indices, const std::vector<int64_t>& axes,
+             const std::vector<int64_t>& dims,
+             const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
+          "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
+      .def(
+          "pad",
+          [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
+             ir::ValueId padding) { return b.pad(value, low, high, padding); },
+          "value"_a, "low"_a, "high"_a, "padding"_a)
+      .def(
           "squeeze",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
           "value"_a, "dims"_a)
       .def(
           "reduce",
           [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
-             const std::string& label, int64_t parts) {
-            return b.reduce(op_named(op, "reduce"), value, dims, parts, label);
-          },
+             const std::string& label,
+             int64_t parts) { return b.reduce(op_named(op, "reduce"), value, dims, parts, label); },
           "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
-          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place counts.")
+          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place "
+          "counts.")
       .def(
           "scan",
           [](Builder& b, const std::string& op, ir::ValueId value, int64_t axis, bool reverse,

@@ -14,6 +14,12 @@ std::string list(const AxisTree& tree) {
   return cat("[", text, "]");
 }
 
+std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> weights(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) weights[i - 1] = weights[i] * shape[i];
+  return weights;
+}
+
 struct Applier {
   AxisTree& tree;
   const std::string& value;
@@ -186,7 +192,18 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
-  } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kPlace ||
+  } else if (const ir::Take* take = std::get_if<ir::Take>(&op.attribute); take != nullptr && operand == 0) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      const bool indexed = std::find(take->axes.begin(), take->axes.end(), static_cast<int64_t>(i)) != take->axes.end();
+      if (indexed || take->dims[i] < 0 || take->starts[i] != 0) continue;
+      if (from[i].extent == to[take->dims[i]].extent) axes[i] = static_cast<int>(take->dims[i]);
+    }
+  } else if (const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute)) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
+      if (whole && from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
+    }
+  } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
              ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
@@ -197,14 +214,29 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   const std::vector<int64_t> extents = ir::shape(fusion.values[op.inputs[operand]]);
   const std::vector<int> axes = result_axes(fusion, op, operand);
-  const ir::Slice* slice = std::get_if<ir::Slice>(&op.attribute);
+  if (op.kind == ir::OpKind::kReshape) return {dense(ir::shape(fusion.values[op.output]))};
+  const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
+  const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
   const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
   Reading reading{std::vector<int64_t>(folds ? extents.size() : fusion.values[op.output].axes.size(), 0)};
+  const ir::Take* take = operand == 0 ? std::get_if<ir::Take>(&op.attribute) : nullptr;
   int64_t stride = 1;
   for (size_t a = extents.size(); a-- > 0;) {
-    if (slice != nullptr) {
+    if (take != nullptr) {
+      if (take->dims[a] >= 0) reading.weights[take->dims[a]] = stride * take->strides[a];
+      reading.offset += stride * take->starts[a];
+      for (size_t k = 0; k < take->axes.size(); ++k) {
+        if (take->axes[k] == static_cast<int64_t>(a)) reading.indices.push_back({k + 1, take->limits[k], stride});
+      }
+    } else if (slice != nullptr) {
       reading.weights[a] = stride * slice->strides[a];
       reading.offset += stride * slice->starts[a];
+      if (pad != nullptr) {
+        const int64_t end = pad->low[a] + pad->counts[a], extent = fusion.values[op.output].axes[a].extent;
+        reading.offset -= stride * slice->strides[a] * pad->low[a];
+        const bool all = pad->low[a] == 0 && end == extent;
+        if (!all) reading.ranges.push_back({static_cast<int>(a), pad->low[a], end == extent ? kNoEnd : end});
+      }
     } else if (axes[a] >= 0) {
       reading.weights[axes[a]] = stride;
     }
@@ -213,7 +245,7 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   return reading;
 }
 
-Storage storage(const ir::Fusion& fusion, ValueId output) {
+Writing writing(const ir::Fusion& fusion, ValueId output) {
   std::vector<int64_t> shape = ir::shape(fusion.values[output]);
   std::vector<int64_t> starts(shape.size(), 0);
   for (const ir::Op& op : fusion.ops) {
@@ -222,13 +254,13 @@ Storage storage(const ir::Fusion& fusion, ValueId output) {
     shape = place->shape;
     starts = place->starts;
   }
-  Storage storage{std::vector<int64_t>(shape.size(), 0)};
+  Writing writing{std::vector<int64_t>(shape.size(), 0)};
   int64_t stride = 1;
   for (size_t a = shape.size(); a-- > 0; stride *= shape[a]) {
-    storage.weights[a] = stride;
-    storage.offset += stride * starts[a];
+    writing.weights[a] = stride;
+    writing.offset += stride * starts[a];
   }
-  return storage;
+  return writing;
 }
 
 }  // namespace jf::schedule

@@ -1,6 +1,7 @@
 // The axes of one scheduled value: its logical axes and all that transforms made of them, as a forest.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -60,18 +61,32 @@ std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, Valu
 // For each axis of the operand, the root axis of the op's result that has the same index, or -1.
 std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 
+constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
+
 // Where in a dense operand the element stands that one of the op's result is computed from: offset + the sum of
 // weights[r] * (index of root axis r of the result).
 struct Reading {
+  // Along root axis `axis` only indices from begin to below end have an element.
+  struct Range {
+    int axis;
+    int64_t begin, end;
+  };
   std::vector<int64_t> weights;
   int64_t offset = 0;
+  std::vector<Range> ranges = {};
+  // Added: `weight` times what operand `operand` holds, brought into [0, limit].
+  struct Index {
+    size_t operand;
+    int64_t limit, weight;
+  };
+  std::vector<Index> indices = {};
 };
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 // Where an element of an output is stored: offset + the sum of weights[a] * (index of axis a).
-struct Storage {
+struct Writing {
   std::vector<int64_t> weights;
   int64_t offset = 0;
 };
-Storage storage(const ir::Fusion& fusion, ValueId output);
+Writing writing(const ir::Fusion& fusion, ValueId output);
 
 }  // namespace jf::schedule

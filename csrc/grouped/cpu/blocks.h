@@ -3,12 +3,10 @@
 
 #include <cstdint>
 
+#include "base/integers.h"
 #include "grouped/cpu/kernels.h"
 
 namespace jf::grouped::cpu {
-
-constexpr int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 
 // A task multiplies `rows` x `columns`; it packs rhs in steps of `depth`. Multiples of the kernel's tile and granule.
 struct Blocks {

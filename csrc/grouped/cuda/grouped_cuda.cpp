@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/integers.h"
 
 namespace jf::grouped {
 namespace {
@@ -15,9 +16,6 @@ constexpr int kStageAlign = 128;      // of the shared-memory struct in tensor_c
 constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
 constexpr int kMinCapability = 80;
 constexpr int kTallTile = 128, kWideTile = 128;
-
-int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return cdiv(a, b) * b; }
 
 bool lhs_k_major(const Problem& p) { return p.mode != Mode::kContraction; }
 bool rhs_k_major(const Problem& p) { return p.mode != Mode::kContraction && p.transpose_rhs; }
@@ -129,7 +127,7 @@ std::string_view device_class(Mode mode) {
 }
 
 int64_t grid(const Problem& p, const CudaConfig& c) {
-  const int64_t tile_rows = cdiv(out_rows(p), c.tile_m), tile_columns = cdiv(p.n, c.tile_n);
+  const int64_t tile_rows = divide_up(out_rows(p), c.tile_m), tile_columns = divide_up(p.n, c.tile_n);
   switch (p.mode) {
     case Mode::kRows: {
       if (p.m == 0) return 0;
@@ -198,8 +196,8 @@ CudaConfig choose(const Problem& p, const Target& target) {
   c.tensor_cores = true;
 
   // Tile height: of an average group, since each group ends in a part tile.
-  const int64_t height = p.mode == Mode::kRows ? cdiv(p.m, std::max<int64_t>(p.groups, 1)) : out_rows(p);
-  const int64_t tiles = matrices(p) * cdiv(out_rows(p), kTallTile) * cdiv(p.n, kWideTile);
+  const int64_t height = p.mode == Mode::kRows ? divide_up(p.m, std::max<int64_t>(p.groups, 1)) : out_rows(p);
+  const int64_t tiles = matrices(p) * divide_up(out_rows(p), kTallTile) * divide_up(p.n, kWideTile);
   if (height <= 32 && lhs_k_major(p)) {
     c.tile_m = 32;  // 16 gains nothing: rhs is streamed once either way
   } else if (height <= 64 || tiles < target.multiprocessors) {

@@ -1,0 +1,357 @@
+// Padding in the builder: what a value is computed from is padded instead, and what comes of that outside is replaced.
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "ir/build.h"
+#include "ir/verify.h"
+
+namespace jf::ir {
+namespace {
+
+// No element is moved or left out, and none is added.
+bool is_identity(const Pad& where, const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool whole = where.from.starts[i] == 0 && where.counts[i] == from[i] && from[i] == to[i];
+    if (!whole || (where.from.strides[i] != 1 && from[i] > 1)) return false;
+  }
+  return true;
+}
+
+Pad empty_pad(size_t rank) {
+  return {{std::vector<int64_t>(rank, 0), std::vector<int64_t>(rank, 1)},
+          std::vector<int64_t>(rank, 0),
+          std::vector<int64_t>(rank, 1)};
+}
+void copy_axis(const Pad& from, size_t a, Pad& to, size_t b) {
+  to.from.starts[b] = from.from.starts[a];
+  to.from.strides[b] = from.from.strides[a];
+  to.low[b] = from.low[a];
+  to.counts[b] = from.counts[a];
+}
+
+// What `where` takes of `size` elements that begin at element `begin` of the axis, as elements of theirs.
+void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
+  int64_t &start = where.from.starts[axis], &low = where.low[axis], &count = where.counts[axis];
+  const int64_t stride = where.from.strides[axis];
+  auto first_from = [&](int64_t element) {
+    return std::clamp<int64_t>((element - start + stride - 1) / stride, 0, count);
+  };
+  const int64_t first = first_from(std::max(begin, start)), end = first_from(std::max(begin + size, start));
+  start += first * stride - begin;
+  low += first;
+  count = std::max<int64_t>(end - first, 0);
+  if (count == 0) start = 0;
+}
+
+// Has the operand in memory in any case. A reshape may be gone before it reads anything.
+bool reads_whole(const Op& op, size_t operand) {
+  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape || (op.kind == OpKind::kTake && operand == 0);
+}
+
+}  // namespace
+
+ValueId Builder::full(DType dtype, const std::vector<int64_t>& shape, Constant number) {
+  return broadcast(constant(dtype, number), shape, {});
+}
+
+ValueId Builder::is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound) {
+  const DType dtype = shape[axis] > INT32_MAX ? DType::kS64 : DType::kS32;
+  return pointwise(OpKind::kLt, std::array{iota(dtype, shape, axis), full(dtype, shape, {bound})});
+}
+
+ValueId Builder::pad(ValueId x, std::span<const int64_t> low, std::span<const int64_t> high, ValueId padding) {
+  const std::vector<int64_t> old = shape(value(x, "pad"));
+  const DType dtype = value(x, "pad").dtype;
+  const Value& by = value(padding, "pad");
+  JF_REQUIRE(low.size() == old.size() && high.size() == old.size(),
+             "[pad] expected a low and a high number for each of ", old.size(), " axes, got ", low.size(), " and ",
+             high.size());
+  JF_REQUIRE(by.axes.empty() && by.dtype == dtype, "[pad] expected a padding of ", name(dtype), "[], got ",
+             name(by.dtype), " of rank ", by.axes.size(), "; convert it");
+  Pad where{{std::vector<int64_t>(old.size(), 0), std::vector<int64_t>(old.size(), 1)}, {}, {}};
+  std::vector<int64_t> counts;
+  bool pads = false, nothing = false;
+  for (size_t i = 0; i < old.size(); ++i) {
+    const int64_t extent = old[i] + low[i] + high[i];
+    JF_REQUIRE(extent >= 0, "[pad] axis ", i, " of extent ", old[i], " cannot lose ", -low[i], " and ", -high[i],
+               " elements");
+    // Where one end is cut by more than there is, the rest is cut off the other end's padding.
+    const int64_t first = std::clamp<int64_t>(-low[i], 0, old[i]),
+                  last = old[i] - std::clamp<int64_t>(-high[i], 0, old[i]);
+    where.from.starts[i] = last > first ? first : 0;
+    where.counts.push_back(std::max<int64_t>(last - first, 0));
+    where.low.push_back(std::min(std::max<int64_t>(low[i], 0), extent));
+    where.counts.back() = std::min(where.counts.back(), extent - where.low.back());
+    counts.push_back(extent);
+    pads = pads || where.counts.back() != extent;
+    nothing = nothing || where.counts.back() == 0;
+  }
+  const ValueId outside = broadcast(padding, counts, {});
+  if (nothing) return outside;
+  if (!pads) return slice(x, where.from, counts);
+  const ValueId inside = spread(x, where, counts);
+  const Op *op = definition(inside), *number = definition(padding);
+  const bool zeros = number != nullptr && number->attribute == Attribute{zero_of(dtype)};
+  const ValueId result = zeros && op != nullptr && op->kind == OpKind::kPad ? inside : chosen(inside, outside, where);
+  if (zeros) note_part(result, x, where);
+  return result;
+}
+
+// The value inside, another one outside.
+ValueId Builder::chosen(ValueId inside, ValueId outside, const Pad& where) {
+  const std::vector<int64_t> counts = shape(fusion_.values[inside]);
+  ValueId which = -1;
+  auto also = [&](ValueId more) { which = which < 0 ? more : pointwise(OpKind::kAnd, std::array{which, more}); };
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto axis = static_cast<int64_t>(i);
+    const int64_t end = where.low[i] + where.counts[i];
+    if (where.low[i] > 0) also(pointwise(OpKind::kNot, std::array{is_below(counts, axis, where.low[i])}));
+    if (end < counts[i]) also(is_below(counts, axis, end));
+  }
+  return pointwise(OpKind::kSelect, std::array{which, inside, outside});
+}
+
+void Builder::note_part(ValueId padded, ValueId x, const Pad& where) {
+  const std::vector<int64_t> whole = shape(fusion_.values[padded]);
+  int64_t axis = -1;
+  for (size_t i = 0; i < whole.size(); ++i) {
+    if (where.counts[i] == whole[i]) continue;
+    if (axis >= 0) return;
+    axis = static_cast<int64_t>(i);
+  }
+  padded_[padded] = {axis, {{where.low[axis], slice(x, where.from, where.counts)}}};
+}
+
+ValueId Builder::sum_of_parts(std::span<const ValueId> inputs) {
+  if (inputs.size() != 2) return -1;
+  const auto a = padded_.find(inputs[0]), b = padded_.find(inputs[1]);
+  if (a == padded_.end() || b == padded_.end() || a->second.axis != b->second.axis) return -1;
+  if (shape(fusion_.values[inputs[0]]) != shape(fusion_.values[inputs[1]])) return -1;
+  const int64_t axis = a->second.axis;
+  Parts all = a->second;
+  for (const auto& [first, part] : b->second.from) {
+    if (!all.from.emplace(first, part).second) return -1;
+  }
+  const int64_t size = fusion_.values[all.from.begin()->second].axes[axis].extent;
+  const int64_t extent = fusion_.values[inputs[0]].axes[axis].extent;
+  int64_t filled = 0;
+  bool apart = true, even = true;
+  for (const auto& [first, part] : all.from) {
+    const int64_t count = fusion_.values[part].axes[axis].extent;
+    even = even && first == filled && count == size;
+    apart = apart && first >= filled;
+    filled = first + count;
+  }
+  if (!apart) return -1;
+  // Parts of one size are one kernel that stores each in its place.
+  if (!even || filled != extent) {
+    const ValueId sum = add_op(OpKind::kAdd, {inputs.begin(), inputs.end()}, {}, DType::kPred, {}, "");
+    padded_[sum] = std::move(all);
+    return sum;
+  }
+  std::vector<ValueId> parts;
+  for (const auto& [first, part] : all.from) {
+    const DType dtype = fusion_.values[part].dtype;
+    const std::vector<int64_t> own = shape(fusion_.values[part]);
+    // Minus zero and zero add up to zero.
+    parts.push_back(is_float(dtype) ? pointwise(OpKind::kAdd, std::array{part, full(dtype, own, zero_of(dtype))})
+                                    : part);
+  }
+  return concat(parts, axis);
+}
+
+// Makes the fusion anew where ops read a concat: they read a choice between its operands.
+void Builder::join_read_concats() {
+  std::vector<bool> live(fusion_.values.size(), false);
+  for (ValueId id : fusion_.outputs) live[id] = true;
+  std::vector<bool> is_concat(fusion_.values.size(), false);
+  for (const Op& op : fusion_.ops) is_concat[op.output] = op.kind == OpKind::kConcat;
+  bool any = false;
+  for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
+    if (!live[op->output]) continue;
+    for (size_t i = 0; i < op->inputs.size(); ++i) {
+      live[op->inputs[i]] = true;
+      any = any || (is_concat[op->inputs[i]] && !reads_whole(*op, i));
+    }
+  }
+  if (!any) return;
+  const Fusion old = std::move(fusion_);
+  fusion_ = {old.name, {}, {}, {}, {}};
+  known_.clear();
+  slices_.clear();
+  spreads_.clear();
+  padded_.clear();
+  std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
+  for (ValueId id : old.inputs) {
+    renamed[id] = add_value(old.values[id].dtype, old.values[id].axes);
+    fusion_.values[renamed[id]].name = old.values[id].name;
+    fusion_.inputs.push_back(renamed[id]);
+  }
+  auto read = [&](ValueId id) {
+    if (!is_concat[id]) return renamed[id];
+    if (whole[id] < 0) {
+      const Op op = *definition(renamed[id]);
+      const std::vector<int64_t> all = shape(old.values[id]);
+      Pad everything = empty_pad(all.size());
+      everything.counts = all;
+      whole[id] = spread_concat(op, everything, all);
+    }
+    return whole[id];
+  };
+  for (const Op& op : old.ops) {
+    if (!live[op.output]) continue;
+    const Value& type = old.values[op.output];
+    std::vector<ValueId> inputs;
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      inputs.push_back(reads_whole(op, i) ? renamed[op.inputs[i]] : read(op.inputs[i]));
+    }
+    if (op.kind == OpKind::kPlace) {
+      renamed[op.output] = inputs[0];  // concat places it anew
+    } else if (op.kind == OpKind::kConcat) {
+      renamed[op.output] = concat(inputs, std::get<Dims>(op.attribute).dims[0]);
+    } else {
+      renamed[op.output] = add_op(op.kind, std::move(inputs), op.attribute, type.dtype, type.axes, op.label);
+    }
+  }
+  for (ValueId id : old.outputs) fusion_.outputs.push_back(renamed[id]);
+}
+
+ValueId Builder::spread(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
+  const std::vector<int64_t> from = shape(fusion_.values[x]);
+  if (is_identity(where, from, to)) return x;
+  const DType dtype = fusion_.values[x].dtype;
+  if (std::find(where.counts.begin(), where.counts.end(), 0) != where.counts.end())
+    return full(dtype, to, zero_of(dtype));
+  if (where.counts == to) return sliced(x, where.from, to);
+  std::vector<int64_t> key = to;
+  for (const auto* part : {&where.from.starts, &where.from.strides, &where.low, &where.counts}) {
+    key.insert(key.end(), part->begin(), part->end());
+  }
+  if (const auto found = spreads_.find({x, key}); found != spreads_.end()) return found->second;
+  ValueId result = spread_anew(x, where, to);
+  if (result < 0) {
+    std::vector<Axis> axes;
+    for (int64_t extent : to) axes.push_back({extent});
+    result = add_op(OpKind::kPad, {x}, where, dtype, std::move(axes), "");
+  }
+  spreads_.emplace(std::make_pair(x, std::move(key)), result);
+  return result;
+}
+
+// -1 where the value itself has to be read.
+ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
+  const Op* defining = definition(x);
+  if (defining == nullptr) return -1;
+  const Op op = *defining;  // which adding ops may move
+  const DType dtype = fusion_.values[x].dtype;
+  if (info(op.kind).op_class == OpClass::kPointwise) {
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) inputs.push_back(spread(id, where, to));
+    return add_op(op.kind, std::move(inputs), op.attribute, dtype, {}, op.label);
+  }
+  if (op.kind == OpKind::kConcat) return spread_concat(op, where, to);
+  if (op.kind == OpKind::kPad) return spread_pad(op, where, to);
+  if (op.kind == OpKind::kSlice) {
+    Pad inner = where;
+    const Slice& slice = std::get<Slice>(op.attribute);
+    for (size_t i = 0; i < to.size(); ++i) {
+      inner.from.starts[i] = slice.starts[i] + where.from.starts[i] * slice.strides[i];
+      inner.from.strides[i] = slice.strides[i] * where.from.strides[i];
+    }
+    return spread(op.inputs[0], inner, to);
+  }
+  if (op.kind == OpKind::kTake) {
+    const std::vector<int64_t> own = shape(fusion_.values[x]);
+    for (int64_t dim : std::get<Take>(op.attribute).dims) {
+      if (dim >= 0 && (where.low[dim] != 0 || where.counts[dim] != to[dim] || to[dim] != own[dim])) return -1;
+    }
+    std::vector<ValueId> inputs = op.inputs;
+    for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = spread(inputs[i], where, to);
+    return take(std::move(inputs), std::get<Take>(op.attribute), to);
+  }
+  if (op.kind == OpKind::kIota) {
+    const int64_t dim = std::get<Dims>(op.attribute).dims[0];
+    const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;
+    ValueId count = iota(DType::kS32, to, dim);
+    if (stride != 1) count = pointwise(OpKind::kMul, std::array{count, full(DType::kS32, to, {stride})});
+    if (first != 0) count = pointwise(OpKind::kAdd, std::array{count, full(DType::kS32, to, {first})});
+    return convert(count, dtype);
+  }
+  if (op.kind != OpKind::kBroadcast && op.kind != OpKind::kTranspose && op.kind != OpKind::kSqueeze) return -1;
+
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]), own = shape(fusion_.values[x]);
+  const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+  Pad inner = empty_pad(from.size());
+  std::vector<int64_t> inner_shape(from.size(), 1);
+  size_t next = 0;
+  for (size_t i = 0; i < (op.kind == OpKind::kTranspose ? 0 : from.size()); ++i) {
+    const bool gone = op.kind == OpKind::kSqueeze && std::count(dims.begin(), dims.end(), static_cast<int64_t>(i)) > 0;
+    if (gone) continue;
+    const size_t axis = op.kind == OpKind::kSqueeze ? next++ : static_cast<size_t>(dims[i]);
+    if (from[i] != own[axis]) continue;  // it repeats
+    copy_axis(where, axis, inner, i);
+    inner_shape[i] = to[axis];
+  }
+  if (op.kind == OpKind::kSqueeze) return squeeze(spread(op.inputs[0], inner, inner_shape), dims);
+  if (op.kind == OpKind::kBroadcast) return broadcast(spread(op.inputs[0], inner, inner_shape), to, dims);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    copy_axis(where, i, inner, dims[i]);
+    inner_shape[dims[i]] = to[i];
+  }
+  return transpose(spread(op.inputs[0], inner, inner_shape), dims);
+}
+
+// The operands, each chosen up to where the next one begins.
+ValueId Builder::spread_concat(const Op& op, const Pad& where, const std::vector<int64_t>& to) {
+  const int64_t axis = std::get<Dims>(op.attribute).dims[0];
+  ValueId result = -1;
+  for (size_t i = op.inputs.size(); i-- > 0;) {
+    const Op& placed = *definition(op.inputs[i]);
+    const ValueId operand = placed.inputs[0];
+    Pad part = where;
+    clip(part, axis, std::get<Place>(placed.attribute).starts[axis], fusion_.values[operand].axes[axis].extent);
+    if (part.counts[axis] == 0) continue;
+    const int64_t end = part.low[axis] + part.counts[axis];
+    const ValueId inside = spread(operand, part, to);
+    result = result < 0 ? inside : pointwise(OpKind::kSelect, std::array{is_below(to, axis, end), inside, result});
+  }
+  if (result < 0) result = full(fusion_.values[op.output].dtype, to, zero_of(fusion_.values[op.output].dtype));
+  return result;
+}
+
+ValueId Builder::spread_pad(const Op& op, const Pad& where, const std::vector<int64_t>& to) {
+  const Pad& own = std::get<Pad>(op.attribute);
+  Pad inner = where;
+  for (size_t i = 0; i < to.size(); ++i) {
+    clip(inner, i, own.low[i], own.counts[i]);
+    inner.from.starts[i] = own.from.starts[i] + inner.from.starts[i] * own.from.strides[i];
+    inner.from.strides[i] *= own.from.strides[i];
+  }
+  return spread(op.inputs[0], inner, to);
+}
+
+// -1 where the value itself has to be read.
+ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
+  const Op op = *definition(x);
+  const Pad all{where, std::vector<int64_t>(counts.size(), 0), counts};
+  if (std::find(counts.begin(), counts.end(), 0) != counts.end()) return -1;
+  if (op.kind == OpKind::kConcat) return spread_concat(op, all, counts);
+  if (op.kind == OpKind::kPad) return spread_pad(op, all, counts);
+  if (op.kind == OpKind::kTake) return slice_of_take(op, where, counts);
+  if (op.kind != OpKind::kSqueeze) return -1;
+  const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+  Slice inner;
+  std::vector<int64_t> inner_counts;
+  size_t next = 0;
+  for (size_t i = 0; i < fusion_.values[op.inputs[0]].axes.size(); ++i) {
+    const bool gone = std::find(dims.begin(), dims.end(), static_cast<int64_t>(i)) != dims.end();
+    inner.starts.push_back(gone ? 0 : where.starts[next]);
+    inner.strides.push_back(gone ? 1 : where.strides[next]);
+    inner_counts.push_back(gone ? 1 : counts[next]);
+    next += !gone;
+  }
+  return squeeze(sliced(op.inputs[0], inner, inner_counts), dims);
+}
+
+}  // namespace jf::ir

@@ -1,0 +1,121 @@
+// Reading at computed places in the builder: only what is taken is computed.
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "ir/build.h"
+#include "ir/verify.h"
+
+namespace jf::ir {
+
+ValueId Builder::take(ValueId x, std::span<const ValueId> indices, std::span<const int64_t> axes,
+                      std::span<const int64_t> dims, std::span<const int64_t> to) {
+  const std::vector<int64_t> from = shape(value(x, "take"));
+  JF_REQUIRE(dims.size() == from.size(), "[take] expected a result axis or -1 for each of ", from.size(), " axes, got ",
+             dims.size());
+  Take where;
+  where.axes.assign(axes.begin(), axes.end());
+  where.dims.assign(dims.begin(), dims.end());
+  where.starts.assign(from.size(), 0);
+  where.strides.assign(from.size(), 1);
+  for (int64_t axis : axes) {
+    JF_REQUIRE(axis >= 0 && axis < static_cast<int64_t>(from.size()), "[take] expected axes below rank ", from.size(),
+               ", got ", axis);
+    const int64_t dim = dims[axis];
+    const int64_t window = dim < 0 || dim >= static_cast<int64_t>(to.size()) ? 1 : to[dim];
+    where.limits.push_back(from[axis] - window);
+  }
+  std::vector<Axis> result;
+  for (int64_t extent : to) result.push_back({extent});
+  std::vector<ValueId> inputs = {x};
+  inputs.insert(inputs.end(), indices.begin(), indices.end());
+  infer(fusion_, OpKind::kTake, inputs, where, {"", DType::kPred, result});
+  return take(std::move(inputs), std::move(where), {to.begin(), to.end()});
+}
+
+ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
+  const Op* defining = definition(inputs[0]);
+  const DType dtype = fusion_.values[inputs[0]].dtype;
+  if (defining != nullptr) {
+    const Op op = *defining;  // which adding ops may move
+    const ValueId source = op.inputs.empty() ? -1 : op.inputs[0];
+    auto again = [&](Take inner) {
+      inputs[0] = source;
+      return take(std::move(inputs), std::move(inner), to);
+    };
+    if (op.kind == OpKind::kTranspose) {
+      const std::vector<int64_t>& order = std::get<Dims>(op.attribute).dims;
+      Take inner = where;
+      for (size_t a = 0; a < order.size(); ++a) {
+        inner.dims[order[a]] = where.dims[a];
+        inner.starts[order[a]] = where.starts[a];
+        inner.strides[order[a]] = where.strides[a];
+      }
+      for (int64_t& axis : inner.axes) axis = order[axis];
+      return again(std::move(inner));
+    }
+    if (op.kind == OpKind::kSqueeze) {
+      for (int64_t dim : std::get<Dims>(op.attribute).dims) {
+        where.dims.insert(where.dims.begin() + dim, -1);
+        where.starts.insert(where.starts.begin() + dim, 0);
+        where.strides.insert(where.strides.begin() + dim, 1);
+        for (int64_t& axis : where.axes) axis += axis >= dim;
+      }
+      return again(std::move(where));
+    }
+    if (op.kind == OpKind::kSlice) {
+      const Slice& slice = std::get<Slice>(op.attribute);
+      const bool dense =
+          std::all_of(where.axes.begin(), where.axes.end(), [&](int64_t axis) { return slice.strides[axis] == 1; });
+      for (size_t a = 0; dense && a < slice.starts.size(); ++a) {
+        where.starts[a] = slice.starts[a] + where.starts[a] * slice.strides[a];
+        where.strides[a] *= slice.strides[a];
+      }
+      if (dense) return again(std::move(where));
+    }
+    int64_t count = 1;
+    for (int64_t extent : to) count *= extent;
+    const bool cheap =
+        info(op.kind).operands != OperandTypes::kFloating || count <= elements(fusion_.values[inputs[0]]);
+    if (info(op.kind).op_class == OpClass::kPointwise && cheap && is_elementwise(inputs[0])) {
+      std::vector<ValueId> operands;
+      for (ValueId id : op.inputs) {
+        if (const Op* inner = definition(id); inner != nullptr && inner->kind == OpKind::kBroadcast) {
+          operands.push_back(broadcast(inner->inputs[0], to, {}));
+          continue;
+        }
+        inputs[0] = id;
+        operands.push_back(take(inputs, where, to));
+      }
+      return add_op(op.kind, std::move(operands), op.attribute, dtype, {}, op.label);
+    }
+  }
+  std::vector<Axis> axes;
+  for (int64_t extent : to) axes.push_back({extent});
+  return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, std::move(axes), "");
+}
+
+// Whether a value is computed element by element from inputs and scalars alone.
+bool Builder::is_elementwise(ValueId x) const {
+  const Op* op = definition(x);
+  if (op == nullptr) return true;
+  if (op->kind == OpKind::kBroadcast) return fusion_.values[op->inputs[0]].axes.empty();
+  return info(op->kind).op_class == OpClass::kPointwise &&
+         std::all_of(op->inputs.begin(), op->inputs.end(), [&](ValueId id) { return is_elementwise(id); });
+}
+
+// -1 where the slice goes through a window whose place depends on an index.
+ValueId Builder::slice_of_take(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  Take inner = std::get<Take>(op.attribute);
+  const std::vector<int64_t> whole = shape(fusion_.values[op.output]);
+  for (size_t a = 0; a < inner.dims.size(); ++a) {
+    if (inner.dims[a] < 0) continue;
+    inner.starts[a] += where.starts[inner.dims[a]] * inner.strides[a];
+    inner.strides[a] *= where.strides[inner.dims[a]];
+  }
+  std::vector<ValueId> inputs = op.inputs;
+  for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = sliced(inputs[i], where, counts);
+  return take(std::move(inputs), std::move(inner), counts);
+}
+
+}  // namespace jf::ir

@@ -1,0 +1,239 @@
+"""Padding inside fusions, and what the derivatives of slices, splits and concatenations become: one kernel."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from random_programs import Program
+from test_cuda_sources import nvrtc_or_skip
+from test_fuse_random import check
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+RNG = np.random.default_rng(0)
+DTYPES = ["float32", "bfloat16", "int32", "int8", "bool"]
+
+
+def array(*shape, dtype="float32"):
+    if dtype == "bool":
+        return jnp.asarray(RNG.standard_normal(shape) > 0)
+    return jnp.asarray(4 * RNG.standard_normal(shape), dtype)
+
+
+def pad(x, low, high, by=0):
+    return lax.pad(x, jnp.asarray(by, x.dtype), [(a, b, 0) for a, b in zip(low, high)])
+
+
+def twice(x):
+    return x ^ True if x.dtype == bool else x + x
+
+
+def rotary(x, angle):
+    half = x.shape[-1] // 2
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], axis=-1)
+
+
+def geglu(x):
+    half = x.shape[-1] // 2
+    return jax.nn.gelu(x[..., :half]) * x[..., half:]
+
+
+ANY_DTYPE = {
+    "both ends": lambda x: twice(pad(x, (1, 3), (2, 5))),
+    "even ends": lambda x: twice(pad(x, (2, 16), (0, 32))),
+    "by a number": lambda x: twice(pad(x, (1, 0), (0, 5), 1)),
+    "of a computed value": lambda x: pad(twice(x), (0, 7), (3, 0), 1),
+    "cut off": lambda x: twice(pad(x, (-2, 3), (1, -30), 1)),
+    "all cut off": lambda x: twice(pad(x, (-40, 0), (50, 0), 1)),
+    "of a slice": lambda x: pad(twice(x)[3:20, 4:60:3], (1, 2), (3, 4)),
+    "slice of it": lambda x: twice(pad(twice(x), (3, 5), (4, 6), 1)[1:30, 2:60:3]),
+    "twice": lambda x: twice(pad(pad(twice(x), (1, 1), (1, 1), 1), (2, 3), (0, 1))),
+    "of a transpose": lambda x: twice(pad(x.T, (1, 2), (3, 4))),
+    "of a broadcast": lambda x: pad(jnp.broadcast_to(x[:, :1], x.shape) & x if x.dtype == bool else x[:, :1] + x,
+                                    (1, 2), (3, 4)),
+    "of one axis": lambda x: twice(pad(x[3], (5,), (6,))),
+    "read by parts": lambda x: twice(jnp.concatenate([twice(x), x[:, :7]], axis=1))[:, 3:],
+}  # fmt: skip
+FLOATS = {
+    "of an iota": lambda x: x + pad(jnp.arange(60, dtype=x.dtype), (3,), (2,), 9),
+    "under a reduction": lambda x: pad(x, (0, 3), (0, 60)).sum(1),
+    "beside a reduction": lambda x: pad(jax.nn.softmax(x, -1), (2, 3), (0, 9)) + 1,
+    "of a reduction": lambda x: pad(x.sum(1), (2,), (7,)) * 2,
+    "norm of parts": lambda x: (lambda y: y * lax.rsqrt((y * y).mean(-1, keepdims=True) + 1))(
+        jnp.concatenate([jnp.tanh(x[:, 30:]), x[:, :9] * 2], axis=1)
+    ),
+    "halves": lambda x: geglu(x[:, :64]),
+    "rotary": lambda x: rotary(x[:, :64], jnp.linspace(0, 1, 32, dtype=x.dtype)),
+    "sum of parts": lambda x: pad(jnp.tanh(x), (0, 0), (0, 65)) + pad(x * 2, (0, 65), (0, 0)),
+    "sum of uneven parts": lambda x: pad(x[:, :3], (0, 0), (0, 7)) + pad(x[:, 3:10], (0, 3), (0, 0)),
+    "sum of parts with gaps": lambda x: pad(x[:, :3], (0, 0), (0, 8)) + pad(x[:, 3:10], (0, 4), (0, 0)),
+    "sum of overlapping parts": lambda x: pad(x[:, :5], (0, 0), (0, 5)) + pad(x[:, 3:10], (0, 3), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ANY_DTYPE)
+def test_values(device, name, dtype):
+    x, f = array(33, 65, dtype=dtype), ANY_DTYPE[name]
+    assert_close(jf.fuse(f)(x), f(x), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats(device, name, dtype):
+    x, f = array(33, 65, dtype=dtype), FLOATS[name]
+    assert_close(jf.fuse(f)(x), f(x.astype("float32")), dtype)
+
+
+@pytest.mark.parametrize("name", [*ANY_DTYPE, *FLOATS])
+def test_gradients(device, name):
+    x, f = array(33, 65), (ANY_DTYPE | FLOATS)[name]
+
+    def loss(f):
+        return lambda x: jnp.sum(jnp.sin(f(x)))
+
+    assert_close(jax.grad(loss(jf.fuse(f)))(x), jax.grad(loss(f))(x), "float32", scale=20)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_outside_leaks_nothing(device, value):
+    x = jnp.full((40, 130), value).at[3:30, 5:100].set(array(27, 95))
+
+    def f(x):
+        return pad(jnp.tanh(x[3:30, 5:100] / x[3:30, 5:100]), (2, 7), (1, 3), 5.0) * 2
+
+    got = jf.fuse(f)(x)
+    assert np.isfinite(got).all()
+    assert_close(got, f(x))
+
+
+def test_a_traced_padding(device):
+    x = array(33, 65)
+
+    def f(x, by):
+        return lax.pad(jnp.tanh(x), by * 2, [(1, 2, 0), (3, 4, 0)]) + 1
+
+    assert_close(jf.fuse(f)(x, 1.5), f(x, 1.5))
+
+
+def test_minus_zero_in_a_sum_of_parts(device):
+    def f(x):
+        return pad(x, (0,), (4,)) + pad(-x, (4,), (0,))
+
+    x = jnp.array([0.0, -0.0, 1.0, -1.0])
+    np.testing.assert_array_equal(np.signbit(jf.fuse(f)(x)), np.signbit(f(x)))
+
+
+def test_vmap(device):
+    x = array(5, 33, 65)
+    f = FLOATS["beside a reduction"]
+    assert_close(jax.vmap(jf.fuse(f))(x), jax.vmap(f)(x), scale=2)
+
+
+def kernels(f, *args, platform="cpu"):
+    return jf.fuse(f).lower(*args).as_text("loops", platform=platform).count("kernel ")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_derivatives_of_halves_are_one_kernel_that_loads_each_element_once(platform):
+    x, angle, g = array(64, 512), array(64, 256), array(64, 512)
+
+    def rotary_backward(g, x, angle):
+        return jax.vjp(lambda x: rotary(x, angle), x)[1](g)
+
+    def geglu_backward(g, x):
+        return jax.vjp(geglu, x)[1](g)
+
+    for f, args, loads in ((rotary_backward, (g, x, angle), 3), (geglu_backward, (g[:, :256], x), 3)):
+        loops = jf.fuse(f).lower(*args).as_text("loops", platform=platform)
+        assert loops.count("kernel ") == 1 and loops.count(" load ") == loads
+        assert not jf.explain(f)(*args).cuts
+
+
+def test_norm_of_a_rotary_embedding_is_one_kernel():
+    def f(x, angle):
+        y = rotary(x, angle)
+        return y * lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6)
+
+    assert kernels(f, array(8, 64, 128), array(64, 64)) == 1
+
+
+def test_even_padding_keeps_whole_vectors_on_cuda():
+    x = array(4096, 512)
+    source = jf.fuse(lambda x: pad(x, (1, 64), (0, 128)) * 2).lower(x).as_text("source", platform="cuda")
+    assert "jf::load<f32, 4>" in source and "load_within" not in source
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*ANY_DTYPE, *FLOATS])
+def test_cuda_sources_compile(name, dtype):
+    nvrtc_or_skip()
+    fusion = jf.ir.trace((ANY_DTYPE | FLOATS)[name], array(33, 65, dtype=dtype))
+    assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
+
+
+def test_interior_padding_stays_with_xla(device):
+    def f(x):
+        return lax.pad(jnp.tanh(x), 0.0, [(1, 2, 1)]) * 2
+
+    x = array(33)
+    assert_close(jf.fuse(f)(x), f(x))
+    assert ("pad", "pads between elements") in [(c.primitive, c.reason) for c in jf.explain(f)(x).cuts]
+
+
+def test_a_mesh_splits_other_axes_only():
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("one CPU device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("d",))
+    x = array(8, 512)
+    for spec in (jax.P(None, "d"), jax.P("d", None)):
+        y = jax.device_put(x, jax.sharding.NamedSharding(mesh, spec))
+        f = FLOATS["beside a reduction"]
+        assert_close(jax.jit(jf.fuse(f))(y), f(x))
+        grad = jax.jit(jax.grad(lambda y: jf.fuse(geglu)(y).sum()))(y)
+        assert_close(grad, jax.grad(lambda x: geglu(x).sum())(x))
+
+
+def test_text_prints_as_it_parses():
+    b = _core.Builder("f")
+    x = b.input("x", "f32", [33, 65])
+    b.output(b.pad(x, [1, 0], [-3, 7], b.constant("f32", 0.0)))
+    text = b.finish()
+    assert "pad(x) {starts=[0,0], strides=[1,1], low=[1,0], counts=[30,65]}" in text
+    assert str(_core.Fusion(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        ("{starts=[0,0], strides=[1,1], low=[0,0], counts=[34,20]}", r"\[pad\] axis 0 of f32\[33,65\]: 34 elements"),
+        ("{starts=[0,0], strides=[1,1], low=[-1,0], counts=[4,20]}", r"\[pad\] axis 0 of f32\[33,65\]: 4 elements"),
+        ("{starts=[0,0], strides=[1,1], low=[0,1], counts=[4,20]}", "20 elements from 1 on do not fit into an axis of"),
+        ("{starts=[0,0], strides=[1,1], low=[0], counts=[4,20]}", r"\[pad\] needs a low end"),
+        ("{starts=[0,0], strides=[1,1]}", r"\[pad\] needs {starts"),
+    ],
+)
+def test_text_that_does_not_fit_is_refused(attribute, message):
+    text = f"fusion f(x: f32[33,65]) -> (t) {{\n  t: f32[4,20] = pad(x) {attribute}\n}}\n"
+    with pytest.raises(_core.UserError, match=message):
+        _core.validate(text)
+
+
+def test_builder_says_what_is_wrong():
+    b = _core.Builder("f")
+    x, zero = b.input("x", "f32", [4]), b.constant("f32", 0.0)
+    with pytest.raises(_core.UserError, match=r"\[pad\] axis 0 of extent 4 cannot lose 3 and 2 elements"):
+        b.pad(x, [-3], [-2], zero)
+    with pytest.raises(_core.UserError, match=r"\[pad\] expected a padding of f32\[\], got s32"):
+        b.pad(x, [1], [1], b.constant("s32", 0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_programs(device, seed):
+    programs = [Program([50, seed, i], moves=("pad",)) for i in range(20)]
+    found = check(device, programs, seed == 1)
+    assert not found, "\n\n".join(found)

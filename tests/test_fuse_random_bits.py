@@ -1,0 +1,184 @@
+"""`jax.random` inside fused functions: the same bits as outside, drawn in kernels of their own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+KEY = jax.random.key(7)
+SHAPE = (40, 60)
+X = jnp.linspace(-2, 2, 2400).reshape(SHAPE)
+
+
+def draws(f, *args):
+    return sum(region.draws for region in jf.explain(f)(*args).regions)
+
+
+@pytest.mark.parametrize("shape", [(5000,), (33, 70), (3, 5, 100), (1, 2048)])
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64])
+def test_bits_are_those_of_jax(device, shape, dtype):
+    with jax.enable_x64(dtype == jnp.uint64):
+
+        def f(key):
+            return jax.random.bits(key, shape, dtype) | 1
+
+        assert draws(f, KEY) == 1
+        np.testing.assert_array_equal(jf.fuse(f)(KEY), f(KEY))
+
+
+SAMPLERS = {
+    "uniform": lambda key: jax.random.uniform(key, SHAPE, minval=-1, maxval=3),
+    "uniform bf16": lambda key: jax.random.uniform(key, SHAPE, jnp.bfloat16),
+    "bernoulli": lambda key: jax.random.bernoulli(key, 0.3, SHAPE),
+    "bernoulli by row": lambda key: jax.random.bernoulli(key, X[:, :1] / 8 + 0.5, SHAPE),
+    "normal": lambda key: jax.random.normal(key, SHAPE),
+    "randint": lambda key: jax.random.randint(key, SHAPE, 0, 16),
+    "gumbel": lambda key: jax.random.gumbel(key, SHAPE),
+    "exponential": lambda key: jax.random.exponential(key, SHAPE),
+    "rademacher": lambda key: jax.random.rademacher(key, SHAPE, jnp.float32),
+    "two draws": lambda key: sum(jax.random.uniform(k, SHAPE) for k in jax.random.split(key)),
+    "a folded key": lambda key: jax.random.uniform(jax.random.fold_in(key, 3), SHAPE),
+    "an argmax": lambda key: jnp.argmax(jax.random.gumbel(key, SHAPE), axis=1),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_are_those_of_jax(device, name):
+    got, want = jf.fuse(SAMPLERS[name])(KEY), SAMPLERS[name](KEY)
+    assert got.dtype == want.dtype
+    if jnp.issubdtype(got.dtype, jnp.floating):
+        assert_close(got, want)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+def test_raw_keys_and_many_keys(device):
+    raw = jax.random.PRNGKey(3)
+    np.testing.assert_array_equal(*(f(raw) for f in (jf.fuse(SAMPLERS["bernoulli"]), SAMPLERS["bernoulli"])))
+    keys = jax.random.split(KEY, 3)
+    got, want = (jax.vmap(f)(keys) for f in (jf.fuse(SAMPLERS["bernoulli"]), SAMPLERS["bernoulli"]))
+    np.testing.assert_array_equal(got, want)
+    got, want = (f(keys) for f in (jf.fuse(jax.vmap(SAMPLERS["uniform"])), jax.vmap(SAMPLERS["uniform"])))
+    assert_close(got, want)
+
+
+def dropout_norm(key, x, residual, scale):
+    """Dropout, residual and layer norm."""
+    keep = jax.random.bernoulli(key, 0.8, x.shape)
+    y = jnp.where(keep, x / 0.8, 0) + residual
+    y = y - y.mean(axis=1, keepdims=True)
+    return y * jax.lax.rsqrt((y * y).mean(axis=1, keepdims=True) + 1e-5) * scale
+
+
+ARGS = (KEY, X, jnp.cos(X * 9), jnp.linspace(0.5, 1.5, 60))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dropout_residual_and_layer_norm(device, dtype):
+    args = (KEY, *(a.astype(dtype) for a in ARGS[1:]))
+    assert_close(jf.fuse(dropout_norm)(*args), dropout_norm(KEY, *ARGS[1:]), dtype, scale=3)
+
+    def slopes(f, *args):
+        loss = lambda *a: (f(args[0], *a).astype(jnp.float32) * jnp.sin(X)).sum()  # noqa: E731
+        return jax.grad(loss, argnums=(0, 1, 2))(*args[1:])
+
+    for got, want in zip(slopes(jf.fuse(dropout_norm), *args), slopes(dropout_norm, *ARGS)):
+        assert_close(got, want, dtype, scale=5)
+
+
+def test_the_mask_is_drawn_once_and_kept_as_a_byte():
+    report = jf.explain(jf.fuse(jax.grad(lambda *a: (dropout_norm(*a) * X).sum(), argnums=(1, 2, 3))))(*ARGS)
+    assert sum(region.draws for region in report.regions) == 1
+    [mask] = [region for region in report.regions if region.draws]
+    assert "random_bits" in mask.title(0)
+    [flow] = mask.segments[0].writes
+    assert (flow.dtype, flow.shape) == ("pred", SHAPE)
+    assert {c.primitive for c in report.cuts} <= {"random_unwrap"}
+    _, pullback = jax.vjp(jf.fuse(dropout_norm), *ARGS)
+    kept = [leaf for leaf in jax.tree.leaves(pullback) if getattr(leaf, "dtype", None) == jnp.bool_]
+    assert [leaf.shape for leaf in kept] == [SHAPE]
+
+
+def test_dropout_does_not_cut_what_is_around_it():
+    report = jf.explain(dropout_norm)(*ARGS)
+    assert len(report.regions) == 2
+
+    def block(key, x, scale):
+        y = jnp.tanh(x / jnp.sqrt((x * x).mean(axis=1, keepdims=True) + 1) * scale)
+        return x + jnp.where(jax.random.bernoulli(key, 0.9, x.shape), y, 0)
+
+    report = jf.explain(block)(KEY, X, ARGS[3])
+    assert len(report.regions) == 2 and len([s for r in report.regions for s in r.segments]) == 2
+    assert_close(jf.fuse(block)(KEY, X, ARGS[3]), block(KEY, X, ARGS[3]))
+
+
+def test_a_threshold_that_the_function_computes(device):
+    def f(key, x):
+        rate = jax.nn.sigmoid(x.mean())
+        return jnp.where(jax.random.uniform(key, x.shape) < rate, x, 0) / rate
+
+    assert_close(jf.fuse(f)(KEY, X), f(KEY, X))
+
+    def noisy(key, x):
+        u = jax.random.uniform(key, x.shape)
+        y = jnp.tanh(x + u)
+        return jnp.where(u < y.max(axis=1, keepdims=True) / 2, y, u), u
+
+    for got, want in zip(jf.fuse(noisy)(KEY, X), noisy(KEY, X)):
+        assert_close(got, want)
+
+
+def test_what_stays_with_xla():
+    for f, key in [
+        (lambda key: jax.random.uniform(key, (8,)) * 2, KEY),  # few
+        (lambda key: jax.random.uniform(key, SHAPE) * 2, jax.random.key(1, impl="rbg")),
+    ]:
+        report = jf.explain(f)(key)
+        assert "random_bits" in {c.primitive for c in report.cuts}
+        assert_close(jf.fuse(f)(key), f(key))
+    with jax.threefry_partitionable(False):
+        f = SAMPLERS["uniform"]
+        assert draws(f, KEY) == 0
+        assert_close(jf.fuse(f)(KEY), f(KEY))
+
+
+def test_scan_and_jit(device):
+    def step(f):
+        def body(carry, key):
+            return f(key, carry, *ARGS[2:]), carry.sum()
+
+        return jax.jit(lambda x: jax.lax.scan(body, x, jax.random.split(KEY, 3))[0])
+
+    assert_close(step(jf.fuse(dropout_norm))(X), step(dropout_norm)(X), scale=5)
+
+
+def test_on_a_mesh():
+    devices = jax.devices("cpu")
+    if len(devices) < 4:
+        pytest.skip("needs 4 devices")
+    mesh = jax.make_mesh((4,), ("d",), devices=devices[:4], axis_types=(AxisType.Auto,))
+    key, x, residual, scale = ARGS
+    rows, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
+    args = (jax.device_put(key, whole), *(jax.device_put(a, rows) for a in (x, residual)), jax.device_put(scale, whole))
+    f = jax.jit(jf.fuse(dropout_norm))
+    got = f(*args)
+    assert_close(got, dropout_norm(*ARGS), scale=3)
+    assert got.sharding.is_equivalent_to(rows, 2)
+    assert "all-gather" not in f.lower(*args).compile().as_text()
+
+    def local(f):
+        def body(keys, x, residual, scale):
+            return f(keys[0], x, residual, scale)
+
+        specs = (P("d"), P("d"), P("d"), P())
+        return jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P("d"))
+
+    X4 = jnp.tile(x, (4, 1))
+    keys = jax.random.split(key, 4)
+    got, want = (local(f)(keys, X4, X4, scale) for f in (jf.fuse(dropout_norm), dropout_norm))
+    assert_close(got, want, scale=3)

@@ -1,0 +1,64 @@
+"""Bulk copies and circular buffers run as their loops say: every stage is filled, waited for, read and free again in
+time, and the numbers are right. No GPU is needed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from test_tma import COPY, NORMS, TILES, folded, in_stages, segment, stored_in_bulk, transposed
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+
+def rows_without_their_maximum(x):
+    wide = np.float32(x)
+    return wide - wide.max(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("threads", [32, 64])
+@pytest.mark.parametrize("run", [1, 3, 8])
+@pytest.mark.parametrize(("stages", "prefetch"), [(1, None), (2, None), (2, 1), (3, None), (3, 1), (4, 2), (12, None)])
+def test_rows_come_in_stages(stages, prefetch, run, threads):
+    x = np.random.default_rng(0).normal(size=(14, 128)).astype(jnp.bfloat16)
+    s = in_stages(folded(14, 128), stages, prefetch, run, threads)
+    assert_close(loop_interpreter.run(s.schedule, x)[0], rows_without_their_maximum(x))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_rows_are_stored_in_bulk(stages):
+    s = stored_in_bulk(64)
+    s.circular_buffer(COPY, stages)
+    x = np.random.default_rng(0).normal(size=(70, 64)).astype(jnp.bfloat16)
+    assert_close(loop_interpreter.run(s.schedule, x)[0], rows_without_their_maximum(x))
+
+
+@pytest.mark.parametrize("case", TILES)
+def test_tiles_are_read_where_the_hardware_puts_them(case):
+    rows, columns, dtype, _, _ = case
+    x = np.arange(rows * columns).reshape(rows, columns) % 251
+    x = x.astype(jnp.bfloat16 if dtype == "bf16" else np.float32)
+    np.testing.assert_array_equal(loop_interpreter.run(transposed(*case).schedule, x)[0], -x.T)
+
+
+@pytest.mark.parametrize("columns", [264, 520])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_in_stages(name, columns):
+    """The compiler's own schedules, with fewer blocks than rows and an uneven number of rows for each."""
+    fusion = segment(name, 210, columns)
+    arrays = [
+        jax.random.normal(jax.random.key(i), fusion.shape(v)).astype(
+            jnp.bfloat16 if fusion.dtype(v) == "bf16" else None
+        )
+        for i, v in enumerate(fusion.inputs)
+    ]
+    want = jf.ir.run(fusion, *arrays)
+    parameters = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
+    for stages, store in ((2, False), (4, True)):
+        edited = {**parameters, "stages": stages, "blocks": 4, "bulk_store": store}
+        schedule = jf.ir.schedule(fusion, "reduction", "cuda", edited)
+        for got, exact in zip(loop_interpreter.run(schedule, *map(np.asarray, arrays)), want):
+            assert_close(got, np.asarray(exact), scale=2)
