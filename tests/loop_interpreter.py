@@ -53,6 +53,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "gt": np.greater,
     "ge": np.greater_equal,
     "eq": np.equal,
+    "and_": np.bitwise_and,
+    "not_": lambda x: ~x,
     "select": np.where,
     "copy": lambda x: x,
     "convert": lambda x: x,
@@ -163,10 +165,10 @@ class Block:
                 return method(self, active, line.body, *found.groups())
         raise NotImplementedError(line.text)
 
-    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str) -> None:
+    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str) -> None:
         count = int(extent)
         if parallel in ("serial", "unroll"):
-            for i in range(count):
+            for i in range(count)[:: -1 if back else 1]:
                 self.variables[variable] = i
                 self.run(body, active)
             return
@@ -192,10 +194,17 @@ class Block:
         assert not outside.any(), f"{buffer.name}[{offset}] reaches {element[outside][0]} of {buffer.data.size}"
         return element, where
 
-    def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, step: str, when: str) -> None:
+    def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
+        step, when, within = where
         buffer = self.buffer(name)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
+        if " at " in within:
+            raise NotImplementedError(within)
+        for begin, index, lane, end in re.findall(RANGE, within):
+            position = self.index(index)[:, None] + np.arange(self.kernel.width) * bool(lane)
+            inside = (position >= int(begin)) & (position < (int(end) if end else np.inf))
+            active = Active(active.threads & (inside[:, 0] | bool(lane)), active.lanes & inside)
         element, where = self.touched(active, buffer, at, step)
         thread = np.broadcast_to(self.thread[:, None], where.shape)
         touched, by = element[where], thread[where]
@@ -258,9 +267,29 @@ class Block:
     def get(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str) -> None:
         self.registers[to] = self.arrays[name][self.thread, self.element(active, name, at)]
 
-    def set(self, active: Active, _: Any, name: str, at: str, register: str) -> None:
-        on, element = active.threads, self.element(active, name, at)
-        self.arrays[name][self.thread[on], element[on]] = self.registers[register][on]
+    def set(self, active: Active, _: Any, name: str, at: str, register: str, existing: str | None) -> None:
+        element, array = self.element(active, name, at), self.arrays[name]
+        on = active.threads[:, None] & (active.lanes if existing else True)
+        array[self.thread, element] = np.where(on, self.registers[register], array[self.thread, element])
+
+    def scan(self, active: Active, _: Any, to: str, dtype: str, register: str, fold: str, *how: str) -> None:
+        carry, at, lanes, back, when = how
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        ufunc = FOLDS[fold][0]
+        on = active.threads[:, None] & active.lanes
+        value = self.registers[register]
+        if lanes:
+            nothing = identity(fold, value.dtype)
+            turned = np.where(on, value, nothing)[:, :: -1 if back else 1]
+            value = ufunc.accumulate(turned, axis=1)[:, :: -1 if back else 1]
+        if carry:
+            element, array = self.element(active, carry, at), self.arrays[carry]
+            old = array[self.thread, element]
+            value = ufunc(old, value)
+            last = np.repeat(value[:, :1] if back else value[:, -1:], self.kernel.width, 1) if lanes else value
+            array[self.thread, element] = np.where(active.threads[:, None] if lanes else on, last, old)
+        self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
 
     def accumulate(self, active: Active, _: Any, name: str, at: str, fold: str, register: str) -> None:
         element, array = self.element(active, name, at), self.arrays[name]
@@ -390,20 +419,28 @@ def identity(fold: str, dtype: Any) -> Any:
     return low if fold == "max" else high
 
 
+RANGE = r" within (\d+) <= (.+?)( \+ lane)?(?: < (\d+))?(?= within|$)"
 EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
-        (r"for (\w+) < (\d+) (\w+)", Block.loop),
+        (r"for (\w+) < (\d+) (\w+)( reverse)?", Block.loop),
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
-        (r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+))?", Block.load),
+        (
+            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+?))?((?: within .+)?)",
+            Block.load,
+        ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
+        (
+            r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
+            Block.scan,
+        ),
         (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
         (r"declare (\w+)(?: for (\w+))?", Block.declare),
-        (r"(\w+)\[(.+)\] = (r\d+)", Block.set),
+        (r"(\w+)\[(.+)\] = (r\d+)( where it exists)?", Block.set),
         (r"(\w+)\[(.+)\] (\w+)= (r\d+)", Block.accumulate),
         (r"combine (\w+(?: \w+)*) by (\w+) over(.+)", Block.combine),
         (r"sync", Block.sync),

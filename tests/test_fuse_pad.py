@@ -237,3 +237,16 @@ def test_random_programs(device, seed):
     programs = [Program([50, seed, i], moves=("pad",)) for i in range(20)]
     found = check(device, programs, seed == 1)
     assert not found, "\n\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: jnp.pad(x, ((2, 0), (0, 0)), constant_values=7)[0::3] + 1,
+        lambda x: jnp.pad(x * 2, ((1, 1), (0, 0)))[2::3] + 1,
+        lambda x: jnp.concatenate([x, x * 2])[1::3] * 2,
+    ],
+)
+def test_one_element_of_a_slice_with_a_long_stride(device, f):
+    x = np.arange(18, dtype=np.float32).reshape(2, 9)
+    np.testing.assert_array_equal(jf.fuse(f)(x), f(x))

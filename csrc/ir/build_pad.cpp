@@ -218,8 +218,12 @@ void Builder::join_read_concats() {
   for (ValueId id : old.outputs) fusion_.outputs.push_back(renamed[id]);
 }
 
-ValueId Builder::spread(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
+ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>& to) {
   const std::vector<int64_t> from = shape(fusion_.values[x]);
+  Pad where = asked;
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (where.counts[i] == 1) where.from.strides[i] = 1;  // the next element would not lie inside
+  }
   if (is_identity(where, from, to)) return x;
   const DType dtype = fusion_.values[x].dtype;
   if (std::find(where.counts.begin(), where.counts.end(), 0) != where.counts.end())

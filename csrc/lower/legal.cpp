@@ -91,6 +91,19 @@ std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, c
   return result;
 }
 
+// What is computed is there at its own index only; an op that reads it elsewhere reads memory.
+void check_same_place(const Fusion& segment, const Op& op, size_t operand) {
+  if (!ir::reads_memory(op.kind) || operand > 0) return;
+  const ir::Value& value = segment.values[op.inputs[0]];
+  const std::vector<int> axes = schedule::result_axes(segment, op, 0);
+  for (size_t a = 0; a < axes.size(); ++a) {
+    JF_REQUIRE(axes[a] >= 0 || value.axes[a].extent == 1, "[lower] ", segment.values[op.output].name, ", a ",
+               ir::info(op.kind).name, ", reads ", value.name, " along its axis ", a,
+               " at other places than it is computed at; make ", value.name,
+               " an output, and read it in a kernel of its own: see propose");
+  }
+}
+
 // A value must have the index that its consumer reads: in the loops that they share, and, where it is kept in registers
 // between loops of their own, in those too.
 void check_reads(const Fusion& segment, const Schedule& schedule) {
@@ -103,6 +116,7 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
       const ValueId id = op.inputs[operand];
       if (!computed[id]) continue;
       const Domain &from = schedule.domains[id], &to = schedule.domains[op.output];
+      check_same_place(segment, op, operand);
       const schedule::AxisTree axes = schedule::replay(from, segment.values[id].name);
       std::optional<bool> same;
       for (size_t l = 0; l < from.loop.size(); ++l) {
