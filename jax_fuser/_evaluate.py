@@ -131,9 +131,15 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
         case "squeeze":
             return lax.squeeze(x[0], attributes["dims"])
         case "slice":
-            starts, strides = attributes["starts"], attributes["strides"]
-            ends = [s + (n - 1) * step + 1 if n else s for s, n, step in zip(starts, op.shape, strides)]
-            return lax.slice(x[0], starts, ends, strides)
+            return _slice(x[0], attributes, op.shape)
+        case "pad":
+            ends = zip(attributes["low"], attributes["counts"], op.shape)
+            inside = _slice(x[0], attributes, attributes["counts"])
+            return lax.pad(inside, jnp.zeros((), inside.dtype), [(low, n - low - count, 0) for low, count, n in ends])
+        case "take":
+            return _take(x, attributes, op.shape)
+        case "reshape":
+            return x[0].reshape(op.shape)
         case "copy":
             return x[0]
         case "place" if op.result not in fusion.outputs:
@@ -150,6 +156,27 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
     raise UserError(
         f"evaluate: {op.kind}, which makes {op.result} of {fusion.name}, has no rule; run the fusion instead"
     )
+
+
+def _slice(x: Any, attributes: Any, counts: Sequence[int]) -> Any:
+    starts, strides = attributes["starts"], attributes["strides"]
+    ends = [s + (n - 1) * step + 1 if n else s for s, n, step in zip(starts, counts, strides)]
+    return lax.slice(x, starts, ends, strides)
+
+
+def _take(x: list[Any], attributes: Any, shape: Sequence[int]) -> Any:
+    """Read x[0] where x[1:] and the result's own indices say."""
+    limits = dict(zip(attributes["axes"], zip(x[1:], attributes["limits"])))
+    places = []
+    for axis, (dim, start, stride) in enumerate(zip(attributes["dims"], attributes["starts"], attributes["strides"])):
+        place = jnp.full(shape, start)
+        if dim >= 0:
+            place += stride * lax.broadcasted_iota(place.dtype, shape, dim)
+        if axis in limits:
+            index, limit = limits[axis]
+            place += jnp.clip(index, 0, min(limit, jnp.iinfo(index.dtype).max)).astype(place.dtype)
+        places.append(place)
+    return x[0].at[tuple(places)].get(mode="promise_in_bounds")
 
 
 def _constant(text: str, dtype: Any) -> Any:

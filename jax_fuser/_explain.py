@@ -170,7 +170,7 @@ def _calls(closed: Any) -> list[_Call]:
     """Return all fused equations, in order."""
     jaxpr = getattr(closed, "jaxpr", closed)
     calls: list[_Call] = []
-    names = jaxpr.debug_info.arg_names or ()
+    names = getattr(jaxpr.debug_info, "arg_names", None) or ()
     if len(names) != len(jaxpr.invars):
         names = range(len(jaxpr.invars))
     _walk(jaxpr, [f"argument {name}" for name in names], [["the result"] for _ in jaxpr.outvars], calls)

@@ -122,8 +122,8 @@ def shrinks(eqn: JaxprEqn) -> bool:
     return _largest(eqn.invars) > _largest(eqn.outvars)
 
 
-def _bytes(v: Any) -> int:
-    return math.prod(shape(v)) * v.aval.dtype.itemsize
+def _largest_bytes(values: Iterable[Any]) -> int:
+    return max(math.prod(shape(v)) * v.aval.dtype.itemsize for v in values)
 
 
 def _largest(values: Iterable[Any]) -> int:
@@ -222,13 +222,14 @@ class _Partition:
             known = {v for v in operands if v in fixed or (v not in self.maker and not shape(v))}
             own = not cut and not view and _random.draws(_trace.label(eqn))
             if not cut and not own:
-                if known.issuperset(operands):
+                others = [v for v in operands if v not in known]
+                # Scalars have regions of their own, which wait for no array; an array would be made beside readers
+                # of the bits.
+                if not others and (view or not any(map(shape, eqn.outvars))):
                     fixed.update(eqn.outvars)
-                elif bits.issuperset(v for v in operands if v not in known):
-                    largest = max(_bytes(v) for v in operands if v not in known)
-                    if all(_bytes(v) <= largest for v in eqn.outvars):
-                        bits.update(eqn.outvars)
-                        own = not view
+                elif others and bits.issuperset(others) and _largest_bytes(eqn.outvars) <= _largest_bytes(others):
+                    bits.update(eqn.outvars)
+                    own = not view
             if own:
                 bits.update(eqn.outvars)
             drawn.append(own)
@@ -258,9 +259,11 @@ class _Partition:
                 maker = self.maker.get(self._source(v))
                 if maker is not None:
                     own = max(own, depth[maker] + (self.cut[maker] and not self.cut[i]))
-            # The words of a key, of keys that no region makes, are there before any region.
-            if self.cut[i] and own == 0 and eqn.primitive.name in _random.KEY_OPS:
-                own = -1
+            # Keys that come from no region are there before any region.
+            if self.cut[i] and eqn.primitive.name in _random.KEY_OPS:
+                makers = [self.maker.get(self._source(v)) for v in variables(eqn)]
+                if all(j is None or depth[j] < 0 for j in makers):
+                    own = -1
             if eqn.effects:
                 own = last_effect = max(own, last_effect)
             depth.append(own)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 _KEPT = {
     "nothing": "keeps nothing between passes",
     "dear": "keeps what is dear to compute between passes",
-    "rows": "keeps the rows it reads in registers",
+    "rows": "keeps the rows it reads",
 }
 _ALONG = {
     "row": "a block's threads along one row",
@@ -33,6 +33,9 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "two_axes": lambda _: "threads along the last loop alone",
     "transpose": lambda _: "through shared memory",
     "loop": lambda n: f"reads along loop {n}",
+    "stages": lambda n: f"rows come ahead by bulk copies, in {n} stages of shared memory",
+    "blocks": lambda _: None,
+    "bulk_store": lambda _: "rows go by bulk copies",
 }
 
 

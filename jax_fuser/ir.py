@@ -31,6 +31,7 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses them |
 | `set_memory_type` | `set_memory` | "register" or "shared"; inputs and outputs are in global memory |
 | `set_allocation_as_loop` | `set_allocation` | of shared values, with a pad; JAX lays out global memory |
+| TMA, circular buffers (C++ only) | `parallelize(.., "bulk")`, `circular_buffer` | see below |
 | `transform_like`, `parallelize_like` | the same | `selected`, `position`, `types`; padding is a transform, `pad` |
 | `inline_at`, `inline_most` | the same | `inline_at` is for one value; `best_effort` lessens its position |
 | `tensors`, `is_reduction` | `Fusion.values`, `is_reduction` | what is computed, not how |
@@ -42,6 +43,29 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `schedule_hyperparameters` | `compute_heuristics` | `lanes`, `unroll`, `threads` among the parameters |
 | `schedule` | `schedule` | returns a schedule to go on from; without a strategy, `propose` |
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
+| `execute` | `run`, `evaluate` | with the kernel, or op by op in `jax.numpy` |
+
+Bulk copies (Hopper's TMA). Where the innermost axes of a shared copy of an input are "bulk", one instruction copies all
+their elements: a run of consecutive ones, or a box of the array, whose order in shared memory may be swizzled as the
+hardware does it. Threads wait only before they read. With stages, the copies for the next iterations of the loop that
+the copy is inlined in are already on their way. An output that is a copy of a shared value can have bulk axes, too.
+
+Example:
+  >>> fusion = jf.ir.trace(jnp.tanh, jnp.ones((64, 256)), name="rows")
+  >>> scheduler = jf.ir.Scheduler(fusion)
+  >>> copy, [out] = scheduler.cache_after("x0"), scheduler.fusion.outputs
+  >>> scheduler.split(out, 0, 8)
+  >>> scheduler.transform_like(out)
+  >>> for value, axis, parallel in [(out, 0, "block"), (out, 2, "thread"), (copy, 0, "block"), (copy, 2, "bulk")]:
+  ...     scheduler.parallelize(value, axis, parallel)
+  >>> scheduler.set_memory(copy, "shared")
+  >>> scheduler.circular_buffer(copy, stages=3)
+  >>> scheduler.inline_most()
+  >>> print(scheduler)
+  schedule {
+    x0_cache[64,256]: split(0,8) -> [8 block, 8, 256 bulk] inline 2 shared circular 3 prefetch 2
+    t1[64,256]: split(0,8) -> [8 block, 8, 256 thread]
+  }
 """
 
 from __future__ import annotations

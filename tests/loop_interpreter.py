@@ -350,17 +350,32 @@ class Block:
         assert active.threads.all() and self.rings[name].filled == 0
 
     def fill(self, active: Active, _: Any, name: str, to: str, source: str, at: str, *extent: Any) -> None:
-        ring, buffer, data = self.rings[name], self.shared[name], self.kernel.buffers[source].data
-        stage = ring.filled % ring.stages
-        elements = self.runs(active, *extent)
+        data, elements = self.kernel.buffers[source].data, self.runs(active, *extent)
         read = self.uniform(active, at) + elements
-        written = self.uniform(active, to) + elements
         assert (read < data.size).all(), f"a bulk copy reaches {read.max()} of {data.size} of {source}"
+        self.arrive(name, self.uniform(active, to) + elements, data[read])
+
+    def fill_tile(self, active: Active, _: Any, name: str, to: str, number: str, at: str) -> None:
+        source, extents, strides, box, swizzle = self.kernel.maps[int(number)]
+        data, rest = self.kernel.buffers[source].data, np.arange(math.prod(box))
+        byte = rest * data.itemsize
+        if swizzle:  # 16-byte chunks trade places by the number of 128 bytes
+            byte = byte ^ (byte // 128 % (swizzle // 16)) * 16
+        inside, read = np.full(rest.size, True), np.zeros(rest.size, int)
+        for first, extent, stride, length in zip(at.split(", "), extents, strides, box, strict=True):
+            index = self.uniform(active, first) + rest % length
+            inside, read, rest = inside & (index < extent), read + index * stride, rest // length
+        values = np.where(inside, data[np.where(inside, read, 0)], data.dtype.type(0))
+        self.arrive(name, self.uniform(active, to) + byte // data.itemsize, values)
+
+    def arrive(self, name: str, written: np.ndarray, values: np.ndarray) -> None:
+        ring, buffer = self.rings[name], self.shared[name]
+        stage = ring.filled % ring.stages
         assert (written < ring.size).all(), f"a bulk copy reaches {written.max()} of {ring.size} of a stage of {name}"
         assert ring.filled - ring.awaited < ring.stages, f"a stage of {name} is filled again before it is waited for"
         written = written + stage * ring.size
         assert (buffer.reader[written] < 0).all(), f"{name} is filled while it is read"
-        buffer.data[written], buffer.written[written] = data[read], False
+        buffer.data[written], buffer.written[written] = values, False
         ring.arriving.setdefault(ring.filled, []).append(written)
 
     def commit(self, active: Active, _: Any, name: str) -> None:
@@ -431,6 +446,7 @@ STATEMENTS = [
         (r"sync", Block.sync),
         (r"open (\w+)", Block.open),
         (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}", Block.fill),
+        (r"fill (\w+)\[(.+?)\] = tile map(\d+)\((.+)\)", Block.fill_tile),
         (r"commit (\w+)", Block.commit),
         (r"(i\d+) = await (\w+)", Block.wait),
         (rf"bulk (\w+)\[(.+?)\] = (\w+)\[(.+?)\]{EXTENT}", Block.bulk_store),
@@ -454,8 +470,15 @@ class Kernel:
         self.arrays: dict[str, tuple[Any, int]] = {}
         self.rings: dict[str, tuple[int, int]] = {}
         self.buffers: dict[str, Buffer] = {}
+        described = re.compile(r"  map\d+: (\w+) \((.+)\) strides \((.+)\) box \((.+)\) swizzle (\d+)")
         declaration = re.compile(r"  (in|out|shared|array|ring) (\w+): (\w+)(?:\[(\d+)\]| stages of (\d+))?")
-        while lines and (found := declaration.fullmatch(lines[0])):
+        self.maps: list[tuple[Any, ...]] = []  # buffer, extents, strides, box, swizzle
+        while lines and (found := declaration.fullmatch(lines[0]) or described.fullmatch(lines[0])):
+            if found.re is described:
+                name, *axes, swizzle = found.groups()
+                self.maps.append((name, *([int(n) for n in numbers.split(",")] for numbers in axes), int(swizzle)))
+                lines.pop(0)
+                continue
             kind, name, dtype, size, stage = found.groups()
             if kind in ("in", "out"):
                 self.parameters.append((kind == "in", name))

@@ -47,7 +47,7 @@ UNARY_FLOAT = [
     "digamma",
 ]
 UNARY_NUMBER = ["neg", "abs", "sign", "square"]
-BINARY_FLOAT = ["pow", "atan2", "nextafter"]
+BINARY_FLOAT = ["pow", "atan2", "nextafter", "logaddexp"]
 BINARY_NUMBER = ["add", "sub", "mul", "div", "rem", "max", "min"]
 BINARY_INTEGER = ["and_", "or_", "xor_", "shift_left", "shift_right_logical", "shift_right_arithmetic"]
 COMPARE = ["eq", "ne", "lt", "le", "gt", "ge"]
@@ -166,6 +166,9 @@ FUSIONS = {
     "column sum": lambda x, g, b: x.astype("float32").sum(0),
     "full sum": lambda x, g, b: x.astype("float32").sum(),
     "transpose": lambda x, g, b: x.T * 2,
+    "scan": lambda x, g, b: jnp.cumsum(x * 2, 1) * x,
+    "scan of columns": lambda x, g, b: jax.lax.cumsum(x * g, 0, reverse=True),
+    "argmax": lambda x, g, b: jnp.argmax(x * g, -1),
     "halves": lambda x, g, b: jnp.concatenate([x[:, 1:301] * 2, jnp.tanh(x[:, :300])], axis=1),
 }
 
@@ -181,6 +184,30 @@ def test_fusions_with_reductions_spill_nothing(name, rows, columns, dtype, sm, t
     args = [jax.ShapeDtypeStruct(s, dtype) for s in ((rows, columns), (columns,), (columns,))]
     for r in assert_no_spills(str(jf.ir.trace(FUSIONS[name], *args)), tmp_path, sm):
         assert r["STACK"] == 0
+
+
+SCANS = ["scan_sum", "scan_prod", "scan_max", "scan_min"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+@pytest.mark.parametrize("shape", [(300, 4096), (1000, 77), (5000, 8)], ids=str)
+def test_every_scan_compiles(dtype, shape):
+    nvrtc_or_skip()
+    b = _core.Builder("scans")
+    x = b.input("x", dtype, shape)
+    for op in [*SCANS, *(["scan_logsumexp"] if dtype in FLOATS else [])]:
+        for axis in range(2):
+            for reverse in (False, True):
+                b.output(b.scan(op, x, axis, reverse))
+    assert _core.compile_cuda(b.finish(), _core.cuda_target_for(90))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(("rows", "columns", "k"), [(65536, 128, 8), (4096, 4096, 4), (5, 37, 16)])
+def test_top_k_spills_nothing(rows, columns, k, dtype, tmp_path):
+    nvrtc_or_skip()
+    fusion = jf.ir.trace(lambda x: jax.lax.top_k(x, k), jax.ShapeDtypeStruct((rows, columns), dtype))
+    assert_no_spills(str(fusion), tmp_path)
 
 
 GROUPED = [

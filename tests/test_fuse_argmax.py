@@ -27,7 +27,9 @@ def both(x, axis):
 
 def check(f, *args):
     assert [cut.primitive for cut in jf.explain(f)(*args).cuts] == []
-    for got, want in zip(jf.fuse(f)(*args), f(*args)):
+    with jax.default_device(jax.devices("cpu")[0]):  # on CUDA XLA may find a later NaN
+        wanted = f(*(np.asarray(a) for a in args))
+    for got, want in zip(jf.fuse(f)(*args), wanted):
         assert got.dtype == want.dtype
         # numpy knows NaN of its own dtypes only.
         np.testing.assert_array_equal(
@@ -143,4 +145,5 @@ def test_reduce_precision(device, dtype, exponent, mantissa):
         x = jnp.asarray(x).astype(dtype)
         f = lambda x: (lax.reduce_precision(-x, exponent, mantissa),)  # noqa: E731
         check(f, x)
-        assert np.array_equal(np.signbit(jf.fuse(f)(x)[0]), np.signbit(f(x)[0]))
+        got, want = jf.fuse(f)(x)[0][1:], f(x)[0][1:]  # the sign of a NaN is the machine's
+        assert np.array_equal(np.signbit(got), np.signbit(want))

@@ -133,6 +133,34 @@ def test_a_threshold_that_the_function_computes(device):
         assert_close(got, want)
 
 
+def test_bits_and_regions_never_wait_for_each_other(device):
+    def threshold(key, x, p):
+        limit = jnp.full(x.shape, p) * 2
+        keep = jax.random.uniform(key, x.shape) < limit
+        return jnp.where(keep, x, limit), limit
+
+    def row_threshold(key, x, p):
+        limit = p.reshape(1, 1) * 2
+        keep = jax.random.uniform(key, x.shape) < limit
+        return jnp.where(keep, x, limit) + limit
+
+    def key_of_the_data(key, x, p):
+        y = jnp.tanh(x)
+        seed = jnp.floor(jnp.abs(y).sum()).astype(jnp.int32)
+        keep = jax.random.bernoulli(jax.random.key(seed), p, x.shape)
+        return jnp.where(keep, y, 0) + y.mean()
+
+    def folded(key, x, p):
+        n = jnp.floor(x.max() * 7).astype(jnp.int32)
+        keep = jax.random.bernoulli(jax.random.fold_in(key, n), p, x.shape)
+        return jnp.where(keep, jnp.cos(x) * n, x)
+
+    for f in (threshold, row_threshold, key_of_the_data, folded):
+        got, want = (jax.jit(g)(KEY, X, jnp.float32(0.2)) for g in (jf.fuse(f), f))
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert_close(a, b)
+
+
 def test_what_stays_with_xla():
     for f, key in [
         (lambda key: jax.random.uniform(key, (8,)) * 2, KEY),  # few

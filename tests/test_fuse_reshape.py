@@ -63,6 +63,8 @@ ANY_DTYPE = {
     "of odd parts": lambda x: jnp.concatenate([x + x, x[:, :, :12]], axis=2).reshape(3, 7, 9, 8) + 1,
     "of a sum": lambda x: (x.reshape(3, 7, 4, 15).sum(2) + 1).reshape(3, 105),
     "of a row sum": lambda x: (x + x).sum(2).reshape(21)[:, None] + x.reshape(21, 60),
+    "beside a scan": lambda x: jnp.cumsum(x.reshape(21, 60) % 3, 0, dtype=x.dtype).reshape(21, 4, 15) + 1,
+    "along a scan": lambda x: jnp.cumsum(x.reshape(21, 60) % 3, 1, dtype=x.dtype).reshape(21, 4, 15) + 1,
     "under a sum": lambda x: x.reshape(21, 6, 10).max(1) + 1,
     "under a long sum": lambda x: (x + 1).reshape(-1).sum(),
 }  # fmt: skip
@@ -119,7 +121,7 @@ def test_vmap(device, name):
     [
         n
         for n in (*ANY_DTYPE, *FLOATS)
-        if not any(w in n for w in ("ways", "odd", "stored", "row sum", "residual", "uneven"))
+        if not any(w in n for w in ("ways", "odd", "stored", "row sum", "residual", "scan", "uneven"))
     ],
 )
 def test_one_kernel(name, platform):

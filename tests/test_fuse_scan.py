@@ -101,6 +101,39 @@ def test_large(device, shape, reverse):
         assert_close(got, accumulated(np.add, wide, axis, reverse), scale=4)
 
 
+@pytest.mark.parametrize("shape", [(1 << 20,), (65_536, 128), (9001, 3), (2, 70_001)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_few_long_rows_are_scanned_in_parts(device, shape, dtype):
+    axis = len(shape) - 1 if shape[-1] > 1000 else 0
+    x = values(shape, dtype)
+    # First what each part adds up to, then what stands before each, then each part.
+    assert kernels(one_region(lambda x: lax.cumsum(x * 2, axis) + 1, x)) == 3
+
+    def f(x):
+        return [scan(x * 2, axis, reverse) for scan in (lax.cumsum, lax.cummax) for reverse in (False, True)]
+
+    wide = np.asarray(x * 2).astype(np.float64 if dtype != "int32" else np.int32)
+    truth = [accumulated(u, wide, axis, reverse) for u in (np.add, np.maximum) for reverse in (False, True)]
+    for got, want in zip(jf.fuse(f)(x), truth):
+        assert_close(got, want, dtype, scale=4)
+    # Scans of scans, and what is between them.
+    g = lambda x: lax.cumsum(jnp.tanh(lax.cumsum(x, axis)) * x, axis, reverse=True)  # noqa: E731
+    if dtype == "float32":
+        assert_close(jf.fuse(g)(x), g(x), scale=40)
+
+
+def test_what_is_scanned_in_parts_is_read_by_others(device):
+    # Places by counting: a scan along one axis, a fold along the other.
+    experts = jnp.asarray(np.random.default_rng(1).integers(0, 16, 20_000), jnp.int32)
+
+    def places(experts):
+        one_hot = (experts[:, None] == jnp.arange(16)).astype(jnp.int32)
+        load = one_hot.sum(0)
+        return (one_hot * (jnp.cumsum(one_hot, 0) - 1 + jnp.cumsum(load) - load)).sum(1)
+
+    np.testing.assert_array_equal(np.argsort(jf.fuse(places)(experts)), np.argsort(experts, stable=True))
+
+
 def test_large_integers_and_products(device):
     x = values((3, 200_000), "int32")
     y = values((200_000,), "float32") * 1e-3 + 1

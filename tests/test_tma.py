@@ -216,6 +216,21 @@ def test_a_wrong_call_changes_nothing(call, message):
 
 
 @pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ("circular 3", r"expected 'prefetch', got"),
+        ("circular 3 prefetch 3", r"with 3 stages expected a prefetch of 1 to 2 iterations, got 3"),
+        ("circular 99 prefetch 2", r"expected 1 to 64 stages, got 99"),
+    ],
+)
+def test_a_wrong_text_is_refused(stages, message):
+    s = in_stages(folded())
+    text = str(s).replace("circular 3 prefetch 2", stages)
+    with pytest.raises(_core.UserError, match=message):
+        jf.ir.Schedule(s.fusion, text)
+
+
+@pytest.mark.parametrize(
     ("columns", "dtype", "message"),
     [
         (1001, "bf16", r"copy 1001 elements of 2 bytes; expected a multiple of 16 bytes"),
@@ -228,35 +243,34 @@ def test_rows_must_be_multiples_of_16_bytes(columns, dtype, message):
         jf.ir.lower(in_stages(folded(columns=columns, dtype=dtype)).schedule, "cuda")
 
 
-def test_elements_must_be_consecutive():
-    b = jf.ir.Builder("across")
+def columns_of(first: int, pad: int = 0) -> str:
+    """The loops of blocks of 32 columns of [64, 96], whose axes from `first` on are bulk."""
+    b = jf.ir.Builder("columns")
     b.output(b.pointwise("neg", [b.input("x", "f32", [64, 96])]))
+    s = jf.ir.Scheduler(b.finish())
+    copy, [out] = s.cache_after("x"), s.fusion.outputs
+    s.split(out, 1, 32)
+    s.reorder(out, [1, 0, 2])
+    s.transform_like(out)
+    s.parallelize(out, 0, "block")
+    s.parallelize(out, 2, "thread")
+    s.parallelize(copy, 0, "block")
+    s.set_memory(copy, "shared")
+    for axis in range(2, first - 1, -1):
+        s.parallelize(copy, axis, "bulk")
+    s.set_allocation(copy, 1, pad)
+    s.inline_at(copy, 1)
+    return loops(s.schedule)
 
-    def lowered(first: int, pad: int = 0) -> str:
-        s = jf.ir.Scheduler(fusion)
-        copy, [out] = s.cache_after("x"), s.fusion.outputs
-        s.split(out, 1, 32)
-        s.reorder(out, [1, 0, 2])
-        s.transform_like(out)
-        s.parallelize(out, 0, "block")
-        s.parallelize(out, 2, "thread")
-        s.parallelize(copy, 0, "block")
-        s.set_memory(copy, "shared")
-        for axis in range(2, first - 1, -1):
-            s.parallelize(copy, axis, "bulk")
-        s.set_allocation(copy, 1, pad)
-        s.inline_at(copy, 1)
-        return loops(s.schedule)
 
-    fusion = b.finish()
-    assert "* 32\n" in lowered(2)  # 64 copies of 32 elements
-    assert "x_cache: f32[2304]" in lowered(2, 4)  # rows of 32 + 4
-    with pytest.raises(
-        _core.UserError, match=r"bulk axis 1 of x_cache moves by 96 elements in global memory; expected 32"
-    ):
-        lowered(1)
+def test_runs_or_boxes():
+    assert "= bulk x[" in columns_of(2) and "* 32\n" in columns_of(2)  # 64 copies of 32 elements
+    assert "x_cache: f32[2304]" in columns_of(2, 4)  # rows of 32 + 4
+    assert "box (32,64) swizzle 0" in columns_of(1)  # one copy
     with pytest.raises(_core.UserError, match=r"begin at multiples of 33 elements of 4 bytes in shared memory"):
-        lowered(2, 1)
+        columns_of(2, 1)
+    with pytest.raises(_core.UserError, match=r"bulk axes of x_cache lie in shared memory in another order.*swizzle"):
+        columns_of(1, 4)
 
 
 def test_only_copies_of_inputs_come_in_bulk():
@@ -341,6 +355,95 @@ def test_what_cannot_be_stored_in_bulk_is_named(edit, message):
     edit(s)
     with pytest.raises(_core.UserError, match=message):
         jf.ir.lower(s.schedule, "cuda")
+
+
+# Tiles.
+
+
+def transposed(rows: int, columns: int, dtype: str, tile: tuple[int, int], swizzle: int) -> jf.ir.Scheduler:
+    """y = -x.T by tiles, whose 16-byte chunks trade places in rows of `swizzle` bytes."""
+    b = jf.ir.Builder("transposed")
+    b.output(b.pointwise("neg", [b.transpose(b.input("x", dtype, [rows, columns]), [1, 0])]))
+    s = jf.ir.Scheduler(b.finish())
+    copy, [out] = s.cache_after("x"), s.fusion.outputs
+    s.split(out, 1, tile[0])
+    s.split(out, 0, tile[1])
+    s.reorder(out, [0, 2, 1, 3])
+    s.merge(out, 0)
+    s.transform_like(out)
+    s.reorder(copy, [0, 2, 1])
+    s.set_memory(copy, "shared")
+    if swizzle:
+        # [tile, .., number of 128 bytes modulo the chunks, rows of 128 bytes, chunk, elements]
+        s.split(copy, 2, 16 // {"f32": 4, "bf16": 2}[dtype])
+        if swizzle < 128:
+            s.split(copy, 1, 128 // swizzle)
+        s.split(copy, 1, swizzle // 16)
+        s.swizzle(copy, 2, -2)
+    s.set_allocation(copy, 1)
+    s.parallelize(copy, 0, "block")
+    for axis in range(len(s.loops(copy)) - 1, 0, -1):
+        s.parallelize(copy, axis, "bulk")
+    for value in s.fusion.values:
+        if value not in ("x", copy):
+            s.merge(value, 1)
+            s.split(value, 1, 128)
+            s.parallelize(value, 0, "block")
+            s.parallelize(value, 2, "thread")
+    s.inline_most()
+    return s
+
+
+TILES = [
+    (64, 96, "f32", (32, 32), 0),
+    (100, 84, "f32", (32, 32), 128),
+    (64, 96, "f32", (64, 16), 64),
+    (100, 88, "bf16", (64, 64), 128),
+    (100, 88, "bf16", (64, 32), 64),
+    (100, 88, "bf16", (64, 16), 32),
+]
+
+
+@pytest.mark.parametrize("case", TILES)
+def test_a_tile_is_one_instruction(case, tmp_path):
+    rows, columns, _, tile, swizzle = case
+    schedule = transposed(*case).schedule
+    assert jf.ir.Schedule(schedule.fusion, str(schedule)) == schedule
+    text = loops(schedule)
+    assert f"x ({columns},{rows}) strides (1,{columns}) box ({tile[1]},{tile[0]}) swizzle {swizzle}\n" in text
+    assert text.count("fill") == text.count("commit") == text.count("await") == 1
+    source = jf.ir.lower(schedule, "cuda").as_text("source")
+    assert "const __grid_constant__ jf::TensorMap x_map" in source
+    assert f"__align__({1024 if swizzle else 128}) jf::{case[2]} x_cache" in source
+    assert "UTMALDG" in sass(schedule, tmp_path / "kernel.cubin")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", TILES)
+def test_tiles_do_not_change_the_result(case):
+    device = hopper_or_skip()
+    rows, columns, dtype, _, _ = case
+    x = jnp.arange(rows * columns, dtype=jnp.float32).reshape(rows, columns) % 251
+    x = x.astype(jnp.bfloat16 if dtype == "bf16" else jnp.float32)
+    schedule = transposed(*case).schedule
+    run = jax.jit(lambda x: jf.ir.run(schedule, x)[0])
+    with jax.default_device(device):
+        for scale in (1, 2, 3):  # other buffers: the array's description is made for each call
+            y = jax.device_put(x * scale, device)
+            np.testing.assert_array_equal(np.asarray(run(y)), np.asarray(-y.T))
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ((64, 96, "f32", (32, 30), 0), r"copy rows of 120 bytes; expected a multiple of 16"),
+        ((64, 94, "f32", (32, 32), 0), r"copy from rows 376 bytes apart; expected a multiple of 16"),
+        ((600, 96, "f32", (512, 32), 0), r"copy 512 elements along an axis; at most 256: split it, the outer serial"),
+    ],
+)
+def test_what_no_tile_can_be_is_named(case, message):
+    with pytest.raises(_core.UserError, match=rf"the bulk axes of x_cache {message}"):
+        jf.ir.lower(transposed(*case).schedule, "cuda")
 
 
 # The reduction strategy.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import loop_interpreter
 import numpy as np
 import pytest
-from test_tma import COPY, NORMS, folded, in_stages, segment, stored_in_bulk
+from test_tma import COPY, NORMS, TILES, folded, in_stages, segment, stored_in_bulk, transposed
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -34,6 +34,14 @@ def test_rows_are_stored_in_bulk(stages):
     s.circular_buffer(COPY, stages)
     x = np.random.default_rng(0).normal(size=(70, 64)).astype(jnp.bfloat16)
     assert_close(loop_interpreter.run(s.schedule, x)[0], rows_without_their_maximum(x))
+
+
+@pytest.mark.parametrize("case", TILES)
+def test_tiles_are_read_where_the_hardware_puts_them(case):
+    rows, columns, dtype, _, _ = case
+    x = np.arange(rows * columns).reshape(rows, columns) % 251
+    x = x.astype(jnp.bfloat16 if dtype == "bf16" else np.float32)
+    np.testing.assert_array_equal(loop_interpreter.run(transposed(*case).schedule, x)[0], -x.T)
 
 
 @pytest.mark.parametrize("columns", [264, 520])

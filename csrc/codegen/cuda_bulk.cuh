@@ -14,6 +14,11 @@ JF_FUNCTION bool is_first_thread() { return threadIdx.x + threadIdx.y == 0; }
 // How many of `count` numbers from `first` on are below the limit; not more than 0 where none is.
 JF_FUNCTION int below(int count, long first, long limit) { return limit - first < count ? int(limit - first) : count; }
 
+// An array and its boxes, as the driver describes them.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
 template <int kStages, long kStageSize>
 struct Ring {
   u64* full;  // a barrier for each stage, whose phase ends when its copies have arrived
@@ -35,6 +40,13 @@ struct Ring {
     const u32 bytes = elements * u32(sizeof(M));
     ptx::mbarrier_expect(barrier(filling), bytes);
     ptx::bulk_load(ptx::shared_address(buffer + filling * kStageSize + to), from + at, bytes, barrier(filling));
+  }
+  // A box of so many elements, from an element on; the fastest axis first.
+  template <class M, class... At>
+  __device__ __forceinline__ void load_tile(M* buffer, long to, const TensorMap& map, int elements, At... at) {
+    if (!is_first_thread()) return;
+    ptx::mbarrier_expect(barrier(filling), elements * u32(sizeof(M)));
+    ptx::tile_load(ptx::shared_address(buffer + filling * kStageSize + to), &map, barrier(filling), int(at)...);
   }
   __device__ __forceinline__ void commit() {
     if (is_first_thread()) ptx::mbarrier_arrive(barrier(filling));

@@ -40,7 +40,9 @@ std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
   JF_CHECK(kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ", kernel.grid_y, " blocks along y");
   std::string list;
-  for (const auto& [name, type] : parameters) list += cat(list.empty() ? "" : ",\n    ", type, " __restrict__ ", name);
+  for (const auto& [name, type] : parameters) {
+    list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
+  }
   return cat("extern \"C\" __global__ void __launch_bounds__(", kernel.block * kernel.block_y, ") ", entry, "(\n    ",
              list, ") {\n");
 }
@@ -48,7 +50,7 @@ std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
 std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,
                         const std::vector<std::string>& names) {
   std::string text;
-  if (memory.dynamic) text += "  extern __shared__ __align__(128) char shared[];\n";
+  if (memory.dynamic) text += cat("  extern __shared__ __align__(", memory.alignment, ") char shared[];\n");
   if (memory.scratch > 0) {
     text += memory.dynamic ? "  char* const scratch = shared;\n"
                            : cat("  __shared__ __align__(128) char scratch[", memory.scratch, "];\n");
@@ -59,7 +61,8 @@ std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,
     const std::string type = cat("jf::", name(buffer.dtype));
     text += memory.dynamic ? cat("  ", type, "* const ", names[i], " = reinterpret_cast<", type, "*>(shared + ",
                                  memory.offsets[i], ");\n")
-                           : cat("  __shared__ __align__(128) ", type, " ", names[i], "[", buffer.shared_size, "];\n");
+                           : cat("  __shared__ __align__(", buffer.alignment, ") ", type, " ", names[i], "[",
+                                 buffer.shared_size, "];\n");
   }
   return text;
 }
@@ -79,6 +82,7 @@ constexpr Dialect kCpu = {
     .thread = "",
     .thread_y = "",
     .bulk = "",
+    .map = "",
     .sync = "",
     .settings = cpu_settings,
     .opening = cpu_opening,
@@ -100,6 +104,7 @@ constexpr Dialect kCuda = {
     .thread = "threadIdx.x",
     .thread_y = "threadIdx.y",
     .bulk = "codegen/cuda_bulk.cuh",
+    .map = "const __grid_constant__ jf::TensorMap",
     .sync = "__syncthreads();",
     .settings = cuda_settings,
     .opening = cuda_opening,

@@ -31,6 +31,7 @@ struct Dialect {
   // The number of the running task, block or thread; empty where the language has none.
   std::string_view task, block, block_y, thread, thread_y;
   std::string_view bulk;  // the header with bulk copies; empty where the language has none
+  std::string_view map;   // the type of a parameter that describes the boxes of an array
   std::string_view sync;  // waits for the threads of the block; empty where there are none
   // Definitions that the prelude asks for before it is included.
   std::string (*settings)(const std::vector<loops::Kernel>& kernels, const Target& target);

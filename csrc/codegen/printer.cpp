@@ -42,7 +42,7 @@ struct Printer {
   bool in_vector = false;
   bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
   int divergent = 0;    // how many enclosing statements leave out some threads of a block
-  std::vector<std::string> buffers = {}, arrays = {}, rings = {};
+  std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
   std::set<int> declared = {};
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
@@ -372,6 +372,15 @@ struct Printer {
     line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
          offset(load.from), ", ", elements(load), ");");
   }
+  void operator()(const TileLoad& load) {
+    const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
+    int64_t elements = 1;
+    for (int64_t n : kernel.maps.at(load.map).box) elements *= n;
+    std::string at;
+    for (const IndexPtr& i : load.at) at += cat(", ", index(i));
+    line(rings.at(load.ring), ".load_tile(", to, ", ", offset(load.to), ", ", maps.at(load.map), ", ", elements, at,
+         ");");
+  }
   void operator()(const BulkStore& store) {
     check_bulk("bulk copy");
     line("jf::bulk_store(", buffers.at(store.buffer), ", ", offset(store.to), ", ", buffers.at(store.shared), ", ",
@@ -404,9 +413,12 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   for (const Buffer& buffer : kernel.buffers) names.push_back(buffer.name);
   for (const Array& array : kernel.arrays) names.push_back(array.name);
   for (const Ring& ring : kernel.rings) names.push_back(cat(kernel.buffers.at(ring.buffer).name, "_ring"));
+  for (const TensorMap& map : kernel.maps) names.push_back(cat(kernel.buffers.at(map.buffer).name, "_map"));
   names = safe_names(names);
-  const auto first_array = names.begin() + kernel.buffers.size(), first_ring = first_array + kernel.arrays.size();
-  const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, names.end());
+  const auto first_array = names.begin() + kernel.buffers.size(), first_ring = first_array + kernel.arrays.size(),
+             first_map = first_ring + kernel.rings.size();
+  const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, first_map),
+      maps(first_map, names.end());
   names.erase(first_array, names.end());
   std::vector<Parameter> parameters;
   for (size_t n = 0; n < (order.empty() ? names.size() : order.size()); ++n) {
@@ -415,6 +427,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
     if (buffer.shared_size == 0)
       parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
   }
+  for (const std::string& map : maps) parameters.push_back({map, std::string(dialect.map)});
 
   Printer printer{.kernel = kernel, .dialect = dialect, .memory = shared_memory(kernel)};
   printer.out = dialect.opening(kernel, kernel.name, parameters);
@@ -425,6 +438,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.buffers = std::move(names);
   printer.arrays = arrays;
   printer.rings = rings;
+  printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));

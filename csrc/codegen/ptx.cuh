@@ -75,6 +75,44 @@ __device__ __forceinline__ void bulk_load(unsigned shared, const void* global, u
                : "memory");
 }
 
+// One thread: begins to copy the box of a tensor map that begins at the element with these indices, the fastest first.
+__device__ __forceinline__ void tile_load(unsigned shared, const void* map, unsigned barrier, int i0) {
+  asm volatile(
+      "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(
+          shared),
+      "l"(map), "r"(barrier), "r"(i0)
+      : "memory");
+}
+__device__ __forceinline__ void tile_load(unsigned shared, const void* map, unsigned barrier, int i0, int i1) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::
+          "r"(shared),
+      "l"(map), "r"(barrier), "r"(i0), "r"(i1)
+      : "memory");
+}
+__device__ __forceinline__ void tile_load(unsigned shared, const void* map, unsigned barrier, int i0, int i1, int i2) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+      "[%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(i0), "r"(i1), "r"(i2)
+      : "memory");
+}
+__device__ __forceinline__ void tile_load(unsigned shared, const void* map, unsigned barrier, int i0, int i1, int i2,
+                                          int i3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(i0), "r"(i1), "r"(i2), "r"(i3)
+      : "memory");
+}
+__device__ __forceinline__ void tile_load(unsigned shared, const void* map, unsigned barrier, int i0, int i1, int i2,
+                                          int i3, int i4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, "
+      "%7}], [%2];" ::"r"(shared),
+      "l"(map), "r"(barrier), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(i4)
+      : "memory");
+}
 // One thread: begins to copy `bytes`, a multiple of 16 like both addresses.
 __device__ __forceinline__ void bulk_store(void* global, unsigned shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)

@@ -10,7 +10,6 @@ namespace {
 using namespace loops;
 
 constexpr int64_t kMostStaticBytes = 48 * 1024;
-constexpr int64_t kAlignment = 128;
 constexpr int kWarp = 32;
 // A fold of more goes in rounds.
 constexpr int64_t kMostScratchBytes = 16 * 1024;
@@ -122,7 +121,8 @@ SharedMemory shared_memory(const Kernel& kernel) {
   memory.bytes = memory.scratch;
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {
-      const int64_t offset = (memory.bytes + kAlignment - 1) / kAlignment * kAlignment;
+      const int64_t offset = (memory.bytes + buffer.alignment - 1) / buffer.alignment * buffer.alignment;
+      memory.alignment = std::max(memory.alignment, buffer.alignment);
       memory.offsets.push_back(offset);
       memory.bytes = offset + buffer.shared_size * size_of(buffer.dtype);
     } else {

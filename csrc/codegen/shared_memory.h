@@ -18,6 +18,7 @@ struct SharedMemory {
   std::vector<Scratch> folds;    // of every Combine over threads and ScanThreads, in the order of the text
   int64_t scratch = 0;           // bytes of all scratch, which comes first
   int64_t bytes = 0;             // altogether
+  int64_t alignment = 128;       // of all of it
   // Arrays of a fixed size may not take more than 48 KiB; beyond that a launch gives the bytes.
   bool dynamic = false;
 };

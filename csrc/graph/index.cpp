@@ -301,7 +301,8 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
         std::vector<int64_t> own(of.extents.size(), 0);
         own[node] = 1;
         const std::optional<Position> p = position(before, own, root_of);
-        if (!p || p->lane_step != 0) return std::nullopt;
+        if (!p) return std::nullopt;
+        if (p->lane_step != 0) walk.lane_step = std::nullopt;
         *result = p->at;
       }
       const IndexPtr weight = loops::constant(stored[0].coefficient);

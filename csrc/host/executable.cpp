@@ -19,6 +19,8 @@ namespace {
 
 // CUDA passes at most 4 KiB of kernel parameters.
 constexpr size_t kMaxArguments = 512;
+// Each takes the room of 16 pointers.
+constexpr size_t kMaxMaps = 16;
 
 // The steps' buffer references as addresses, in a fixed array: running allocates nothing.
 struct Addresses {
@@ -81,8 +83,13 @@ void dump(const Program& program, const Target& target) {
 
 Executable::Executable(Program program, const Target& target) : program_(std::move(program)), target_(target) {
   for (const Step& step : program_.steps) {
-    JF_REQUIRE(buffers_of(step).size() + 8 <= kMaxArguments, "[compile] a kernel of ", program_.name, " has ",
-               buffers_of(step).size(), " buffers, the limit is ", kMaxArguments - 8, "; fuse fewer values at once");
+    const auto* kernel = std::get_if<KernelStep>(&step);
+    const size_t maps = kernel == nullptr ? 0 : kernel->kernel.maps.size();
+    JF_REQUIRE(maps <= kMaxMaps, "[compile] a kernel of ", program_.name, " copies tiles of ", maps,
+               " arrays, the limit is ", kMaxMaps, "; load some by threads");
+    const size_t most = kMaxArguments - 8 - maps * sizeof(runtime::TensorMap) / sizeof(void*);
+    JF_REQUIRE(buffers_of(step).size() <= most, "[compile] a kernel of ", program_.name, " has ",
+               buffers_of(step).size(), " buffers, the limit is ", most, "; fuse fewer values at once");
     CompiledStep compiled = compiled_step(step, target_);
     LoadedStep loaded;
     loaded.buffers = std::move(compiled.buffers);
@@ -145,6 +152,11 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
     std::array<void*, kMaxArguments> arguments;
     size_t n = 0;
     for (; n < refs.size(); ++n) arguments[n] = &addresses.data[n];
+    std::array<runtime::TensorMap, kMaxMaps> maps;
+    for (size_t m = 0; m < launch.maps.size(); ++m) {
+      runtime::encode(maps[m], launch.maps[m].layout, addresses.data[launch.maps[m].buffer]);
+      arguments[n++] = &maps[m];
+    }
     for (const int64_t& scalar : launch.scalars) arguments[n++] = const_cast<int64_t*>(&scalar);
     runtime::launch(steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes, stream, arguments.data());
   }

@@ -24,7 +24,8 @@ int64_t operations(const ir::Fusion& fusion, const ir::Op& op) {
     case ir::OpClass::kPointwise:
       return op.kind == ir::OpKind::kConvert || op.kind == ir::OpKind::kBitcast ? 0
                                                                                 : computed(fusion.values[op.output]);
-    case ir::OpClass::kReduce: return ir::elements(fusion.values[op.inputs[0]]);
+    case ir::OpClass::kReduce:
+    case ir::OpClass::kScan: return ir::elements(fusion.values[op.inputs[0]]);
     case ir::OpClass::kGrouped: {
       const auto& grouped = std::get<ir::Grouped>(op.attribute);
       const ir::Value &lhs = fusion.values[op.inputs[0]], &out = fusion.values[op.output];

@@ -24,8 +24,9 @@ struct KernelFacts {
   std::string reason;      // why it is a kernel of its own
   std::string parameters;  // of the strategy, as its printer writes them
   std::vector<Flow> reads, writes;
-  // Every op counts 1 for each element that it computes, an element of a reduction's operand 1, a multiplication with
-  // its addition 2; conversions, and what only moves data, 0. A grouped product counts the capacity of its rows.
+  // Every op counts 1 for each element that it computes, an element that a reduction or a scan takes 1, a
+  // multiplication with its addition 2; conversions, and what only moves data, 0. A grouped product counts the capacity
+  // of its rows.
   int64_t operations = 0;
 };
 

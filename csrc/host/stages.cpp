@@ -1,5 +1,7 @@
 #include "host/stages.h"
 
+#include <algorithm>
+
 #include "base/embedded.h"
 #include "base/error.h"
 #include "codegen/anonymous.h"
@@ -24,6 +26,19 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
+  for (const loops::TensorMap& map : step.kernel.maps) {
+    StepMap made{map.buffer, {}};
+    const int64_t bytes = size_of(step.kernel.buffers[map.buffer].dtype);
+    made.layout.axes = static_cast<int>(map.box.size());
+    made.layout.element_bytes = static_cast<int>(bytes);
+    made.layout.swizzle = map.swizzle;
+    for (size_t a = 0; a < map.box.size(); ++a) {
+      made.layout.extents[a] = static_cast<uint64_t>(map.extents[a]);
+      made.layout.stride_bytes[a] = static_cast<uint64_t>(map.strides[a] * bytes);
+      made.layout.box[a] = static_cast<uint32_t>(map.box[a]);
+    }
+    result.launch.maps.push_back(made);
+  }
   return result;
 }
 
@@ -68,6 +83,10 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     codegen::Anonymous anonymous = codegen::generate_anonymous(kernel->kernel, target);
     CompiledStep result{kernel_source(*kernel, std::move(anonymous.source)), {}};
     for (int parameter : anonymous.parameters) result.buffers.push_back(kernel->buffers.at(parameter));
+    for (StepMap& map : result.source->launch.maps) {
+      const auto at = std::find(anonymous.parameters.begin(), anonymous.parameters.end(), map.buffer);
+      map.buffer = static_cast<int>(at - anonymous.parameters.begin());
+    }
     return result;
   }
   return {step_source(step, target), std::get<GroupedStep>(step).buffers};

@@ -11,15 +11,22 @@
 #include "host/program.h"
 #include "runtime/launch.h"
 #include "runtime/source.h"
+#include "runtime/tensor_map.h"
 
 namespace jf::host {
 
-// How a step's kernel is started on CUDA. The buffers come first among its arguments, then `scalars`.
+// Boxes of one of a step's buffers.
+struct StepMap {
+  int buffer;
+  runtime::TensorLayout layout;
+};
+// How a step's kernel is started on CUDA. The buffers come first among its arguments, then `maps`, then `scalars`.
 struct StepLaunch {
   std::string entry;
   runtime::Dim3 grid;
   runtime::Dim3 block;
   int shared_bytes = 0;
+  std::vector<StepMap> maps;
   std::vector<int64_t> scalars;
 };
 struct StepSource {

@@ -45,7 +45,7 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
     for (int64_t dim : r->dims) text += cat(" d", dim);
     text += cat(" p", r->parts);
   }
-  if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "");
+  if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "p", s->parts);
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
   return text;
@@ -408,6 +408,7 @@ Fusion Builder::finish() {
   slices_.clear();
   spreads_.clear();
   padded_.clear();
+  takes_.clear();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;

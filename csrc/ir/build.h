@@ -67,6 +67,7 @@ class Builder {
   // The op on each column of its operands, where they are such; -1 elsewhere.
   ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
   bool is_elementwise(ValueId value) const;
   ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
@@ -98,6 +99,7 @@ class Builder {
     std::map<int64_t, ValueId> from;  // by first index
   };
   std::map<ValueId, Parts> padded_;
+  std::map<std::vector<int64_t>, ValueId> takes_;  // by operands, places and shape
 };
 
 }  // namespace jf::ir

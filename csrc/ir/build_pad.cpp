@@ -182,6 +182,7 @@ void Builder::join_read_concats() {
   slices_.clear();
   spreads_.clear();
   padded_.clear();
+  takes_.clear();
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
     renamed[id] = add_value(old.values[id].dtype, old.values[id].axes);

@@ -34,6 +34,19 @@ ValueId Builder::take(ValueId x, std::span<const ValueId> indices, std::span<con
 }
 
 ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
+  std::vector<int64_t> key(inputs.begin(), inputs.end());
+  const Take& place = where;
+  for (const auto* list : {&place.axes, &place.limits, &place.dims, &place.starts, &place.strides, &to}) {
+    key.push_back(static_cast<int64_t>(list->size()));
+    key.insert(key.end(), list->begin(), list->end());
+  }
+  if (const auto found = takes_.find(key); found != takes_.end()) return found->second;
+  const ValueId result = taken(std::move(inputs), std::move(where), to);
+  takes_.emplace(std::move(key), result);
+  return result;
+}
+
+ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
   const Op* defining = definition(inputs[0]);
   const DType dtype = fusion_.values[inputs[0]].dtype;
   if (defining != nullptr) {
@@ -97,11 +110,16 @@ ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector
 
 // Whether a value is computed element by element from inputs and scalars alone.
 bool Builder::is_elementwise(ValueId x) const {
-  const Op* op = definition(x);
-  if (op == nullptr) return true;
-  if (op->kind == OpKind::kBroadcast) return fusion_.values[op->inputs[0]].axes.empty();
-  return info(op->kind).op_class == OpClass::kPointwise &&
-         std::all_of(op->inputs.begin(), op->inputs.end(), [&](ValueId id) { return is_elementwise(id); });
+  std::vector<ValueId> todo = {x};
+  for (size_t i = 0; i < todo.size(); ++i) {
+    const Op* op = definition(todo[i]);
+    if (op == nullptr || (op->kind == OpKind::kBroadcast && fusion_.values[op->inputs[0]].axes.empty())) continue;
+    if (info(op->kind).op_class != OpClass::kPointwise) return false;
+    for (ValueId id : op->inputs) {
+      if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
+    }
+  }
+  return true;
 }
 
 // -1 where the slice goes through a window whose place depends on an index.

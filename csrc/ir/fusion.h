@@ -79,7 +79,8 @@ struct Constant {
 Constant zero_of(DType dtype);
 // broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
 // transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
-// counted. reshape: none, the elements in their order under another shape. concat: the axis along which the operands,
+// counted. reshape: none, the elements in their order under another shape. spread: the axis of which each of the
+// operand's elements stands for ceil(extent / operand's extent) neighbours. concat: the axis along which the operands,
 // results of place, stand side by side.
 struct Dims {
   std::vector<int64_t> dims;
@@ -118,10 +119,12 @@ struct Reduce {
   int64_t parts = 0;
   bool operator==(const Reduce&) const = default;
 };
-// The operand's axis along which a value is carried, from the first element on or from the last one.
+// The operand's axis along which a value is carried, from the first element on or from the last one. With parts > 0
+// each of `parts` runs of ceil(extent / parts) consecutive indices is scanned by itself.
 struct Scan {
   int64_t axis = 0;
   bool reverse = false;
+  int64_t parts = 0;
   bool operator==(const Scan&) const = default;
 };
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };

@@ -42,7 +42,9 @@ struct AttributePrinter {
   std::string operator()(const Reduce& r) const {
     return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
   }
-  std::string operator()(const Scan& s) const { return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", "}"); }
+  std::string operator()(const Scan& s) const {
+    return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", s.parts > 0 ? cat(" parts=", s.parts) : "", "}");
+  }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
   }
@@ -242,9 +244,16 @@ class Parser {
     } else if (key == "axis") {
       Scan scan{integer()};
       skip();
-      if (at_ < text_.size() && text_[at_] != '}') {
-        expect_word("reverse");
-        scan.reverse = true;
+      while (at_ < text_.size() && text_[at_] != '}') {
+        const std::string next = word("reverse or parts");
+        require(next == "reverse" || next == "parts", "reverse or parts before this");
+        scan.reverse = scan.reverse || next == "reverse";
+        if (next == "parts") {
+          expect('=');
+          scan.parts = integer();
+          require(scan.parts > 0, "at least one part before this");
+        }
+        skip();
       }
       result = scan;
     } else {

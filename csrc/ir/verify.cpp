@@ -273,6 +273,20 @@ struct Inference {
     return result;
   }
 
+  Value spread(const Value& stated) const {
+    const Dims& d = get<Dims>("dims=[axis]");
+    Value result{"", in(0).dtype, in(0).axes};
+    JF_REQUIRE(d.dims.size() == 1 && d.dims[0] >= 0 && d.dims[0] < static_cast<int64_t>(result.axes.size()) &&
+                   stated.axes.size() == result.axes.size(),
+               "[spread] expected one axis below the rank of ", type(0));
+    Axis& axis = result.axes[d.dims[0]];
+    const int64_t extent = stated.axes[d.dims[0]].extent;
+    JF_REQUIRE(axis.extent > 0 && axis.extent <= extent, "[spread] axis ", d.dims[0], " of ", type(0),
+               " cannot become ", extent, " elements; expected as many or more");
+    axis = {extent};
+    return result;
+  }
+
   // A value that repeats along the axis does not do so once it is scanned.
   Value scan() const {
     const Scan& s = get<Scan>("axis=...");
@@ -280,6 +294,9 @@ struct Inference {
     JF_REQUIRE(s.axis >= 0 && s.axis < static_cast<int64_t>(result.axes.size()), "[", op.name,
                "] expected an axis below the rank of ", type(0), ", got ", s.axis);
     result.axes[s.axis].kind = AxisKind::kIteration;
+    const int64_t extent = result.axes[s.axis].extent;
+    JF_REQUIRE(s.parts >= 0 && s.parts <= extent, "[", op.name, "] expected 1 to ", extent, " parts of axis ", s.axis,
+               " of ", type(0), ", got ", s.parts);
     return result;
   }
 
@@ -407,6 +424,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       if (kind == OpKind::kTake) return inference.take(stated);
       if (kind == OpKind::kPad) return inference.pad(stated);
       if (kind == OpKind::kPlace) return inference.place();
+      if (kind == OpKind::kSpread) return inference.spread(stated);
       if (kind == OpKind::kCopy) return inference.copy();
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();

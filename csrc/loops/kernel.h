@@ -184,6 +184,13 @@ struct BulkLoad {
   int64_t rows, row;
   Condition limits = {};
 };
+// The same of a box of a parameter, all of whose elements arrive: zeros for those beyond the parameter's axes.
+struct TileLoad {
+  int ring;
+  IndexPtr to;  // elements, in the stage
+  int map;
+  std::vector<IndexPtr> at;  // the first element, by axis of the map
+};
 // No more copies to this stage: the next ones fill the next stage.
 struct CommitRing {
   int ring;
@@ -207,7 +214,7 @@ struct FenceBulk {};
 struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
-               ScanThreads, Sync, OpenRing, BulkLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
       node;
 };
 
@@ -217,6 +224,15 @@ struct Buffer {
   DType dtype;
   bool written;
   int64_t shared_size = 0;
+  int64_t alignment = 128;  // bytes, of shared ones
+};
+// A parameter as an array of which instructions copy boxes. Axes: the fastest first.
+struct TensorMap {
+  int buffer;
+  std::vector<int64_t> extents, strides;  // in elements; strides[0] is 1
+  std::vector<int64_t> box;               // elements along each axis
+  int swizzle = 0;  // bytes of a row whose 16-byte chunks trade places in shared memory: 32, 64, 128; 0: they do not
+  bool operator==(const TensorMap&) const = default;
 };
 // Copies of a shared buffer that asynchronous copies fill and the threads of a block read, in turn.
 struct Ring {
@@ -238,6 +254,7 @@ struct Kernel {
   std::vector<Buffer> buffers;  // parameters first, then shared ones
   std::vector<Array> arrays;
   std::vector<Ring> rings;
+  std::vector<TensorMap> maps;
   std::vector<DType> registers;  // dtype of the value that the register holds
   int width = 1;                 // lanes; a power of two
   bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them

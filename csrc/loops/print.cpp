@@ -141,6 +141,11 @@ struct Printer {
     line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
          text(load.from), "] * ", elements(load));
   }
+  void operator()(const TileLoad& load) {
+    std::string at;
+    for (const IndexPtr& index : load.at) at += cat(at.empty() ? "" : ", ", text(index));
+    line("fill ", ring(load.ring), "[", text(load.to), "] = tile map", load.map, "(", at, ")");
+  }
   template <class Copy>
   static std::string elements(const Copy& copy) {
     std::string result = cat(copy.rows * copy.row, copy.limits.empty() ? "" : cat(" by ", copy.row));
@@ -175,6 +180,16 @@ std::string print(const Kernel& kernel) {
   }
   for (const Ring& ring : kernel.rings) {
     printer.line("ring ", kernel.buffers.at(ring.buffer).name, ": ", ring.stages, " stages of ", ring.stage_size);
+  }
+  auto list = [](const std::vector<int64_t>& numbers) {
+    std::string text;
+    for (int64_t n : numbers) text += cat(text.empty() ? "" : ",", n);
+    return text;
+  };
+  for (size_t i = 0; i < kernel.maps.size(); ++i) {
+    const TensorMap& map = kernel.maps[i];
+    printer.line("map", i, ": ", kernel.buffers.at(map.buffer).name, " (", list(map.extents), ") strides (",
+                 list(map.strides), ") box (", list(map.box), ") swizzle ", map.swizzle);
   }
   for (const Array& array : kernel.arrays) {
     printer.line("array ", array.name, ": ", name(array.dtype), "[", array.size, "]");

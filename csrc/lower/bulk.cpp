@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "graph/index.h"
+#include "lower/tile.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -54,14 +55,21 @@ class Writer {
       : copy_(copy), next_variable_(next_variable), indexer_(copy.domain, indices()) {}
 
   BulkStatements load() {
-    Copy copy = find();
+    Copy copy = is_run() ? find() : Copy{};
+    loops::Stmt statement;
+    if (copy.global == nullptr) {
+      statement.node = tile();
+      for (const graph::Bound& bound : indexer_.bounds()) keep_outside(bound, copy);
+    } else {
+      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,          copy.global,
+                                       copy.rows,    copy.row,    std::move(copy.limits)};
+    }
     BulkStatements result;
     for (const auto& bound : copy.when) {
       const auto own = [&, &index = bound.first](const Loop& loop) { return depends(index, loop.variable); };
       if (std::none_of(loops_.begin(), loops_.end(), own)) result.when.push_back(bound);
     }
-    result.fill = in_loops(std::move(copy.when), {loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer, copy.global,
-                                                                  copy.rows, copy.row, std::move(copy.limits)}});
+    result.fill = in_loops(std::move(copy.when), std::move(statement));
     result.fill.push_back({result.when, {loops::CommitRing{copy_.shared}}, true});
     return result;
   }
@@ -81,9 +89,8 @@ class Writer {
     loops::Condition limits = {}, when = {};
   };
   // A bulk axis of more than one element.
-  struct Axis {
-    int position;
-    int64_t variable, extent, step = 0;
+  struct Axis : BulkAxis {
+    int64_t step = 0;
   };
   struct Loop {
     int64_t variable, extent;
@@ -93,9 +100,44 @@ class Writer {
   const std::string& name() const { return copy_.fusion.values[copy_.value].name; }
   int64_t element_bytes() const { return size_of(copy_.fusion.values[copy_.value].dtype); }
 
+  IndexPtr in_global() const { return add(indexer_.position(copy_.weights).at, loops::constant(copy_.offset)); }
+  // Whether the copied elements are consecutive in both memories.
+  bool is_run() const {
+    const IndexPtr global = in_global(), shared = copy_.in_shared(indexer_);
+    std::vector<std::pair<int64_t, int64_t>> steps;
+    for (const Axis& axis : axes_) {
+      const std::optional<int64_t> step = step_of(global, axis.variable);
+      if (!step || step_of(shared, axis.variable) != step) return false;
+      steps.emplace_back(*step, axis.extent);
+    }
+    std::sort(steps.begin(), steps.end());
+    int64_t expected = 1;
+    return std::all_of(steps.begin(), steps.end(), [&](const auto& axis) {
+      const bool goes_on = axis.first == expected;
+      expected *= axis.second;
+      return goes_on;
+    });
+  }
+  loops::TileLoad tile() const {
+    TileRequest request{name(), copy_.fusion.values[copy_.value].dtype, copy_.buffer};
+    request.shape = copy_.domain.logical;
+    for (size_t a = 0; a < request.shape.size(); ++a) {
+      std::vector<int64_t> weights(request.shape.size(), 0);
+      weights[a] = 1;
+      request.axes.push_back(indexer_.position(weights).at);
+    }
+    request.shared = copy_.in_shared(indexer_);
+    request.bulk.assign(axes_.begin(), axes_.end());
+    Tile tile = find_tile(request);
+    std::vector<loops::TensorMap>& maps = copy_.kernel.maps;
+    const auto known = std::find(maps.begin(), maps.end(), tile.map);
+    const int number = static_cast<int>(known - maps.begin());
+    if (known == maps.end()) maps.push_back(std::move(tile.map));
+    return {copy_.shared, std::move(tile.to), number, std::move(tile.at)};
+  }
+
   Copy find() {
-    const IndexPtr global = add(indexer_.position(copy_.weights).at, loops::constant(copy_.offset));
-    const IndexPtr shared = copy_.in_shared(indexer_);
+    const IndexPtr global = in_global(), shared = copy_.in_shared(indexer_);
     sort_axes(global, shared);
     Copy copy{at_zero(global, variables_), at_zero(shared, variables_)};
     for (const Axis& axis : axes_) copy.rows *= axis.extent;
@@ -129,7 +171,7 @@ class Writer {
       const int64_t variable = next_variable_++;
       result.push_back(loops::variable(variable));
       if (parallel == Parallel::kBulk) {
-        axes_.push_back({static_cast<int>(p), variable, extent});
+        axes_.push_back({{static_cast<int>(p), variable, extent}});
         variables_.push_back(variable);
       } else {
         loops_.push_back({variable, extent, parallel == Parallel::kUnroll});
@@ -163,6 +205,14 @@ class Writer {
     }
   }
 
+  // A bound that does not move with the copied elements; elements of a tile may be there though nobody reads them.
+  void keep_outside(const graph::Bound& bound, Copy& copy) const {
+    const IndexPtr& at = bound.index.at;
+    const bool always = at->kind == IndexKind::kConst && at->value < bound.bound;
+    const bool moves =
+        std::any_of(variables_.begin(), variables_.end(), [&](int64_t variable) { return depends(at, variable); });
+    if (!always && !moves) copy.when.push_back({at, bound.bound});
+  }
   // A bound that moves with the copied elements shortens the copy; the others are conditions.
   void limit(const graph::Bound& bound, Copy& copy) {
     const IndexPtr& at = bound.index.at;
@@ -176,11 +226,7 @@ class Writer {
                  ", where other axes go on; split it by a factor that divides it");
       along *= axis.extent;
     }
-    if (unit == 0) {
-      const bool always = at->kind == IndexKind::kConst && at->value < bound.bound;
-      if (!always) copy.when.push_back({at, bound.bound});
-      return;
-    }
+    if (unit == 0) return keep_outside(bound, copy);
     JF_REQUIRE(unit_ == 0 || unit_ == unit, "[lower] ", name(),
                " has bulk axes that end at several places; split them by factors that divide them");
     if (unit_ == 0) copy.rows = along / unit;
@@ -299,8 +345,15 @@ BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return Wri
 
 Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).store(); }
 
-int64_t stage_size(int64_t elements, DType dtype) {
-  const int64_t whole = kStageBytes / size_of(dtype);
+int64_t stage_alignment(const Domain& domain) {
+  const bool swizzles = std::any_of(domain.transforms.begin(), domain.transforms.end(), [](const auto& transform) {
+    return std::holds_alternative<schedule::Swizzle>(transform);
+  });
+  return swizzles ? kSwizzleAlignment : kStageBytes;
+}
+
+int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
+  const int64_t whole = stage_alignment(domain) / size_of(dtype);
   return (elements + whole - 1) / whole * whole;
 }
 

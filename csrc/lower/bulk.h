@@ -19,6 +19,7 @@ void check_bulk(const ir::Fusion& segment, const schedule::Schedule& schedule, c
 
 // A bulk copy at one place of the loops that its value is inlined in.
 struct BulkCopy {
+  loops::Kernel& kernel;  // which gets the maps of tiles
   const ir::Fusion& fusion;
   const schedule::Domain& domain;
   ir::ValueId value;                        // which has the bulk axes
@@ -39,7 +40,9 @@ struct BulkStatements {
 // `next_variable` numbers the loops of the value's own, which stand inside of the statements.
 BulkStatements write_bulk(const BulkCopy& copy, int& next_variable);
 
-// Elements of a stage that holds so many: the next one begins at a multiple of 128 bytes.
-int64_t stage_size(int64_t elements, DType dtype);
+// Where a stage may begin, in bytes.
+int64_t stage_alignment(const schedule::Domain& domain);
+// Elements of a stage that holds so many, so that the next one can begin after it.
+int64_t stage_size(int64_t elements, const schedule::Domain& domain, DType dtype);
 
 }  // namespace jf::lower

@@ -1,5 +1,6 @@
 #include "lower/legal.h"
 
+#include <algorithm>
 #include <optional>
 #include <set>
 
@@ -165,6 +166,12 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
+    if (op.kind == ir::OpKind::kSpread) {
+      const bool in_memory =
+          std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[0]) != segment.inputs.end();
+      JF_REQUIRE(in_memory, "[lower] ", value, " spreads ", segment.values[op.inputs[0]].name,
+                 ", which must come from memory: make it an output of another fusion");
+    }
     if (ir::info(op.kind).op_class == ir::OpClass::kScan) check_scan(segment, op.output, domain);
   }
   for (ValueId id : segment.outputs) {

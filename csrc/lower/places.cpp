@@ -77,9 +77,11 @@ void Places::make_arrays() {
 
 void Places::make_ring(const Item& item) {
   loops::Buffer& buffer = kernel_.buffers.back();
-  const int64_t stages = schedule_.domains[item.value].stages, size = stage_size(buffer.shared_size, buffer.dtype);
+  const Domain& domain = schedule_.domains[item.value];
+  const int64_t stages = domain.stages, size = stage_size(buffer.shared_size, domain, buffer.dtype);
   const int number = shared_of_[item.value], variable = next_variable_++;
   buffer.shared_size = stages * size;
+  buffer.alignment = stage_alignment(domain);
   ring_of_[item.value] = static_cast<int>(kernel_.rings.size());
   kernel_.rings.push_back({number, number + 1, stages, size, variable});
   kernel_.buffers.push_back({buffer.name + "_full", DType::kU64, true, stages});
@@ -95,7 +97,7 @@ bool Places::is_circular(const Item& item) const {
 
 // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
 BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
-  BulkCopy copy{fusion_, schedule_.domains[item.value], item.value};
+  BulkCopy copy{kernel_, fusion_, schedule_.domains[item.value], item.value};
   for (int p = 0; p < item.shared; ++p) copy.outer.push_back(variable(item.loops[p]));
   if (innermost != nullptr) copy.outer.back() = innermost;
   const schedule::Reading from = schedule::reading(fusion_, *item.op, 0);
@@ -110,7 +112,7 @@ BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
 Guarded Places::bulk_store(const Item& item) {
   const Domain& domain = schedule_.domains[item.value];
   const ir::Op& op = *tree_.items[item_of_[item.value]].op;
-  BulkCopy copy{fusion_, domain, item.value};
+  BulkCopy copy{kernel_, fusion_, domain, item.value};
   for (int p = 0; p < schedule::first_bulk(domain); ++p) copy.outer.push_back(variable(item.loops[p]));
   const schedule::Writing to = schedule::writing(fusion_, item.value);
   copy.buffer = static_cast<int>(fusion_.inputs.size() + item.output);

@@ -87,6 +87,8 @@ class Solver {
     }
     if (op.kind == OpKind::kGroupedMatmul) {
       for (size_t a = 0; a < rank(op.output); ++a) fixed_[axis(op.output, a)] = true;
+    } else if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
+      fixed_[axis(op.output, scan->axis)] = true;
     } else if (op.kind == OpKind::kConcat) {
       const auto along = static_cast<size_t>(std::get<ir::Dims>(op.attribute).dims[0]);
       Row row{axis(op.output, along), {}};

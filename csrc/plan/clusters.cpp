@@ -37,7 +37,7 @@ std::optional<Along> along(const Op& op) {
   if (const Reduce* reduce = std::get_if<Reduce>(&op.attribute)) return Along{reduce->dims, reduce->parts};
   const auto* scan = std::get_if<ir::Scan>(&op.attribute);
   if (scan == nullptr) return std::nullopt;
-  return Along{{scan->axis}, 0, scan->reverse ? -1 : 1};
+  return Along{{scan->axis}, scan->parts, scan->reverse ? -1 : 1};
 }
 
 class Bits {
@@ -305,7 +305,9 @@ class Finder {
     const std::vector<int64_t> along_dims = along(op)->dims;
     const ValueId operand = op.inputs[0];
     const int own = sealed_[operand] ? -1 : bound_to(operand);
-    if (own >= 0 && fold(number, own, result_.places[operand])) return;
+    // What each part of a scan begins with waits for what the part is scanned from, so it starts a kernel.
+    const bool alone = along(op)->direction != 0 && along(op)->parts > 0;
+    if (!alone && own >= 0 && fold(number, own, result_.places[operand])) return;
 
     Space space;
     Place place;
@@ -323,13 +325,13 @@ class Finder {
     std::vector<bool> others = space.folded;
     others.flip();
     const bool small = elements(space) <= kSmallSpace;
-    if (fold_in_sibling(space.folded, source_[operand]) || fold_in_sibling(others, source_[operand]) ||
-        (small && fold_in_sibling(space.folded, kAnySource))) {
-      return;
-    }
+    const bool joined =
+        !alone && (fold_in_sibling(space.folded, source_[operand]) || fold_in_sibling(others, source_[operand]) ||
+                   (small && fold_in_sibling(space.folded, kAnySource)));
+    if (joined) return;
     const int cluster = static_cast<int>(building_.size());
     building_.emplace_back().cluster.space = space;
-    if (small) siblings_[{space.extents, space.folded, kAnySource}] = cluster;
+    if (small && !alone) siblings_[{space.extents, space.folded, kAnySource}] = cluster;
     const bool folded = fold(number, cluster, place);
     JF_CHECK(folded, "a cluster refuses its own reduction ", fusion_.values[op.output].name);
   }
@@ -350,11 +352,12 @@ class Finder {
     }
     std::vector<bool> others = space.folded;
     others.flip();
-    const bool whole = folded == space.folded, across = reduce.parts > 0 && folded == others && building.reductions > 0;
+    const bool whole = folded == space.folded;
+    const bool across = reduce.parts > 0 && reduce.direction == 0 && folded == others && building.reductions > 0;
     if (!whole && !across) return false;
     // One kernel goes along its rows one way.
     if (reduce.direction * building.cluster.direction < 0) return false;
-    if (reduce.direction != 0 && building.cluster.parts > 0) return false;
+    if (reduce.direction != 0 && reduce.parts == 0 && building.cluster.parts > 0) return false;
     if (reduce.parts > 0) {
       JF_CHECK(dims[0] >= 0, "parts of an axis of extent 1");
       const Cluster& c = building.cluster;
@@ -415,8 +418,9 @@ class Finder {
   void join_column_folds() {
     for (int c = 0; c < static_cast<int>(building_.size()); ++c) {
       Building& columns = building_[c];
-      if (columns.merged_into >= 0 || columns.cluster.parts == 0 || columns.column_folds > 0 ||
-          !columns.cluster.space.folded[columns.cluster.split_axis] || columns.ops != columns.reductions) {
+      if (columns.merged_into >= 0 || columns.cluster.parts == 0 || columns.cluster.direction != 0 ||
+          columns.column_folds > 0 || !columns.cluster.space.folded[columns.cluster.split_axis] ||
+          columns.ops != columns.reductions) {
         continue;
       }
       Space rows = columns.cluster.space;

@@ -9,13 +9,14 @@
 namespace jf::plan {
 namespace {
 
-// A reduction or scan has all axes of the iteration domain, a reduction in parts the parts as well.
+// A reduction or scan has all axes of the iteration domain, one in parts the parts as well.
 ir::ValueId reference_of(const ir::Fusion& fusion) {
   ir::ValueId reference = -1;
   for (const ir::Op& op : fusion.ops) {
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    if (reduce == nullptr && !std::holds_alternative<ir::Scan>(op.attribute)) continue;
-    if (reduce != nullptr && reduce->parts > 0) return op.output;
+    const auto* scan = std::get_if<ir::Scan>(&op.attribute);
+    if (reduce == nullptr && scan == nullptr) continue;
+    if (reduce != nullptr ? reduce->parts > 0 : scan->parts > 0) return op.output;
     if (reference < 0) reference = op.output;
   }
   JF_CHECK(reference >= 0, fusion.name, " has no reduction");

@@ -102,6 +102,9 @@ class Rewriter {
     if (const auto* reduce = std::get_if<ir::Reduce>(&op.attribute)) {
       return builder_.reduce(op.kind, x[0], all_parts(op.inputs[0], reduce->dims), reduce->parts, op.label);
     }
+    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
+      return builder_.scan(op.kind, x[0], first(op.inputs[0], scan->axis), scan->reverse, op.label);
+    }
     return builder_.pointwise(op.kind, x, op.label);
   }
 
@@ -242,8 +245,13 @@ class Rewriter {
 }  // namespace
 
 Fusion without_reshapes(const Fusion& fusion) {
-  const bool any =
-      std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) { return op.kind == OpKind::kReshape; });
+  bool any = false;
+  for (const Op& op : fusion.ops) {
+    any = any || op.kind == OpKind::kReshape;
+    // Scans in parts come later, but in text that a person wrote.
+    const auto* scan = std::get_if<ir::Scan>(&op.attribute);
+    if (op.kind == OpKind::kSpread || (scan != nullptr && scan->parts > 0)) return fusion;
+  }
   return any ? Rewriter(fusion).run() : fusion;
 }
 

@@ -73,6 +73,7 @@ class Drafter {
       : fusion_(fusion),
         clusters_(find_clusters(fusion)),
         is_input_(fusion.values.size(), false),
+        is_spread_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
         cluster_level_(clusters_.all.size(), 0),
         again_(fusion.values.size()),
@@ -80,7 +81,10 @@ class Drafter {
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     while (raise_levels()) continue;
-    for (const Op& op : fusion.ops) again_[op.output] = again(op);
+    for (const Op& op : fusion.ops) {
+      again_[op.output] = again(op);
+      is_spread_[op.output] = op.kind == OpKind::kSpread;
+    }
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
     copy_inputs();
@@ -161,6 +165,11 @@ class Drafter {
     const OpClass op_class = ir::info(op.kind).op_class;
     if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped) return {kMany, {}};
     Again result;
+    // What parts begin with is known only where the loops go along the parts.
+    if (op.kind == OpKind::kSpread ||
+        std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
+      return {kMany, {}};
+    }
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
     }
@@ -341,7 +350,7 @@ class Drafter {
 
   const Fusion& fusion_;
   const Clusters clusters_;
-  std::vector<bool> is_input_;
+  std::vector<bool> is_input_, is_spread_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
   std::vector<Again> again_;

@@ -103,7 +103,7 @@ void find_folds(const Fusion& segment, const schedule::Schedule& aligned, Traffi
   bool whole = false;  // whether some reduction is not in parts
   for (const schedule::Domain& domain : aligned.domains) {
     result.scans = result.scans || domain.scanned >= 0;
-    whole = whole || result.scans || (!domain.reduced.empty() && !domain.in_parts);
+    whole = whole || ((domain.scanned >= 0 || !domain.reduced.empty()) && !domain.in_parts);
   }
   result.folded.assign(result.extents.size(), false);
   result.across = result.folded;

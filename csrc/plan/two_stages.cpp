@@ -33,6 +33,10 @@ constexpr int64_t kFewestParts = 4;
 // many that storing them counts.
 constexpr int64_t kFewestRowsOfPart = 4, kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 1024;
 
+// The same of a scan in parts, which reads its operand twice, and pairs of parts that are worth one kernel.
+constexpr int64_t kShortestScan = 16 << 10, kFewestScannedRows = 512, kMostPairs = 1 << 20;
+constexpr int64_t kVector = 8;  // elements
+
 bool folds(const Reduce& reduce, size_t axis) {
   return std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(axis));
 }
@@ -166,6 +170,9 @@ class Rewriter {
     if (scan != nullptr && value.axes[scan->axis].extent <= 1) {
       return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
     }
+    if (const int64_t parts = scan == nullptr ? 0 : wanted_parts(op, ir::shape(value)); parts > 0) {
+      return scan_in_stages(op, inputs[0], parts);
+    }
     if (reduce == nullptr) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
 
     const std::vector<int64_t> shape = ir::shape(whole_.values[op.inputs[0]]);
@@ -214,6 +221,81 @@ class Rewriter {
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value, "all", dtype), op.label);
     return add(OpKind::kConvert, {all}, {}, value, op.label);
+  }
+
+  // How many runs of a scan go by themselves; 0 for a scan as a whole. Reading the operand twice must pay.
+  static int64_t wanted_parts(const Op& op, const std::vector<int64_t>& shape) {
+    const ir::Scan& scan = std::get<ir::Scan>(op.attribute);
+    if (scan.parts > 0 || op.kind == OpKind::kScanLogSumExp) return 0;
+    int64_t columns = 1, others = 1;
+    for (size_t a = 0; a < shape.size(); ++a) {
+      if (static_cast<int64_t>(a) == scan.axis) continue;
+      others *= shape[a];
+      if (static_cast<int64_t>(a) > scan.axis) columns *= shape[a];
+    }
+    const int64_t extent = shape[scan.axis];
+    if (others == 0) return 0;
+    const int64_t pieces = columns == 1 ? others : divide_up(columns, kColumns) * (others / columns);
+    if (pieces >= kEnoughRows) return 0;
+    int64_t parts = std::min(divide_up(kWanted, pieces), extent / (columns == 1 ? kShortestScan : kFewestScannedRows));
+    while (parts * parts * others > kMostPairs) parts /= 2;
+    if (parts < kFewestParts) return 0;
+    // Runs that vectors divide.
+    for (int64_t p = parts; p < 2 * parts; ++p) {
+      const int64_t run = divide_up(extent, p);
+      if (run % kVector == 0 && (p - 1) * run < extent) return p;
+    }
+    return parts;
+  }
+
+  // The fold of each run; what stands before each run, of all pairs of runs; the scan of each run, begun with that.
+  ValueId scan_in_stages(const Op& op, ValueId operand, int64_t parts) {
+    const Value& value = whole_.values[op.output];
+    const ir::Scan whole = std::get<ir::Scan>(op.attribute);
+    const OpKind fold = reduction_of(op.kind), join = ir::fold_of(op.kind);
+    const bool rounds = op.kind == OpKind::kScanSum || op.kind == OpKind::kScanProd;
+    const DType dtype = rounds ? compute_dtype(value.dtype) : value.dtype;
+    auto stated = [&](const char* what, std::vector<ir::Axis> axes = {}) {
+      return fresh(value, what, dtype, std::move(axes));
+    };
+    if (dtype != value.dtype) operand = add(OpKind::kConvert, {operand}, {}, stated("wide"), op.label);
+    const ValueId runs = add(fold, {operand}, Reduce{{whole.axis}, parts}, stated("runs"), op.label);
+
+    std::vector<ir::Axis> pairs;
+    ir::Dims dims;
+    for (const ir::Axis& axis : result_.values[runs].axes) {
+      const auto at = static_cast<int64_t>(dims.dims.size());
+      if (at == whole.axis) pairs.push_back({parts});
+      dims.dims.push_back(at < whole.axis ? at : at + 1);
+      pairs.push_back({axis.extent});
+    }
+    const Value index = fresh(value, "run", DType::kS32, pairs), other = fresh(value, "other_run", DType::kS32, pairs);
+    const ValueId own = add(OpKind::kIota, {}, ir::Dims{{whole.axis}}, index, "");
+    const ValueId before = add(OpKind::kIota, {}, ir::Dims{{whole.axis + 1}}, other, "");
+    const OpKind compare = whole.reverse ? OpKind::kGt : OpKind::kLt;
+    const ValueId counts = add(compare, {before, own}, {}, fresh(value, "is_before", DType::kPred), "");
+    const ValueId all = add(OpKind::kBroadcast, {runs}, dims, stated("pairs", pairs), "");
+    const ValueId nothing = add(OpKind::kConstant, {}, identity(fold, dtype), stated("nothing"), "");
+    const ValueId none = add(OpKind::kBroadcast, {nothing}, ir::Dims{}, stated("none", pairs), "");
+    const ValueId chosen = add(OpKind::kSelect, {counts, all, none}, {}, stated("chosen"), "");
+    const ValueId starts = add(fold, {chosen}, Reduce{{whole.axis + 1}}, stated("starts"), op.label);
+
+    ir::Scan own_runs = whole;
+    own_runs.parts = parts;
+    const ValueId scanned = add(op.kind, {operand}, own_runs, stated("scanned"), op.label);
+    const ValueId first = add(OpKind::kSpread, {starts}, ir::Dims{{whole.axis}}, stated("start", value.axes), "");
+    if (dtype == value.dtype) return add(join, {first, scanned}, {}, value, op.label);
+    const ValueId joined = add(join, {first, scanned}, {}, stated("joined"), op.label);
+    return add(OpKind::kConvert, {joined}, {}, value, op.label);
+  }
+  static OpKind reduction_of(OpKind scan) {
+    switch (scan) {
+      case OpKind::kScanSum: return OpKind::kReduceSum;
+      case OpKind::kScanProd: return OpKind::kReduceProd;
+      case OpKind::kScanMax: return OpKind::kReduceMax;
+      case OpKind::kScanMin: return OpKind::kReduceMin;
+      default: JF_CHECK(false, "no reduction for ", ir::info(scan).name);
+    }
   }
 
   const Fusion& whole_;

@@ -136,6 +136,7 @@ AxisTree replay(const Domain& domain, const std::string& value) {
     apply(tree, transform, value);
     if (!domain.in_parts || &transform != &domain.transforms.front()) continue;
     tree.reduced[domain.logical.size()] = false;  // the part
+    tree.scanned[domain.logical.size()] = 0;
   }
   return tree;
 }
@@ -159,7 +160,8 @@ std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, Valu
   std::vector<int> nodes;
   for (size_t root = 0; root < domain.logical.size(); ++root) {
     const bool reduced = !domain.reduced.empty() && domain.reduced[root];
-    const Split* parts = domain.in_parts ? &std::get<Split>(domain.transforms.front()) : nullptr;
+    const Split* parts =
+        domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
     if (parts != nullptr && parts->axis == static_cast<int>(root)) {
       nodes.push_back(static_cast<int>(domain.logical.size()));
     } else if (!reduced) {
@@ -203,6 +205,10 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
       if (whole && from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
+  } else if (op.kind == ir::OpKind::kSpread) {
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (static_cast<int64_t>(i) != dims->dims[0]) axes[i] = static_cast<int>(i);
+    }
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
              ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
@@ -237,6 +243,8 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
         const bool all = pad->low[a] == 0 && end == extent;
         if (!all) reading.ranges.push_back({static_cast<int>(a), pad->low[a], end == extent ? kNoEnd : end});
       }
+    } else if (op.kind == ir::OpKind::kSpread && axes[a] < 0) {
+      reading.weights.push_back(stride);  // of the part, the node after the roots
     } else if (axes[a] >= 0) {
       reading.weights[axes[a]] = stride;
     }

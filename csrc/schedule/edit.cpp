@@ -118,6 +118,7 @@ ValueId compute_before(Editor& editor, ValueId value, const char* call) {
   editor.insert(*number + 1, {OpKind::kCopy, {made}, value, {}, ""});
   if (folds) editor.move_roots(value, made);
   editor.domain(value).scanned = -1;
+  editor.domain(value).in_parts = false;
   return made;
 }
 
@@ -223,6 +224,7 @@ Edited cache_after(const Fusion& fusion, const Schedule& schedule, ValueId value
   editor.insert(*use, {OpKind::kCopy, {value}, made, {}, ""});
   if (folds) editor.domain(made) = unscheduled(editor.fusion()).domains[made];
   editor.domain(made).scanned = -1;
+  editor.domain(made).in_parts = false;
   return editor.finish(made);
 }
 

@@ -83,9 +83,9 @@ struct LoopAxis {
 // reduced. A reduction in parts begins with the split of its first reduced axis into (part, element of the part); the
 // part is the value's axis.
 struct Domain {
-  std::vector<int64_t> logical;  // extents of the root axes
-  std::vector<bool> reduced;     // which of them are reduced; empty for none
-  bool in_parts = false;
+  std::vector<int64_t> logical;       // extents of the root axes
+  std::vector<bool> reduced;          // which of them are reduced; empty for none
+  bool in_parts = false;              // also of a scan in parts, and of what spreads over parts
   int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results

@@ -42,6 +42,17 @@ struct ParallelMover {
   }
 };
 
+// The axis that an op takes in parts, and how many; 0 for none.
+std::pair<int, int64_t> parts_along(const ir::Fusion& fusion, const ir::Op& op) {
+  if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) return {static_cast<int>(scan->axis), scan->parts};
+  if (const auto* reduce = std::get_if<ir::Reduce>(&op.attribute)) {
+    return {static_cast<int>(reduce->dims[0]), reduce->parts};
+  }
+  if (op.kind != ir::OpKind::kSpread) return {0, 0};
+  const int64_t axis = std::get<ir::Dims>(op.attribute).dims[0];
+  return {static_cast<int>(axis), fusion.values[op.inputs[0]].axes[axis].extent};
+}
+
 }  // namespace
 
 Schedule unscheduled(const ir::Fusion& fusion) {
@@ -55,16 +66,17 @@ Schedule unscheduled(const ir::Fusion& fusion) {
     if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
       schedule.domains[op.output].scanned = static_cast<int>(scan->axis);
     }
+    if (const auto [axis, parts] = parts_along(fusion, op); parts > 0) {
+      Domain& domain = schedule.domains[op.output];
+      domain.in_parts = true;
+      domain.transforms = {Split{axis, parts, /*inner=*/false}};
+    }
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (reduce == nullptr) continue;
     Domain& domain = schedule.domains[op.output];
     domain.logical = ir::shape(fusion.values[op.inputs[0]]);
     domain.reduced.resize(domain.logical.size(), false);
     for (int64_t dim : reduce->dims) domain.reduced[dim] = true;
-    domain.in_parts = reduce->parts > 0;
-    if (!domain.in_parts) continue;
-    const int axis = static_cast<int>(reduce->dims[0]);
-    domain.transforms = {Split{axis, reduce->parts, /*inner=*/false}};
   }
   for (Domain& domain : schedule.domains) {
     const AxisTree tree = replay(domain, "a value");
