@@ -4,6 +4,7 @@
 
 #include "codegen/cpu_lanes.h"
 #include "codegen/cpu_memory.h"
+#include "codegen/cpu_stream.h"
 
 namespace jf {
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
+#include "runtime/output_pages.h"
 
 namespace jf::codegen {
 namespace {
@@ -247,9 +248,11 @@ struct Printer {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
-      const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
-      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
-           on(), ");");
+      const Buffer& to = kernel.buffers.at(store.buffer);
+      const bool streams = dialect.past_caches && to.bytes >= runtime::kLargeOutput && n == kernel.width && n > 1;
+      if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");
+      line(to.shared_size > 0 ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at,
+           ", ", value, on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }

@@ -225,6 +225,7 @@ struct Buffer {
   bool written;
   int64_t shared_size = 0;
   int64_t alignment = 128;  // bytes, of shared ones
+  int64_t bytes = 0;        // of parameters
 };
 // A parameter as an array of which instructions copy boxes. Axes: the fastest first.
 struct TensorMap {

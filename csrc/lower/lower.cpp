@@ -23,7 +23,9 @@ std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
   auto add = [&](ValueId id, bool written) {
     std::string name = segment.values[id].name;
     while (!names.insert(name).second) name += "_out";  // an output that copies an input
-    buffers.push_back({name, segment.values[id].dtype, written});
+    const ir::Value& value = segment.values[id];
+    buffers.push_back({.name = name, .dtype = value.dtype, .written = written});
+    buffers.back().bytes = ir::elements(value) * size_of(value.dtype);
   };
   for (ValueId id : segment.inputs) add(id, false);
   for (ValueId id : segment.outputs) add(id, true);
