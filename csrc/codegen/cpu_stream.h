@@ -49,4 +49,11 @@ JF_FUNCTION void stream(bool, M* p, long offset, Lanes<T, W> x, First on) {
   store(p, offset, x, on);
 }
 
+// Brings the lines of W elements to the second-level cache.
+template <int W, class M>
+JF_FUNCTION void prefetch(const M* p, long offset) {
+  constexpr int kLine = 64 / sizeof(M);
+  for (int i = 0; i < W; i += kLine) __builtin_prefetch(p + offset + i, 0, 2);
+}
+
 }  // namespace jf

@@ -109,6 +109,20 @@ struct Store {
   int64_t lane_stride;
   RegisterId value;
 };
+// Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
+// all elements of the array, those e for which index + e is below every limit.
+struct TurnedLoad {
+  int array;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride;
+  Condition limits = {};
+};
+// The vector of elements from here on, which may lie outside of the buffer, is on its way to a cache afterwards.
+struct Prefetch {
+  int buffer;
+  IndexPtr offset;
+};
 // The body runs where the condition holds.
 struct Guard {
   Condition below;
@@ -214,7 +228,8 @@ struct FenceBulk {};
 struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
-               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk,
+               TurnedLoad, Prefetch>
       node;
 };
 

@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "lower/legal.h"
 #include "lower/loop_tree.h"
+#include "lower/prefetch.h"
+#include "lower/turn.h"
 #include "lower/write.h"
 
 namespace jf::lower {
@@ -99,6 +101,12 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   kernel.block = static_cast<int>(extent_of(tree, Parallel::kThread));
   kernel.block_y = static_cast<int>(extent_of(tree, Parallel::kThreadY));
   check_size(kernel, target);
+
+  // 5. How a CPU gets at memory: what is loaded in tiles, and what is fetched ahead of its use.
+  if (target.platform == Platform::kCpu) {
+    turn_gathers(kernel);
+    prefetch_rows(kernel);
+  }
   return kernel;
 }
 
