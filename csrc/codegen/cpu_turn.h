@@ -30,18 +30,22 @@ JF_FUNCTION void turn(Part<T>* rows) {
 }
 
 // at(e) is where element e goes; rows are those of its lanes, `columns` how many elements of each exist.
-template <int E, int W, class T, class At, class M, class Columns, class On>
+template <int E, int kNext, int W, class T, class At, class M, class Columns, class On>
 JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long stride, Columns columns, On on) {
   if constexpr (W > JF_PART) {
     using Half = Type<Lanes<T, W / 2>>;
-    load_turned_lanes<E>(Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).lo; }, p, stride, columns, on);
-    load_turned_lanes<E>(
+    load_turned_lanes<E, kNext>(Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).lo; }, p, stride, columns, on);
+    load_turned_lanes<E, kNext>(
         Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).hi; }, p + W / 2 * stride, stride, columns,
         rest(on, W / 2));
   } else if constexpr (W == JF_PART && E % JF_PART == 0) {
     const int count = active<W>(on);
     for (int e = 0; e < E; e += JF_PART) {
       Part<T> rows[JF_PART];
+      // The tile that follows along the lanes, one line of each row at a time.
+      if (e * sizeof(M) % 64 == 0) {
+        for (int l = 0; l < JF_PART; ++l) __builtin_prefetch(p + (kNext + l) * stride + e);
+      }
       JF_UNROLL
       for (int l = 0; l < JF_PART; ++l) {
         rows[l] = l < count ? decode(M{}, read<JF_PART>(p + l * stride + e, One{}, rest(columns, e))) : Part<T>{};
@@ -58,7 +62,7 @@ JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long st
 template <int E, class T, int W, class M, class Columns, class On = All>
 JF_FUNCTION void load_turned(Lanes<T, W> (&to)[E], const M* p, long offset, long stride, Columns columns, On on = {}) {
   Lanes<T, W>* const first = to;
-  load_turned_lanes<E>(
+  load_turned_lanes<E, W>(
       Type<Lanes<T, W>>{}, [=](int e) JF_LAMBDA -> auto& { return first[e]; }, p + offset, stride, columns, on);
 }
 
