@@ -101,7 +101,10 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
         const auto& buffers = kernel->kernel.buffers;
         for (size_t b = 0; b < compiled.parameters.size(); ++b) {
           const loops::Buffer& buffer = buffers.at(compiled.parameters[b]);
-          if (buffer.written && buffer.bytes >= runtime::kLargeOutput) loaded.large.push_back({b, buffer.bytes});
+          if (!buffer.written || buffer.bytes < runtime::kLargeOutput) continue;
+          // A part of a result is spread over all of it.
+          const auto [kind, number] = loaded.buffers[b];
+          loaded.large.push_back({b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
         }
         loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
       }
