@@ -1,4 +1,4 @@
-"""How CPU kernels get at memory: tiles turned in registers, results beyond the caches, divisions by what a loop keeps."""
+"""How CPU kernels get at memory: tiles turned in registers, results beyond the caches, divisions by what loops keep."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def test_transposes_are_exact(device, dtype, shape):
     with jax.default_device(device), jax.enable_x64(True):
         x = jnp.arange(np.prod(shape)).reshape(shape) * 37 % 251 - 100
         x = x > 0 if dtype == "bool" else x.astype(dtype)
-        for f in (lambda x: (x.T, x.T == x.T[0]), lambda x: jnp.swapaxes(jnp.stack([x, x]), 1, 2) == x[0, 0]):
+        for f in (lambda x: (x.T, x.T[0] == x.T), lambda x: jnp.swapaxes(jnp.stack([x, x]), 1, 2) == x[0, 0]):
             jax.tree.map(np.testing.assert_array_equal, jax.jit(jf.fuse(f))(x), f(x))
 
 
