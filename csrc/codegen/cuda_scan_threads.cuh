@@ -161,10 +161,10 @@ JF_FUNCTION void scan_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], 
     array[at] = Op::of(sum, array[at]);
   }
   if constexpr (kOver & kX) {
-    static_assert(kInLanes || W == 1, "threads along x scan rows, in which lanes follow each other");
+    constexpr int kLast = kInLanes && !kBack ? W - 1 : 0;  // without lanes along the row, the first one has its element
     Lanes<T, kRuns> totals, before;
 #pragma unroll
-    for (int r = 0; r < kRuns; ++r) totals.v[r] = array[kBack ? r * kRun : r * kRun + kRun - 1].v[kBack ? 0 : W - 1];
+    for (int r = 0; r < kRuns; ++r) totals.v[r] = array[kBack ? r * kRun : r * kRun + kRun - 1].v[kLast];
     scan_columns<Op, B, kOrder>(totals, before, carry, scratch);
 #pragma unroll
     for (int n = 0; n < N; ++n) array[n] = Op::of(splat(Type<Lanes<T, W>>{}, before.v[n / kRun]), array[n]);
