@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/integers.h"
 
 namespace jf::codegen {
 namespace {
@@ -61,11 +62,11 @@ class Assignment {
     for (SharedMemory::Scratch& scratch : memory.folds) {
       if (scratch.bytes > kSmallScratchBytes) shared_ = std::max(shared_, scratch.bytes);
     }
-    memory.scratch = shared_;
+    memory.scratch = round_up(shared_, kScratchAlignment);
     for (SharedMemory::Scratch& scratch : memory.folds) {
       if (scratch.bytes > kSmallScratchBytes) continue;
       scratch.offset = memory.scratch;
-      memory.scratch += (scratch.bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+      memory.scratch += round_up(scratch.bytes, kScratchAlignment);
     }
   }
 
@@ -121,7 +122,7 @@ SharedMemory shared_memory(const Kernel& kernel) {
   memory.bytes = memory.scratch;
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {
-      const int64_t offset = (memory.bytes + buffer.alignment - 1) / buffer.alignment * buffer.alignment;
+      const int64_t offset = round_up(memory.bytes, buffer.alignment);
       memory.alignment = std::max(memory.alignment, buffer.alignment);
       memory.offsets.push_back(offset);
       memory.bytes = offset + buffer.shared_size * size_of(buffer.dtype);
