@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/tile.h"
 #include "schedule/axes.h"
@@ -353,8 +354,7 @@ int64_t stage_alignment(const Domain& domain) {
 }
 
 int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
-  const int64_t whole = stage_alignment(domain) / size_of(dtype);
-  return (elements + whole - 1) / whole * whole;
+  return round_up(elements, stage_alignment(domain) / size_of(dtype));
 }
 
 }  // namespace jf::lower

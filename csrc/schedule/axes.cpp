@@ -20,6 +20,12 @@ std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
   return weights;
 }
 
+// A product of numbers that are not negative, or the largest number.
+int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
+}
+
 struct Applier {
   AxisTree& tree;
   const std::string& value;
@@ -43,12 +49,10 @@ struct Applier {
     JF_REQUIRE(s.factor <= kMaxFactor, "[split] axis ", s.axis, " of ", value, ": expected a factor up to ", kMaxFactor,
                ", got ", s.factor);
     const int input = tree.loop[s.axis];
-    const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
+    const int64_t extent = tree.extents[input], quotient = extent / s.factor + (extent % s.factor != 0);
     const bool reduced = tree.reduced[input], inserted = tree.inserted[input];
     const int64_t apart = tree.scanned[input], within = s.inner ? s.factor : quotient;
-    int64_t further = 0;
-    if (__builtin_mul_overflow(apart, within, &further)) further = std::numeric_limits<int64_t>::max();
-    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, further);
+    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, times(apart, within));
     const int inner = add(within, reduced, inserted, apart);
     tree.steps.push_back(SplitStep{input, outer, inner});
     tree.loop[s.axis] = outer;
@@ -59,7 +63,7 @@ struct Applier {
     const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
     JF_REQUIRE(tree.reduced[outer] == tree.reduced[inner], "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": one is reduced and the other is not; reorder first");
-    const bool goes_on = tree.scanned[outer] == tree.scanned[inner] * tree.extents[inner];
+    const bool goes_on = tree.scanned[outer] == times(tree.scanned[inner], tree.extents[inner]);
     JF_REQUIRE(goes_on, "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": it is scanned along one of them and the other does not go on from it; reorder first");
     int64_t extent = 0;
