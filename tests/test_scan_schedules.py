@@ -173,6 +173,22 @@ def test_a_scan_by_threads_stands_beside_lanes_of_others():
         assert _core.compile_cuda(f"{s.fusion}{s.schedule}", _core.cuda_target_for(90))
 
 
+def test_threads_scan_what_they_folded():
+    """In loops that the scan's result lacks."""
+    b = jf.ir.Builder("after")
+    fold = b.reduce("reduce_sum", b.input("x", "f32", [ROWS, COLUMNS]), [1])
+    b.output(b.scan("scan_sum", fold, 0))
+    s = jf.ir.Scheduler(b.finish())
+    fold = s.fusion.values[1]
+    s.split(fold, 0, 8)
+    s.parallelize(fold, 1, "thread")
+    s.transform_like(fold)
+    s.parallelize_like(fold)
+    s.inline_most()
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    assert_close(loop_interpreter.run(s.schedule, x)[0], np.cumsum(x.astype(np.float64).sum(1)))
+
+
 def out_of_order(s):
     s.split(SUMMED, 1, 8)
     s.reorder(SUMMED, [0, 2, 1])

@@ -266,7 +266,6 @@ bool Places::in_scope(const Item& producer, const Item& user) {
   const std::vector<int> a = path(producer), b = path(user);
   return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
-// Positions of the loops that an array has an element for each iteration of.
 std::vector<int> Places::kept_positions(const Item& item) const {
   const std::vector<bool> reduced = reduced_loops(item);
   std::vector<int> positions;
@@ -293,7 +292,6 @@ IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<i
   }
   return at;
 }
-// How many loops around the place where an array lives.
 size_t Places::home(const Item& item) { return loops_before(item, item.shared); }
 size_t Places::loops_before(const Item& item, int position) {
   return static_cast<size_t>(

@@ -57,6 +57,8 @@ class Places {
   // the same along its own, and its first element will do.
   loops::IndexPtr element(const Item& kept, const Item& user) const;
   loops::IndexPtr element(const Item& kept, const Item& user, const std::vector<int>& positions) const;
+  // Positions of the loops that an array has an element for each iteration of.
+  std::vector<int> kept_positions(const Item& item) const;
   // How many loops around the place where an array lives.
   static size_t home(const Item& item);
   static size_t loops_before(const Item& item, int position);
@@ -102,7 +104,6 @@ class Places {
   void make_ring(const Item& item);
   bool meets(const loops::Combine& combine) const;
   bool reads_shared(const loops::Stmt& statement) const;
-  std::vector<int> kept_positions(const Item& item) const;
   BulkStatements bulk(const Item& item, const loops::IndexPtr& innermost);
 };
 

@@ -37,8 +37,7 @@ ScanLoops scan_loops(const LoopTree& tree, const Item& item, const schedule::Sch
     if (along && is_thread(parallel)) past_threads = true;
     if (!is_serial(parallel)) continue;
     if (!in_carry) {
-      JF_CHECK(along, "a scan by threads with elements beside each other");
-      if (past_threads) result.run *= extent;
+      if (along && past_threads) result.run *= extent;
     } else if (along) {
       result.carrying.push_back(static_cast<int>(p));
       if (result.carried < 0) result.carried = static_cast<int>(p);
