@@ -473,7 +473,8 @@ class Writer : Places {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
     const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
     for (int position : kept_positions(item)) {
-      JF_CHECK(axes.scanned[axes.loop[position]] != 0, fusion_.values[item.value].name,
+      const int node = axes.loop[position];
+      JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
                " is scanned by threads with elements beside each other");
     }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
