@@ -148,7 +148,7 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        return np.broadcast_to(eval(arithmetic(text), {}, self.variables), self.thread.shape)
+        return np.broadcast_to(eval(arithmetic(text), {"where": np.where}, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
@@ -196,7 +196,7 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, when, within, taken = where
+        step, here, when, within, taken = where
         buffer = self.buffer(name)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
@@ -204,6 +204,9 @@ class Block:
             position = self.index(index)[:, None] + np.arange(self.kernel.width) * bool(lane)
             inside = (position >= int(begin)) & (position < (int(end) if end else np.inf))
             active = Active(active.threads & (inside[:, 0] | bool(lane)), active.lanes & inside)
+        if here:
+            conditions = " & ".join(f"({bound})" for bound in here.split(" and "))
+            at = f"where({conditions}, {at}, 0)"
         moved: Any = 0
         for weight, register, each, limit in re.findall(STEP, taken):
             index = np.clip(self.registers[register].astype(np.int64), 0, int(limit)) * int(weight)
@@ -459,7 +462,8 @@ STATEMENTS = [
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
-            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+?))?((?: within .+?)?)((?: at .+)?)",
+            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
+            r"((?: within .+?)?)((?: at .+)?)",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),

@@ -27,6 +27,7 @@ bool has_short_form(ir::OpKind op) {
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
   if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
+  if (result == DType::kF32 && compute.op == ir::OpKind::kExp && compute.summed) return "<jf::fold::add>";
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -182,6 +183,7 @@ struct Printer {
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
     std::string at = offset(load.offset), each;
+    if (!load.or_first.empty()) at = cat("(", condition(load.or_first), " ? ", at, " : 0)");
     int64_t multiple_of_steps = 0;
     for (const Step& step : load.steps) {
       const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");

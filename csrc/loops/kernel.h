@@ -88,6 +88,7 @@ struct Load {
   Condition when = {};             // elsewhere nothing is read and the register holds zeros
   std::vector<Range> within = {};  // likewise; one in lanes at most
   std::vector<Step> steps = {};    // added to the offset
+  Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {
@@ -102,6 +103,7 @@ struct Compute {
   ir::Attribute attribute;
   DType from;  // dtype of the first operand's value (a convert or bitcast needs both)
   std::string comment;
+  bool summed = false;  // only sums read it, in which its rounding averages out
 };
 struct Store {
   int buffer;

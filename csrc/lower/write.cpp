@@ -395,7 +395,8 @@ class Writer : Places {
         }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
-        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
+        emit(
+            loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, only_summed(op.output)});
         break;
       }
       case OpClass::kReduce:
@@ -425,6 +426,14 @@ class Writer : Places {
     if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result});
   }
 
+  bool only_summed(ValueId id) const {
+    const auto& outputs = fusion_.outputs;
+    return std::find(outputs.begin(), outputs.end(), id) == outputs.end() &&
+           std::all_of(fusion_.ops.begin(), fusion_.ops.end(), [&](const ir::Op& op) {
+             const bool reads = std::find(op.inputs.begin(), op.inputs.end(), id) != op.inputs.end();
+             return !reads || op.kind == ir::OpKind::kReduceSum;
+           });
+  }
   // A store rounds what it stores: a conversion that is only stored would round twice.
   bool rounds_at_store(const ir::Op& op) const {
     if (op.kind != ir::OpKind::kConvert || shared_of_[op.output] >= 0 || array_of_[op.output] >= 0) return false;
