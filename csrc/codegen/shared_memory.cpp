@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/target.h"
 
 namespace jf::codegen {
 namespace {
@@ -11,7 +12,6 @@ namespace {
 using namespace loops;
 
 constexpr int64_t kMostStaticBytes = 48 * 1024;
-constexpr int kWarp = 32;
 // A fold of more goes in rounds.
 constexpr int64_t kMostScratchBytes = 16 * 1024;
 // Larger ones share theirs.
@@ -20,12 +20,12 @@ constexpr int64_t kScratchAlignment = 8;
 
 // The same case distinction as codegen/cuda_fold_threads.cuh.
 int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
-  const int x = kernel.block, y = kernel.block_y;
+  const int64_t x = kernel.block, y = kernel.block_y;
   JF_CHECK(x % kWarp == 0 || kWarp % x == 0, "kernel ", kernel.name, " folds over ", x,
-           " threads; expected a power of two up to 32 or a multiple of 32");
+           " threads; expected a power of two up to ", kWarp, " or a multiple of ", kWarp);
   // Whole warps, or a single one that shuffles can fold.
   const bool even = x * y % kWarp == 0 || kWarp % (x * y) == 0;
-  const int warps = (x * y + kWarp - 1) / kWarp;
+  const int64_t warps = divide_up(x * y, kWarp);
   int64_t parts = 1, slots = 1;  // what a result is folded from, after the shuffles; results that stay apart
   if (combine.threads_y && !combine.threads) {
     parts = even && x < kWarp ? warps : y;

@@ -67,7 +67,8 @@ struct Vector {
 struct Guard;
 // Index, bound: true where every index is below its bound.
 using Condition = std::vector<std::pair<IndexPtr, int64_t>>;
-// begin <= index < end. In `lanes`, each lane by itself: the index is that of lane 0, one less than the next lane's.
+// begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
+// than the next lane's.
 struct Range {
   IndexPtr index;
   int64_t begin, end;

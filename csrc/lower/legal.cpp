@@ -24,10 +24,7 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
-bool is_parallel(Parallel parallel) {
-  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector &&
-         parallel != Parallel::kBulk;
-}
+bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(parallel) || parallel == Parallel::kTask; }
 
 // Sizes of what is kept, and indices, count iterations.
 void check_iterations(const Domain& domain, const std::string& value) {
@@ -48,9 +45,7 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    const bool folded_apart =
-        axes.reduced[axes.loop[l]] &&
-        (parallel == Parallel::kTask || parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
+    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask || is_block(parallel));
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
     JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
@@ -214,9 +209,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     }
     folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
-  const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
+  const bool whole_warps = kernel.block % kWarp == 0 || kWarp % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
-             " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
+             " threads; expected a power of two up to ", kWarp, " or a multiple of ", kWarp,
+             ", split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,

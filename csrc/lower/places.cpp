@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/target.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
 
@@ -228,7 +229,6 @@ bool Places::shares_inside(const Node& node) const {
 
 // Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
 bool Places::meets(const loops::Combine& combine) const {
-  constexpr int64_t kWarp = 32;
   const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
   return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
 }

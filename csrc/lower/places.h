@@ -13,13 +13,6 @@
 
 namespace jf::lower {
 
-inline bool is_thread(schedule::Parallel parallel) {
-  return parallel == schedule::Parallel::kThread || parallel == schedule::Parallel::kThreadY;
-}
-inline bool is_serial(schedule::Parallel parallel) {
-  return parallel == schedule::Parallel::kSerial || parallel == schedule::Parallel::kUnroll;
-}
-
 // What the writer of the statements (lower/write.cpp) starts from. Adds arrays, shared buffers and rings to a kernel
 // whose buffers are the fusion's inputs, then its outputs.
 class Places {

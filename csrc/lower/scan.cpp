@@ -4,16 +4,10 @@
 #include "schedule/axes.h"
 
 namespace jf::lower {
-namespace {
 
 using schedule::AxisTree;
 using schedule::Domain;
 using schedule::Parallel;
-
-bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
-bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
-
-}  // namespace
 
 bool is_scan(const Item& item) { return item.op != nullptr && ir::info(item.op->kind).op_class == ir::OpClass::kScan; }
 

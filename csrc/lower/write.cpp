@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/places.h"
@@ -287,7 +288,7 @@ class Writer : Places {
       std::vector<int64_t> weights(from.weights.size(), 0);
       weights[range.axis] = 1;
       const graph::Position p = indexer(item, false).position(weights);
-      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      auto fits = [&](int64_t bound) { return bound == kNoEnd || bound % kernel_.width == 0; };
       const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
                                                  graph::multiple_of(p.at) % kernel_.width == 0);
       even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));

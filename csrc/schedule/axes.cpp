@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/integers.h"
 
 namespace jf::schedule {
 namespace {
@@ -152,10 +153,9 @@ int scan_position(const Domain& domain, const std::string& value) {
   bool threads = false;
   for (size_t l = 0; l < domain.loop.size(); ++l) {
     const auto& [extent, parallel] = domain.loop[l];
-    const bool thread = parallel == Parallel::kThread || parallel == Parallel::kThreadY;
     if (tree.scanned[tree.loop[l]] == 0 || extent == 1) continue;
-    if (position < 0 && (thread || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
-    threads = threads || thread;
+    if (position < 0 && (is_thread(parallel) || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
+    threads = threads || is_thread(parallel);
   }
   return threads ? position : -1;
 }
