@@ -104,7 +104,7 @@ struct Compute {
   ir::Attribute attribute;
   DType from;  // dtype of the first operand's value (a convert or bitcast needs both)
   std::string comment;
-  bool summed = false;  // only sums read it, in which its rounding averages out
+  bool loose = false;  // only sums and products that are rounded to 16 bits come of it: some bits may be wrong
 };
 struct Store {
   int buffer;

@@ -38,12 +38,31 @@ loops::Parallel to_loops(Parallel parallel) {
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
 
+// By value, whether only sums are made of it, and products and quotients that are rounded to 16 bits: relative errors
+// of a few units in float32's last place go unseen there.
+std::vector<bool> loose_values(const Fusion& fusion) {
+  std::vector<bool> loose(fusion.values.size(), true);
+  for (ValueId id : fusion.outputs) {
+    const DType dtype = fusion.values[id].dtype;
+    loose[id] = compute_dtype(dtype) != dtype;
+  }
+  for (auto op = fusion.ops.rbegin(); op != fusion.ops.rend(); ++op) {
+    using ir::OpKind;
+    const bool keeps_errors = op->kind == OpKind::kMul || op->kind == OpKind::kDiv || op->kind == OpKind::kNeg ||
+                              op->kind == OpKind::kConvert || op->kind == OpKind::kCopy;
+    const bool fine = op->kind == OpKind::kReduceSum || (keeps_errors && loose[op->output]);
+    for (ValueId id : op->inputs) loose[id] = loose[id] && fine;
+  }
+  return loose;
+}
+
 class Writer : Places {
  public:
   Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
       : Places(fusion, schedule, tree, kernel),
         register_of_(fusion.values.size(), -1),
-        is_operand_(fusion.values.size(), false) {
+        is_operand_(fusion.values.size(), false),
+        loose_(loose_values(fusion)) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
     }
@@ -396,8 +415,7 @@ class Writer : Places {
         }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
-        emit(
-            loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, only_summed(op.output)});
+        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, loose_[op.output]});
         break;
       }
       case OpClass::kReduce:
@@ -427,14 +445,6 @@ class Writer : Places {
     if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result});
   }
 
-  bool only_summed(ValueId id) const {
-    const auto& outputs = fusion_.outputs;
-    return std::find(outputs.begin(), outputs.end(), id) == outputs.end() &&
-           std::all_of(fusion_.ops.begin(), fusion_.ops.end(), [&](const ir::Op& op) {
-             const bool reads = std::find(op.inputs.begin(), op.inputs.end(), id) != op.inputs.end();
-             return !reads || op.kind == ir::OpKind::kReduceSum;
-           });
-  }
   // A store rounds what it stores: a conversion that is only stored would round twice.
   bool rounds_at_store(const ir::Op& op) const {
     if (op.kind != ir::OpKind::kConvert || shared_of_[op.output] >= 0 || array_of_[op.output] >= 0) return false;
@@ -526,6 +536,7 @@ class Writer : Places {
 
   std::vector<RegisterId> register_of_;            // by value
   std::vector<bool> is_operand_;                   // by value
+  std::vector<bool> loose_;                        // by value: see loops::Compute
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector
