@@ -34,11 +34,10 @@ std::string cpu_opening(const loops::Kernel&, const std::string& entry, const st
 
 std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { return ""; }
 
-constexpr int64_t kMostBlocksAlongY = 65535;
-
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
-  JF_CHECK(kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ", kernel.grid_y, " blocks along y");
+  JF_CHECK(kernel.grid <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
+           kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
   for (const auto& [name, type] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);

@@ -2,6 +2,8 @@
 // preludes define the same names.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +14,9 @@
 #include "runtime/source.h"
 
 namespace jf::codegen {
+
+// Blocks of a CUDA grid, along x and along y.
+constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max(), kMostBlocksAlongY = 65535;
 
 // A buffer as the kernel's text knows it.
 struct Parameter {

@@ -1,12 +1,12 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
 
@@ -14,8 +14,6 @@ namespace jf::codegen {
 namespace {
 
 using namespace loops;
-
-constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 

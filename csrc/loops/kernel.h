@@ -67,7 +67,8 @@ struct Vector {
 struct Guard;
 // Index, bound: true where every index is below its bound.
 using Condition = std::vector<std::pair<IndexPtr, int64_t>>;
-// begin <= index < end. In `lanes`, each lane by itself: the index is that of lane 0, one less than the next lane's.
+// begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
+// than the next lane's.
 struct Range {
   IndexPtr index;
   int64_t begin, end;
@@ -257,11 +258,11 @@ struct Kernel {
   std::vector<Array> arrays;
   std::vector<Ring> rings;
   std::vector<TensorMap> maps;
-  std::vector<DType> registers;  // dtype of the value that the register holds
-  int width = 1;                 // lanes; a power of two
-  bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1, grid_y = 1;  // CPU: tasks; CUDA: blocks
-  int block = 1, block_y = 1;    // CUDA: threads
+  std::vector<DType> registers;    // dtype of the value that the register holds
+  int width = 1;                   // lanes; a power of two
+  bool wide_index = false;         // loop variables and divisions need 64 bits; address arithmetic always has them
+  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: blocks
+  int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };
 

@@ -1,7 +1,6 @@
 // The text form of a loop program, for dumps and golden files. Compilers never see it.
-#include <limits>
-
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 
@@ -56,9 +55,8 @@ struct Printer {
   static std::string within(const std::vector<Range>& ranges) {
     std::string result;
     for (const Range& range : ranges) {
-      const std::string end = range.end == std::numeric_limits<int64_t>::max() ? "" : cat(range.end);
       result += cat(" within ", range.begin, " <= ", text(range.index), range.lanes ? " + lane" : "",
-                    end.empty() ? "" : cat(" < ", end));
+                    range.end == kNoEnd ? "" : cat(" < ", range.end));
     }
     return result;
   }

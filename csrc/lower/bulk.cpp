@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/tile.h"
 #include "schedule/axes.h"
@@ -300,8 +301,7 @@ void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const
   const int bulk = schedule::first_bulk(domain);
   for (int l = 0; l < bulk; ++l) {
     const Parallel parallel = domain.loop[l].parallel;
-    const bool serial = parallel == Parallel::kSerial || parallel == Parallel::kUnroll;
-    const bool together = serial || parallel == Parallel::kBlock || parallel == Parallel::kBlockY;
+    const bool serial = is_serial(parallel), together = serial || is_block(parallel);
     JF_REQUIRE(together, "[lower] loop axis ", l, " of ", value, " is ", name(parallel),
                ", but one thread begins a bulk copy for the whole block; make the axis serial or bulk");
     JF_REQUIRE(stores || l < domain.inline_at || serial, "[lower] ", value, " is not inlined in its ", name(parallel),
@@ -329,8 +329,7 @@ void check_bulk(const Fusion& segment, const schedule::Schedule& schedule, const
     check_copy(segment, schedule, op);
     if (domain.stages == 1) continue;
     const Parallel around = domain.inline_at > 0 ? domain.loop[domain.inline_at - 1].parallel : Parallel::kBlock;
-    JF_REQUIRE(around == Parallel::kSerial || around == Parallel::kUnroll, "[lower] ", value, " has ", domain.stages,
-               " stages, but ",
+    JF_REQUIRE(is_serial(around), "[lower] ", value, " has ", domain.stages, " stages, but ",
                domain.inline_at > 0 ? cat("its innermost inlined axis ", domain.inline_at - 1, " is ", name(around))
                                     : "is not inlined",
                "; inline it in the serial loop whose iterations should use them in turn");
@@ -353,8 +352,7 @@ int64_t stage_alignment(const Domain& domain) {
 }
 
 int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
-  const int64_t whole = stage_alignment(domain) / size_of(dtype);
-  return (elements + whole - 1) / whole * whole;
+  return round_up(elements, stage_alignment(domain) / size_of(dtype));
 }
 
 }  // namespace jf::lower

@@ -7,6 +7,7 @@
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
+#include "lower/scan.h"
 #include "lower/write.h"
 
 namespace jf::lower {
@@ -86,6 +87,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   LoopTree tree = make_loop_tree(segment, schedule);
   loops::Kernel kernel = empty_kernel(segment, schedule);
   if (!write(segment, schedule, tree, kernel)) {
+    check_scans_without_lanes(segment, schedule);
     const Schedule scalar = without_lanes(schedule);
     tree = make_loop_tree(segment, scalar);
     kernel = empty_kernel(segment, scalar);
@@ -98,8 +100,8 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   // 5. How often all of it runs.
   kernel.grid = extent_of(tree, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
   kernel.grid_y = extent_of(tree, Parallel::kBlockY);
-  kernel.block = static_cast<int>(extent_of(tree, Parallel::kThread));
-  kernel.block_y = static_cast<int>(extent_of(tree, Parallel::kThreadY));
+  kernel.block = extent_of(tree, Parallel::kThread);
+  kernel.block_y = extent_of(tree, Parallel::kThreadY);
   check_size(kernel, target);
   return kernel;
 }

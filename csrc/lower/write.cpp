@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/places.h"
@@ -306,7 +307,7 @@ class Writer : Places {
       std::vector<int64_t> weights(from.weights.size(), 0);
       weights[range.axis] = 1;
       const graph::Position p = indexer(item, false).position(weights);
-      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      auto fits = [&](int64_t bound) { return bound == kNoEnd || bound % kernel_.width == 0; };
       const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
                                                  graph::multiple_of(p.at) % kernel_.width == 0);
       even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
@@ -490,6 +491,12 @@ class Writer : Places {
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
+    for (int position : kept_positions(item)) {
+      const int node = axes.loop[position];
+      JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
+               " is scanned by threads with elements beside each other");
+    }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
