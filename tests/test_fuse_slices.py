@@ -50,6 +50,9 @@ CASES = {
     "parts of a reduction": lambda x: jnp.concatenate([jax.nn.softmax(x, -1), x + x.sum(1, keepdims=True)], axis=1),
     "slice across parts": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 300:700] + 1,
     "slice of one part": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 3:300],
+    "empty parts": lambda x: (lambda c: (c + 1, c.sum(0), c.max(0)))(jnp.concatenate([x[:0] * 3, x[:2] * 2, x[:0]])),
+    "empty parts beside columns": lambda x: jnp.concatenate([x[:0], x[:2] * 2]) * jnp.concatenate([x[:1], x[1:2] - 1]),
+    "nothing but empty parts": lambda x: (jnp.concatenate([x[:0] * 2, x[:0]]) + 1, jnp.tanh(x)),
     "constant parts": lambda x: jnp.concatenate([jnp.zeros((33, 4), x.dtype), x * 2], axis=1),
 }
 

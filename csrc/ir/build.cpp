@@ -246,12 +246,20 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
              whole.size(), ", got ", axis);
   if (values.size() == 1) return values[0];
   whole[axis] = 0;
+  std::vector<ValueId> filled;
   for (ValueId id : values) {
     const Value& x = value(id, "concat");
     JF_REQUIRE(x.axes.size() == whole.size(), "[concat] ranks differ: ", print_type(fusion_.values[values[0]]), " and ",
                print_type(x));
+    for (size_t a = 0; a < whole.size(); ++a) {
+      JF_REQUIRE(static_cast<int64_t>(a) == axis || x.axes[a].extent == whole[a], "[concat] extents differ along axis ", a,
+                 ": ", print_type(fusion_.values[values[0]]), " and ", print_type(x));
+    }
     whole[axis] += x.axes[axis].extent;
+    if (x.axes[axis].extent > 0) filled.push_back(id);
   }
+  // What has no column is no part: parts are counted as columns.
+  if (filled.size() != values.size()) return concat(filled.empty() ? values.first(1) : filled, axis);
   std::vector<ValueId> placed;
   std::vector<int64_t> starts(whole.size(), 0);
   for (ValueId id : values) {
