@@ -251,8 +251,8 @@ def _refuse_reduction(eqn: Equation) -> str | None:
     return "folds no element" if 0 in eqn.invars[0].aval.shape else None
 
 
-def _equality(op: str) -> Rule:
-    # The derivative of a maximum asks where it is.
+def _of_rounded(op: str) -> Rule:
+    # The derivative of a maximum asks where it is, a loss scale whether f16 became infinite.
     return Rule(lambda w, eqn, x: [w.op(op, [w.rounded(i, eqn.invars[0].aval.dtype) for i in x], eqn)])
 
 
@@ -446,7 +446,7 @@ def _refuse_call(eqn: Equation) -> str | None:
 
 
 _SAME_NAME = (
-    "neg abs sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
+    "neg abs sign square population_count floor ceil exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
     "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
     "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic lt le gt ge"
 )
@@ -459,7 +459,7 @@ RULES: dict[str, Rule] = {
     **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
     **{name: _reduction(name) for name in _FOLDS.split()},
-    **{name: _equality(name) for name in ("eq", "ne")},
+    **{name: _of_rounded(name) for name in ("eq", "ne", "is_finite")},
     "cumsum": _scan("scan_sum"),
     "cumprod": _scan("scan_prod"),
     "cummax": _scan("scan_max"),
