@@ -107,9 +107,9 @@ class Stage:
 class Builder:
     """`_core.Builder` that notes the axes of each value. The program has `inputs` and `outputs`."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, max_ops: int | None = None):
         self._name = name
-        self._core = _core.Builder(name)
+        self._core = _core.Builder(name) if max_ops is None else _core.Builder(name, max_ops)
         # In order, to make each value again: (call on another builder with shape and operands, operands).
         self._calls: dict[int, tuple[Callable[..., int], Sequence[int]]] = {}
         self._axes: dict[int, list[int]] = {}
@@ -256,6 +256,12 @@ class Builder:
         result = self._joined(lambda b, to, x: b.scan(op, x, axis, reverse, label), [value])
         self._counted.append(self._axes[result][axis])
         return result
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an op more is refused."""
+        full: bool = self._core.is_full
+        return full
 
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""

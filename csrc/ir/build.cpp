@@ -66,7 +66,7 @@ std::vector<T> to_vector(std::span<const T> items) {
 
 }  // namespace
 
-Builder::Builder(std::string name) {
+Builder::Builder(std::string name, size_t max_ops) : max_ops_(max_ops) {
   fusion_.name = identifier(name);
   if (is_result_name(fusion_.name)) fusion_.name = "fusion_" + fusion_.name;
 }
@@ -79,7 +79,15 @@ const Value& Builder::value(ValueId id, const char* function) const {
 ValueId Builder::add_value(DType dtype, std::vector<Axis> axes) {
   const auto id = static_cast<ValueId>(fusion_.values.size());
   fusion_.values.push_back({cat("t", id), dtype, std::move(axes)});
+  defined_by_.resize(fusion_.values.size(), -1);
   return id;
+}
+
+void Builder::push(Op op) {
+  JF_REQUIRE(!is_full(), "[", info(op.kind).name, "] ", fusion_.name, " takes more than ", max_ops_,
+             " ops (each slice of a computed value computes it again); cut the function into several");
+  defined_by_[op.output] = static_cast<int64_t>(fusion_.ops.size());
+  fusion_.ops.push_back(std::move(op));
 }
 
 ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype,
@@ -89,7 +97,7 @@ ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attr
   const std::string op_key = key(kind, inputs, attribute, type);
   if (auto found = known_.find(op_key); found != known_.end()) return found->second;
   const ValueId id = add_value(type.dtype, std::move(type.axes));
-  fusion_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), clean_label(label)});
+  push({kind, std::move(inputs), id, std::move(attribute), clean_label(label)});
   known_.emplace(op_key, id);
   return id;
 }
@@ -188,8 +196,7 @@ ValueId Builder::reshape(ValueId x, std::span<const int64_t> to) {
 }
 
 const Op* Builder::definition(ValueId id) const {
-  const auto op = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == id; });
-  return op == fusion_.ops.end() ? nullptr : &*op;
+  return defined_by_[id] < 0 ? nullptr : &fusion_.ops[defined_by_[id]];
 }
 
 std::vector<ValueId> Builder::parts(ValueId id) const {
@@ -267,7 +274,7 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
     const Place place{starts, whole};
     Value type = infer(fusion_, OpKind::kPlace, {id}, place, {"", DType::kPred, {}});
     placed.push_back(add_value(type.dtype, std::move(type.axes)));
-    fusion_.ops.push_back({OpKind::kPlace, {id}, placed.back(), place, ""});
+    push({OpKind::kPlace, {id}, placed.back(), place, ""});
     starts[axis] += fusion_.values[id].axes[axis].extent;
   }
   return add_op(OpKind::kConcat, std::move(placed), Dims{{axis}}, DType::kPred, {}, "");
@@ -305,7 +312,8 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
   key.insert(key.end(), where.strides.begin(), where.strides.end());
   key.insert(key.end(), counts.begin(), counts.end());
   if (const auto found = slices_.find({x, key}); found != slices_.end()) return found->second;
-  const Op* defining = definition(x);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(x);
   ValueId result = -1;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
@@ -408,15 +416,21 @@ void Builder::output(ValueId x) {
   fusion_.outputs.push_back(x);
 }
 
-Fusion Builder::finish() {
-  join_read_concats();
-  Fusion kept;
-  std::swap(kept, fusion_);
+Fusion Builder::take_fusion() {
+  Fusion made;
+  std::swap(made, fusion_);
+  defined_by_.clear();
   known_.clear();
   slices_.clear();
   spreads_.clear();
   padded_.clear();
   takes_.clear();
+  return made;
+}
+
+Fusion Builder::finish() {
+  join_read_concats();
+  Fusion kept = take_fusion();
   // Walk back from the outputs.
   std::vector<bool> needed(kept.values.size(), false);
   for (ValueId id : kept.outputs) needed[id] = true;

@@ -57,9 +57,35 @@ Strategy strategy(DraftKind kind) {
   JF_CHECK(false, "draft kind ", static_cast<int>(kind));
 }
 
+// What parts of a scan begin with is known along the parts alone, so only what joins the two can read it. The compiler
+// makes it so; a person who writes the text may not.
+void check_spreads(const ir::Fusion& fusion) {
+  std::map<ir::ValueId, const ir::Op*> spreads;
+  std::map<ir::ValueId, ir::Scan> scans;
+  for (const ir::Op& op : fusion.ops) {
+    for (const ir::ValueId id : op.inputs) {
+      const auto spread = spreads.find(id);
+      if (spread == spreads.end()) continue;
+      const int64_t axis = std::get<ir::Dims>(spread->second->attribute).dims[0];
+      const int64_t parts = fusion.values[spread->second->inputs[0]].axes[axis].extent;
+      const bool joins = std::any_of(op.inputs.begin(), op.inputs.end(), [&](ir::ValueId other) {
+        const auto scan = scans.find(other);
+        return scan != scans.end() && scan->second.axis == axis && scan->second.parts == parts;
+      });
+      JF_REQUIRE(joins && ir::info(op.kind).op_class == ir::OpClass::kPointwise, "[spread] ", fusion.values[id].name,
+                 " is what ", parts, " parts of axis ", axis, " begin with; only a pointwise op on it and on a scan in ",
+                 "as many parts can read it, not the ", ir::info(op.kind).name, " that makes ",
+                 fusion.values[op.output].name);
+    }
+    if (op.kind == ir::OpKind::kSpread) spreads[op.output] = &op;
+    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) scans[op.output] = *scan;
+  }
+}
+
 }  // namespace
 
 Plan plan(const ir::Fusion& fusion) {
+  check_spreads(fusion);
   Plan result{in_two_stages(without_reshapes(fusion)), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : draft_segments(whole)) {
