@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ir/text.h"
+#include "ir/unused.h"
 #include "ir/verify.h"
 
 namespace jf::ir {
@@ -430,42 +431,8 @@ Fusion Builder::take_fusion() {
 
 Fusion Builder::finish() {
   join_read_concats();
-  Fusion kept = take_fusion();
-  // Walk back from the outputs.
-  std::vector<bool> needed(kept.values.size(), false);
-  for (ValueId id : kept.outputs) needed[id] = true;
-  for (auto op = kept.ops.rbegin(); op != kept.ops.rend(); ++op) {
-    if (needed[op->output]) {
-      for (ValueId id : op->inputs) needed[id] = true;
-    }
-  }
-  // Inputs first, then results in the order of their ops: the order in which the text form defines them.
-  std::vector<ValueId> renumbered(kept.values.size(), -1);
-  Fusion result;
-  result.name = kept.name;
-  auto keep = [&](ValueId id) {
-    renumbered[id] = static_cast<ValueId>(result.values.size());
-    result.values.push_back(std::move(kept.values[id]));
-  };
-  for (ValueId id : kept.inputs) keep(id);
-  for (const Op& op : kept.ops) {
-    if (!needed[op.output]) continue;
-    keep(op.output);
-    result.values.back().name = cat("t", renumbered[op.output]);
-  }
-  auto renumber = [&](std::vector<ValueId>& ids) {
-    for (ValueId& id : ids) id = renumbered[id];
-  };
-  for (Op& op : kept.ops) {
-    if (!needed[op.output]) continue;
-    renumber(op.inputs);
-    op.output = renumbered[op.output];
-    result.ops.push_back(std::move(op));
-  }
-  renumber(kept.inputs);
-  renumber(kept.outputs);
-  result.inputs = std::move(kept.inputs);
-  result.outputs = std::move(kept.outputs);
+  Fusion result = without_unused(take_fusion());
+  for (const Op& op : result.ops) result.values[op.output].name = cat("t", op.output);
   verify(result);
   return result;
 }

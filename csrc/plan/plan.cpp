@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ir/text.h"
+#include "ir/unused.h"
 #include "plan/extract.h"
 #include "plan/reshapes.h"
 #include "plan/segment.h"
@@ -60,31 +61,32 @@ Strategy strategy(DraftKind kind) {
 // What parts of a scan begin with is known along the parts alone, so only what joins the two can read it. The compiler
 // makes it so; a person who writes the text may not.
 void check_spreads(const ir::Fusion& fusion) {
-  std::map<ir::ValueId, const ir::Op*> spreads;
-  std::map<ir::ValueId, ir::Scan> scans;
+  std::vector<const ir::Op*> defined_by(fusion.values.size(), nullptr);
   for (const ir::Op& op : fusion.ops) {
     for (const ir::ValueId id : op.inputs) {
-      const auto spread = spreads.find(id);
-      if (spread == spreads.end()) continue;
-      const int64_t axis = std::get<ir::Dims>(spread->second->attribute).dims[0];
-      const int64_t parts = fusion.values[spread->second->inputs[0]].axes[axis].extent;
+      const ir::Op* spread = defined_by[id];
+      if (spread == nullptr || spread->kind != ir::OpKind::kSpread) continue;
+      const ir::ValueId begins = spread->inputs[0];
+      const int64_t axis = std::get<ir::Dims>(spread->attribute).dims[0];
+      const int64_t parts = fusion.values[begins].axes[axis].extent;
       const bool joins = std::any_of(op.inputs.begin(), op.inputs.end(), [&](ir::ValueId other) {
-        const auto scan = scans.find(other);
-        return scan != scans.end() && scan->second.axis == axis && scan->second.parts == parts;
+        const ir::Op* made = defined_by[other];
+        const auto* scan = made == nullptr ? nullptr : std::get_if<ir::Scan>(&made->attribute);
+        return scan != nullptr && scan->axis == axis && scan->parts == parts && made > defined_by[begins];
       });
       JF_REQUIRE(joins && ir::info(op.kind).op_class == ir::OpClass::kPointwise, "[spread] ", fusion.values[id].name,
                  " is what ", parts, " parts of axis ", axis, " begin with; only a pointwise op on it and on a scan in ",
-                 "as many parts can read it, not the ", ir::info(op.kind).name, " that makes ",
-                 fusion.values[op.output].name);
+                 "as many parts, written after ", fusion.values[begins].name, ", can read it, not the ",
+                 ir::info(op.kind).name, " that makes ", fusion.values[op.output].name);
     }
-    if (op.kind == ir::OpKind::kSpread) spreads[op.output] = &op;
-    if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) scans[op.output] = *scan;
+    defined_by[op.output] = &op;
   }
 }
 
 }  // namespace
 
-Plan plan(const ir::Fusion& fusion) {
+Plan plan(const ir::Fusion& given) {
+  const ir::Fusion fusion = ir::without_unused(given);
   check_spreads(fusion);
   Plan result{in_two_stages(without_reshapes(fusion)), {}};
   const ir::Fusion& whole = result.fusion;
