@@ -157,7 +157,9 @@ def test_evaluate_is_plain_jax():
 def test_64_bit_values_need_x64():
     # top_k packs an element and its index into 64 bits, of which JAX by itself keeps 32.
     fusion = jf.ir.trace(lambda x: jax.lax.top_k(x, 2), X, name="best")
-    with pytest.raises(jf.UserError, match=r"evaluate: t\d+ of best is s64, which JAX computes with jax_enable_x64 alone"):
+    with pytest.raises(
+        jf.UserError, match=r"evaluate: t\d+ of best is s64, which JAX computes with jax_enable_x64 alone"
+    ):
         jf.ir.evaluate(fusion, X)
     want = jax.lax.top_k(X, 2)
     jax.tree.map(np.testing.assert_array_equal, tuple(jf.ir.run(fusion, X)), tuple(want))

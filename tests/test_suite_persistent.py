@@ -9,13 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
 from tolerances import assert_close
 
 import jax_fuser as jf
-
-
-def array(*shape, dtype=np.float32):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
 
 
 def lowered(f, *args, platform="cuda"):
