@@ -142,13 +142,20 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
 
     f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
     operands, results = mapping(builder.inputs), mapping(builder.outputs)
-    needed_whole = (*(names[axis] for axis in classes if axis in whole), *(n for n in sizes if n not in names.values()))
+    kept = {names[axis] for axis in classes if axis in whole} | (sizes.keys() - {*names.values()})
+    # In the order in which the rule names them.
+    factors = dict.fromkeys(f for array in (*operands, *results) for part in array for f in _factors(part))
+    needed_whole = tuple(f for f in factors if f in kept)
     # A size that some array shows must not be given.
     shown = {name for array in (*operands, *results) for name in array if isinstance(name, str)}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}
     rule = SdyShardingRule(operands, results, need_replication_factors=needed_whole, **given)
     f.def_partition(partition, sharding_rule=rule)
     return f
+
+
+def _factors(part: Any) -> Sequence[str]:
+    return (part,) if isinstance(part, str) else tuple(part)
 
 
 def _collective(fold: _axes.Fold) -> Callable[..., Any] | None:

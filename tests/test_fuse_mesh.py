@@ -125,6 +125,20 @@ def test_an_axis_that_is_counted_is_gathered():
     assert_close(run(*args), f(X))
 
 
+@pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P()], ids=str)
+def test_axes_that_are_cut_before_others_are_kept_whole(spec):
+    f = lambda x: (x.reshape(x.shape[0] // 2, 2, -1) * 2).sum((1, 2))  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, spec)])
+    assert_close(run(*args), f(X), scale=3)
+
+
+def test_what_is_made_of_nothing_has_no_sharding():
+    f = lambda x: (jnp.tril(x * 2) + 1, jnp.arange(48).reshape(8, 6) * 3 + 7)  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, P("d"))])
+    for got, want in zip(run(*args), f(X)):
+        assert_close(got, want)
+
+
 def test_conflicting_shardings_are_resolved():
     f = lambda x, y: jnp.tanh(x) * y + 1  # noqa: E731
     run, args = compiled(f, [(X, ROWS, P("d")), (X, ROWS, P(None, "d"))])
