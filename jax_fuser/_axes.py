@@ -1,17 +1,18 @@
 """A builder of fusions that knows which axes are one index, and so how the fusion looks on a part of its arrays.
 
 Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
-that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it:
-its index would have to be shifted on each device. A reshape joins the slowest axes of each run that it merges or takes
-apart, though their extents differ: what splits one into equal parts splits the other. A reduction over a split class
-gives each device its own part of the result; `stages` cuts the program there, so that the parts can be joined before
-they are read.
+that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it, so
+that its index would have to be shifted on each device, or one value has two axes of it. A reshape joins the slowest
+axes of each run that it merges or takes apart, though their extents differ: what splits one into equal parts splits the
+other. A reduction over a split class gives each device its own part of the result; `stages` cuts the program there, so
+that the parts can be joined before they are read.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -278,8 +279,15 @@ class Builder:
         return self._common[self._root(axis)]
 
     def counted(self) -> set[int]:
-        """Return the classes that an iota counts along."""
-        return {self._root(axis) for axis in self._counted}
+        """Return the classes that no mesh may split: an iota counts along them, or a value has two axes of one.
+
+        Of all pairs of elements, `x[:, None] - x[None, :]`, a device would make those of its own part alone.
+        """
+        found = {self._root(axis) for axis in self._counted}
+        for value in self._axes:
+            seen = Counter(self.axes(value))
+            found.update(axis for axis, times in seen.items() if times > 1)
+        return found
 
     def folded(self, value: int) -> list[int]:
         """Return the classes that a reduction folds."""

@@ -59,7 +59,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "ge": np.greater_equal,
 }
 # What reads a part of a value, or puts parts together; then how many ops a program of those may have.
-_SLICING = frozenset("slice split unstack pad concatenate stack".split())
+_SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
