@@ -260,8 +260,8 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
     JF_REQUIRE(x.axes.size() == whole.size(), "[concat] ranks differ: ", print_type(fusion_.values[values[0]]), " and ",
                print_type(x));
     for (size_t a = 0; a < whole.size(); ++a) {
-      JF_REQUIRE(static_cast<int64_t>(a) == axis || x.axes[a].extent == whole[a], "[concat] extents differ along axis ", a,
-                 ": ", print_type(fusion_.values[values[0]]), " and ", print_type(x));
+      JF_REQUIRE(static_cast<int64_t>(a) == axis || x.axes[a].extent == whole[a], "[concat] extents differ along axis ",
+                 a, ": ", print_type(fusion_.values[values[0]]), " and ", print_type(x));
     }
     whole[axis] += x.axes[axis].extent;
     if (x.axes[axis].extent > 0) filled.push_back(id);

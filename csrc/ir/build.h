@@ -113,7 +113,7 @@ class Builder {
   int depth_ = 0;
   size_t max_ops_;
   Fusion fusion_;
-  std::vector<int64_t> defined_by_;  // by value: its op, -1 for inputs
+  std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
   // A value is zero along `axis` but for these parts of it, in their order.

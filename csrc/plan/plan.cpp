@@ -75,9 +75,10 @@ void check_spreads(const ir::Fusion& fusion) {
         return scan != nullptr && scan->axis == axis && scan->parts == parts && made > defined_by[begins];
       });
       JF_REQUIRE(joins && ir::info(op.kind).op_class == ir::OpClass::kPointwise, "[spread] ", fusion.values[id].name,
-                 " is what ", parts, " parts of axis ", axis, " begin with; only a pointwise op on it and on a scan in ",
-                 "as many parts, written after ", fusion.values[begins].name, ", can read it, not the ",
-                 ir::info(op.kind).name, " that makes ", fusion.values[op.output].name);
+                 " is what ", parts, " parts of axis ", axis,
+                 " begin with; only a pointwise op on it and on a scan in ", "as many parts, written after ",
+                 fusion.values[begins].name, ", can read it, not the ", ir::info(op.kind).name, " that makes ",
+                 fusion.values[op.output].name);
     }
     defined_by[op.output] = &op;
   }
