@@ -67,7 +67,8 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
     Raises:
       TypeError: for another number of arrays.
       ValueError: for an array of another shape or dtype.
-      UserError: for an op that only kernels have.
+      UserError: for an op that only kernels have, and for 64-bit values (those of `lax.top_k`, say) without
+        `jax_enable_x64`: JAX would cut them to 32 bits.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,6 +78,13 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
       [Array([1., 1., 1.], dtype=float32)]
     """
     operands = checked_operands("evaluate", fusion, arrays)
+    for value in fusion.values:
+        wide = _ffi.dtype_named(fusion.dtype(value))
+        if jax.dtypes.canonicalize_dtype(wide) != wide:
+            raise UserError(
+                f"evaluate: {value} of {fusion.name} is {fusion.dtype(value)}, which JAX computes with jax_enable_x64 "
+                "alone; run the fusion instead"
+            )
     values = {name: _computed(x, fusion.dtype(name)) for name, x in zip(fusion.inputs, operands)}
     for op in _ir_text.ops(fusion):
         values[op.result] = _op(fusion, op, [values[v] for v in op.operands])

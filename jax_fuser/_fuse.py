@@ -360,6 +360,8 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
         flat = _regions.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
         inner = fused_jaxpr(flat, params["name"], linear, leave_draws=True)
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
+    if on_a_mesh and not operands:
+        return _lower_as_xla(ctx, *operands, **params)  # nothing says how to split it
     program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:

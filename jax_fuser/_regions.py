@@ -360,9 +360,11 @@ class _Partition:
         return list(parts.values())
 
     def _pieces(self, members: list[int], again: list[int]) -> list[list[int]]:
-        """Cut a program that is too large in two, in the order of its equations."""
-        if len(members) == 1 or self._fits(self._region(members, again)):
-            return [members]
+        """Cut a program that is too large in two, in the order of its equations; what is too large alone is XLA's."""
+        region = self._region(members, again)
+        grows = _trace.grows(region.invars, region.eqns)
+        if len(members) == 1 or (self._fits(region) and not grows):
+            return [] if grows else [members]
         half = len(members) // 2
         return self._pieces(members[:half], again) + self._pieces(members[half:], again)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array, integers
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -12,14 +13,6 @@ from tolerances import assert_close
 
 import jax_fuser as jf
 from jax_fuser import _core
-
-RNG = np.random.default_rng(0)
-
-
-def array(*shape, dtype="float32"):
-    if dtype == "bool":
-        return jnp.asarray(RNG.standard_normal(shape) > 0)
-    return jnp.asarray(4 * RNG.standard_normal(shape), dtype)
 
 
 def twice(x):
@@ -72,7 +65,7 @@ FLOATS = {
 
 
 def indices(dtype="int32", low=-40, high=45):
-    return jnp.asarray(RNG.integers(max(low, jnp.iinfo(dtype).min), high, (4, 9)), dtype)
+    return integers(low, high, (4, 9), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8", "bool"])

@@ -9,16 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
 from random_programs import Program
 from tolerances import assert_close
 
 import jax_fuser as jf
 
 PLATFORMS = ["cpu", "cuda"]
-
-
-def array(*shape, dtype=np.float32):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
 
 
 class Segments:

@@ -13,8 +13,11 @@ namespace jf::ir {
 
 class Builder {
  public:
-  // `name` must be an identifier; it names the kernels.
-  explicit Builder(std::string name);
+  // What slices and paddings read is computed for each of them again: of slices of slices there can be too many.
+  static constexpr size_t kMaxOps = 1 << 16;
+
+  // `name` must be an identifier; it names the kernels. An op beyond `max_ops` is refused.
+  explicit Builder(std::string name, size_t max_ops = kMaxOps);
 
   ValueId input(const std::string& name, DType dtype, std::span<const int64_t> shape);
   ValueId constant(DType dtype, Constant value);
@@ -55,10 +58,13 @@ class Builder {
 
   void output(ValueId value);
   const Fusion& fusion() const { return fusion_; }
+  bool is_full() const { return fusion_.ops.size() >= max_ops_; }
   // Drops ops that reach no output and verifies. The builder is empty afterwards.
   Fusion finish();
 
  private:
+  // What was built; nothing is left.
+  Fusion take_fusion();
   const Op* definition(ValueId value) const;
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
@@ -86,11 +92,28 @@ class Builder {
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
+  void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
   const Value& value(ValueId id, const char* function) const;
+  // While it lives, slices, paddings and takes go one op deeper towards the inputs; beyond some the value is read.
+  class Deeper {
+   public:
+    explicit Deeper(Builder& builder) : builder_(builder) { ++builder_.depth_; }
+    ~Deeper() { --builder_.depth_; }
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
 
+   private:
+    Builder& builder_;
+  };
+  bool too_deep() const { return depth_ > kMaxDepth; }
+
+  static constexpr int kMaxDepth = 1000;  // of the stack
+  int depth_ = 0;
+  size_t max_ops_;
   Fusion fusion_;
+  std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
   // A value is zero along `axis` but for these parts of it, in their order.

@@ -238,6 +238,7 @@ class Splitter {
     for (size_t id = 0; id < segment_.values.size(); ++id) {
       if (!kept_[id]) continue;
       const int64_t bytes = std::max<int64_t>(4, size_of(compute_dtype(segment_.values[id].dtype)));
+      result_.all_kept_bytes += bytes;
       for (int phase = *needed_[id].begin(); phase < *needed_[id].rbegin(); ++phase) alive[phase] += bytes;
     }
     result_.kept_bytes = *std::max_element(alive.begin(), alive.end());

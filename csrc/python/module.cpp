@@ -49,7 +49,8 @@ ir::Constant constant(DType dtype, nb::handle value) {
 void bind_builder(nb::module_& m) {
   using ir::Builder;
   nb::class_<Builder>(m, "Builder", "Builds a fusion op by op; values are numbers.")
-      .def(nb::init<std::string>(), "name"_a)
+      .def(nb::init<std::string, size_t>(), "name"_a, "max_ops"_a = size_t{Builder::kMaxOps})
+      .def_prop_ro("is_full", &Builder::is_full)
       .def(
           "input",
           [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
