@@ -32,7 +32,17 @@ struct StoredAs<pred> {
 template <class M>
 using Stored = typename StoredAs<M>::Type;
 
-JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(value_as<u32>(x) << 16); }
+// g++ widens sixteen lanes in two halves.
+JF_FUNCTION Part<u32> widened(Part<u16> x) {
+#if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
+  typedef short Half __attribute__((vector_size(32)));
+  typedef int Whole __attribute__((vector_size(64)));
+  return (Part<u32>)__builtin_ia32_pmovzxwd512_mask((Half)x, Whole{}, -1);
+#else
+  return value_as<u32>(x);
+#endif
+}
+JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(widened(x) << 16); }
 JF_FUNCTION Part<u16> encode_exactly(bf16, Part<f32> x) {
   const Part<u32> bits = bits_as<u32>(x);
   const Part<u32> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;

@@ -112,6 +112,20 @@ struct Store {
   int64_t lane_stride;
   RegisterId value;
 };
+// Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
+// all elements of the array, those e for which index + e is below every limit.
+struct TurnedLoad {
+  int array;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride;
+  Condition limits = {};
+};
+// The vector of elements from here on, which may lie outside of the buffer, is on its way to a cache afterwards.
+struct Prefetch {
+  int buffer;
+  IndexPtr offset;
+};
 // The body runs where the condition holds.
 struct Guard {
   Condition below;
@@ -217,7 +231,8 @@ struct FenceBulk {};
 struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
-               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk,
+               TurnedLoad, Prefetch>
       node;
 };
 
@@ -228,6 +243,7 @@ struct Buffer {
   bool written;
   int64_t shared_size = 0;
   int64_t alignment = 128;  // bytes, of shared ones
+  int64_t bytes = 0;        // of parameters
 };
 // A parameter as an array of which instructions copy boxes. Axes: the fastest first.
 struct TensorMap {

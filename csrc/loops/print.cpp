@@ -108,6 +108,12 @@ struct Printer {
   void operator()(const Store& store) {
     line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value));
   }
+  void operator()(const TurnedLoad& load) {
+    std::string limits;
+    for (const auto& [first, limit] : load.limits) limits += cat(" while ", text(first), " + element < ", limit);
+    line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits);
+  }
+  void operator()(const Prefetch& prefetch) { line("prefetch ", access(prefetch.buffer, prefetch.offset, 1)); }
   void operator()(const Declare& declare) {
     line("declare ", kernel.arrays.at(declare.array).name,
          declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");

@@ -24,21 +24,6 @@ constexpr int64_t kBulkBytes = 16;
 constexpr int64_t kStageBytes = 128;
 constexpr int kFirstArchitecture = 90;
 
-// How far an index moves with a variable; nothing where it does not move evenly.
-std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
-  if (!depends(index, variable)) return 0;
-  if (index->kind == IndexKind::kVar) return 1;
-  if (index->kind == IndexKind::kAdd) {
-    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
-    return a && b ? std::optional(*a + *b) : std::nullopt;
-  }
-  if (index->kind == IndexKind::kMul && index->b->kind == IndexKind::kConst) {
-    const std::optional<int64_t> a = step_of(index->a, variable);
-    return a ? std::optional(*a * index->b->value) : std::nullopt;
-  }
-  return std::nullopt;
-}
-
 // The index where the variables that it moves evenly with are 0.
 IndexPtr at_zero(const IndexPtr& index, const std::vector<int64_t>& variables) {
   const auto moves = [&](int64_t v) { return depends(index, v); };

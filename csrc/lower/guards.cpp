@@ -102,6 +102,20 @@ bool depends(const IndexPtr& index, int64_t variable) {
   return depends(index->a, variable) || depends(index->b, variable);
 }
 
+std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
+  if (!depends(index, variable)) return 0;
+  if (index->kind == loops::IndexKind::kVar) return 1;
+  if (index->kind == loops::IndexKind::kAdd) {
+    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
+    return a && b ? std::optional(*a + *b) : std::nullopt;
+  }
+  if (index->kind == loops::IndexKind::kMul && index->b->kind == loops::IndexKind::kConst) {
+    const std::optional<int64_t> a = step_of(index->a, variable);
+    return a ? std::optional(*a * index->b->value) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {
   const bool barrier = meets(statements);
   const Condition shared = common(statements, threads);
