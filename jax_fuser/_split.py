@@ -143,6 +143,10 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
     f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
     operands, results = mapping(builder.inputs), mapping(builder.outputs)
     needed_whole = (*(names[axis] for axis in classes if axis in whole), *(n for n in sizes if n not in names.values()))
+    # Shardy numbers factors as they appear and wants its lists in that order.
+    parts = [part for array in (*operands, *results) for part in array]
+    order = list(dict.fromkeys(n for part in parts for n in ((part,) if isinstance(part, str) else part)))
+    needed_whole = tuple(sorted(needed_whole, key=order.index))
     # A size that some array shows must not be given.
     shown = {name for array in (*operands, *results) for name in array if isinstance(name, str)}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}
