@@ -31,6 +31,7 @@ group_order_p = jax.extend.core.Primitive("jax_fuser_group_order")
 group_order_p.multiple_results = True
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def group_order(ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the stable order of ids, and how many ids each group has.
 
