@@ -59,6 +59,9 @@ constexpr int kMany = 1000;
 // and little arithmetic.
 constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
 constexpr int kDearOp = 8;
+// Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
+// reads as much as it would otherwise and a store is saved.
+constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
 
 Place identity_place(const ir::Value& value) {
   Place place;
@@ -192,12 +195,23 @@ class Drafter {
 
   // Whether kernels that use the value had better compute it than read it.
   bool better_again(ValueId value) const {
+    return again_[value].cost <= kMaxAgainCost && !is_small(value) && large_reads(value) <= kMaxAgainReads;
+  }
+  bool is_trivial(ValueId value) const {
     const Again& again = again_[value];
-    if (again.cost > kMaxAgainCost || is_small(value)) return false;
+    return again.cost <= kMaxTrivialCost && !is_small(value) && large_reads(value) <= kMaxTrivialReads &&
+           std::all_of(again.reads.begin(), again.reads.end(),
+                       [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
+  }
+
+  // How many values of its size it takes to compute a value again.
+  int64_t large_reads(ValueId value) const {
+    const Again& again = again_[value];
     const int64_t size = ir::elements(fusion_.values[value]);
     return std::count_if(again.reads.begin(), again.reads.end(),
-                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; }) <= kMaxAgainReads;
+                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; });
   }
+  static int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
 
   // Computing it again costs no more than loading it.
   static bool is_cheap(const Op& op) {
@@ -253,7 +267,8 @@ class Drafter {
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
-    if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {
+    const bool again = is_cheap(op) || is_trivial(value) || (feeds_reduction && better_again(value));
+    if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
         want = {true, kNever, "the next kernel has as many inputs as it can take; iteration domain "};
