@@ -52,6 +52,7 @@ struct Key {
 // What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
 struct Again {
   int cost = 0;
+  bool moves = false;          // whether elements are read in another order than memory's
   std::vector<ValueId> reads;  // a few at most; `kMany` for more
 };
 constexpr int kMany = 1000;
@@ -166,12 +167,14 @@ class Drafter {
   // In the order of the ops.
   Again again(const Op& op) const {
     const OpClass op_class = ir::info(op.kind).op_class;
-    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped) return {kMany, {}};
+    const Again dear{kMany, false, {}};
+    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped) return dear;
     Again result;
+    result.moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
     // What parts begin with is known only where the loops go along the parts.
     if (op.kind == OpKind::kSpread ||
         std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
-      return {kMany, {}};
+      return dear;
     }
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
@@ -181,6 +184,7 @@ class Drafter {
       const bool in_memory = is_input_[id] || is_small(id) || again_[id].cost >= kMany;
       if (!in_memory) {
         result.cost = std::min(kMany, result.cost + again_[id].cost);
+        result.moves = result.moves || again_[id].moves;
         reads = again_[id].reads;
       }
       for (ValueId read : reads) {
@@ -189,7 +193,7 @@ class Drafter {
         }
       }
     }
-    if (result.reads.size() > 16) return {kMany, {}};
+    if (result.reads.size() > 16) return dear;
     return result;
   }
 
@@ -199,7 +203,8 @@ class Drafter {
   }
   bool is_trivial(ValueId value) const {
     const Again& again = again_[value];
-    return again.cost <= kMaxTrivialCost && !is_small(value) && large_reads(value) <= kMaxTrivialReads &&
+    return again.cost <= kMaxTrivialCost && !again.moves && !is_small(value) &&
+           large_reads(value) <= kMaxTrivialReads &&
            std::all_of(again.reads.begin(), again.reads.end(),
                        [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
   }
