@@ -138,6 +138,8 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return lax.pad(inside, jnp.zeros((), inside.dtype), [(low, n - low - count, 0) for low, count, n in ends])
         case "take":
             return _take(x, attributes, op.shape)
+        case "search":
+            return _search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":
@@ -177,6 +179,14 @@ def _take(x: list[Any], attributes: Any, shape: Sequence[int]) -> Any:
             place += jnp.clip(index, 0, min(limit, jnp.iinfo(index.dtype).max)).astype(place.dtype)
         places.append(place)
     return x[0].at[tuple(places)].get(mode="promise_in_bounds")
+
+
+def _search(table: Any, numbers: Any, side: str, dims: Sequence[int]) -> Any:
+    """Search along the last axis of a table whose other axes go along axes `dims` of the numbers."""
+    if not dims:
+        return jnp.searchsorted(table, numbers, side=side, method="scan_unrolled").astype(jnp.int32)
+    inner = [d - 1 for d in dims[1:]]
+    return jax.vmap(lambda t, x: _search(t, x, side, inner), in_axes=(0, dims[0]), out_axes=dims[0])(table, numbers)
 
 
 def _constant(text: str, dtype: Any) -> Any:

@@ -170,6 +170,7 @@ class Drafter {
         std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
       return {kMany, {}};
     }
+    if (op_class == OpClass::kSearch) result.cost = kDearOp;
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
     }
