@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_fuser import _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
+from jax_fuser._search import binary_search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
 _COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
@@ -139,7 +140,7 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
         case "take":
             return _take(x, attributes, op.shape)
         case "search":
-            return _search(x[0], x[1], attributes["side"], attributes.get("dims", []))
+            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":
@@ -179,14 +180,6 @@ def _take(x: list[Any], attributes: Any, shape: Sequence[int]) -> Any:
             place += jnp.clip(index, 0, min(limit, jnp.iinfo(index.dtype).max)).astype(place.dtype)
         places.append(place)
     return x[0].at[tuple(places)].get(mode="promise_in_bounds")
-
-
-def _search(table: Any, numbers: Any, side: str, dims: Sequence[int]) -> Any:
-    """Search along the last axis of a table whose other axes go along axes `dims` of the numbers."""
-    if not dims:
-        return jnp.searchsorted(table, numbers, side=side, method="scan_unrolled").astype(jnp.int32)
-    inner = [d - 1 for d in dims[1:]]
-    return jax.vmap(lambda t, x: _search(t, x, side, inner), in_axes=(0, dims[0]), out_axes=dims[0])(table, numbers)
 
 
 def _constant(text: str, dtype: Any) -> Any:

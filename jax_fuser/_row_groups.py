@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
+
+from jax_fuser._search import search
 
 
 def spans(extents: jax.Array, starts: jax.Array | None, m: int) -> tuple[jax.Array, jax.Array]:
@@ -25,21 +25,21 @@ def ordered_starts(starts: jax.Array, extents: jax.Array, m: int) -> jax.Array:
 
 
 def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Array:
-    """Return the group of each row, int32 `[.., m]`; `groups` for padding."""
-    if extents.ndim > 1:
-        axes = (0, None if starts is None else 0)
-        return jax.vmap(functools.partial(row_groups, m=m), in_axes=axes)(extents, starts)
-    groups = extents.shape[0]
-    rows = jnp.arange(m, dtype=jnp.int32)
-    if groups == 0:
+    """Return the group of each row, int32 `[.., m]`; `groups` for padding. Groups may lie in any order."""
+    outer, groups = extents.shape[:-1], extents.shape[-1]
+    rows = jax.lax.broadcasted_iota(jnp.int32, (*outer, m), len(outer))
+    if groups == 0 or m == 0:
         return jnp.zeros_like(rows)
-    starts, extents = spans(extents, starts, m)
-    group = (
-        jnp.searchsorted(ordered_starts(starts, extents, m), rows, side="right", method="scan_unrolled").astype(
-            jnp.int32
-        )
-        - 1
-    )
-    inside = jnp.maximum(group, 0)
-    owned = (group >= 0) & (rows < starts[inside] + extents[inside])
-    return jnp.where(owned, group, groups)
+    along = range(len(outer))
+    if starts is None:
+        ends = jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32)
+        return search(jnp.minimum(ends, m), rows, along=along)
+    first, count = spans(extents, starts, m)
+    # Empty groups come last, so that they hide no row.
+    first = jnp.where(count > 0, first, m)
+    numbers = jax.lax.broadcasted_iota(jnp.int32, extents.shape, len(outer))
+    first, ends, numbers = jax.lax.sort((first, first + count, numbers), num_keys=1)
+    place = search(first, rows, along=along) - 1
+    inside = jnp.maximum(place, 0)
+    ends, numbers = (jnp.take_along_axis(x, inside, axis=-1, mode="clip") for x in (ends, numbers))
+    return jnp.where((place >= 0) & (rows < ends), numbers, groups)

@@ -25,6 +25,7 @@ _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
     "adds up what has one place": "scatter_add scatter-add",
+    "adds up the rows of each group": "jax_fuser_sum_groups",
     "writes into a copy, which XLA makes in place where it can": "scatter dynamic_update_slice",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
@@ -99,6 +100,10 @@ class Writer:
     def op(self, name: str, inputs: Ids, eqn: Equation) -> int:
         """Add a pointwise op under the user's name for it."""
         return self.builder.pointwise(name, inputs, label(eqn))
+
+    def label(self, eqn: Equation) -> str:
+        """Return the user's name for an equation."""
+        return label(eqn)
 
     def call(self, jaxpr: Any, consts: Sequence[Any], inputs: Ids) -> Ids:
         """Add the equations of an open jaxpr, with scalars and values for its variables."""
@@ -487,6 +492,8 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
     "slice": Rule(_trace_moves.slice, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
+    "jax_fuser_spread_groups": Rule(_trace_moves.spread_groups, refuse=_trace_moves.refuse_taking, fits=False),
     "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
     "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
