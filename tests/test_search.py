@@ -139,6 +139,15 @@ def test_cpu_rows_are_searched_once():
     assert len(search) < len(vector) and "of each lane" not in text
 
 
+@pytest.mark.parametrize("groups, columns, kernels", [(64, 4096, 1), (5000, 32, 1), (5000, 4096, 2)])
+def test_a_long_table_is_searched_before_wide_rows(groups, columns, kernels):
+    f = rows(lambda b, x, ids: b.pointwise("add", [x, b.convert(ids, "f32")]), 300, columns, groups)
+    schedules = jf.ir.propose(f, "cuda")
+    assert len(schedules) == kernels
+    segments = jf.ir.lower(f, "cuda").as_text("segments") if kernels == 2 else ""
+    assert ("a long table is searched once" in segments) == (kernels == 2)
+
+
 @pytest.mark.parametrize("sm", [80, 90])
 def test_cuda_sources(sm):
     nvrtc_or_skip()

@@ -70,6 +70,7 @@ class Builder {
   ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
+  ValueId taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where, const std::vector<int64_t>& shape);
   bool is_elementwise(ValueId value) const;
   ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_search(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);

@@ -59,6 +59,9 @@ constexpr int kMany = 1000;
 // and little arithmetic.
 constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
 constexpr int kDearOp = 8;
+// Searching a short table takes a thread no longer than reading what another kernel found: a few reads that its cache
+// has. In a longer one, what many elements need is found once and stored.
+constexpr int64_t kShortTable = 4096, kFewReaders = 64;
 
 Place identity_place(const ir::Value& value) {
   Place place;
@@ -200,6 +203,15 @@ class Drafter {
                          [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; }) <= kMaxAgainReads;
   }
 
+  bool is_searched_first(const Op& op, const std::vector<Key>& users) const {
+    if (ir::shape(fusion_.values[op.inputs[0]]).back() <= kShortTable) return false;
+    return std::any_of(users.begin(), users.end(), [&](const Key& user) {
+      int64_t readers = 1;
+      for (int64_t extent : user.shape) readers *= extent;
+      return readers > kFewReaders * ir::elements(fusion_.values[op.output]);
+    });
+  }
+
   // Computing it again costs no more than loading it.
   static bool is_cheap(const Op& op) {
     const OpClass op_class = ir::info(op.kind).op_class;
@@ -254,6 +266,9 @@ class Drafter {
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
+    if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
+      want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
+    }
     if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
