@@ -257,7 +257,7 @@ def test_forward_mode_and_second_derivatives(device):
 
 
 def test_jit_scan_and_checkpoint(device):
-    nt, (b, s, *_) = make("first empty", 6)
+    nt, (b, *_) = make("first empty", 6)
 
     def steps(f):
         def run(b):
