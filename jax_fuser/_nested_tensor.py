@@ -56,7 +56,7 @@ class _Layout:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _row_ids(extents: jax.Array, starts: jax.Array | None, capacity: int) -> jax.Array:
-    return row_groups(extents, starts, capacity)
+    return row_groups(extents, starts, capacity, ordered=False)
 
 
 def _binary(name: str, fn: Callable[..., Any], reflected: bool = False) -> Callable[[Any, Any], Any]:

@@ -24,8 +24,11 @@ def ordered_starts(starts: jax.Array, extents: jax.Array, m: int) -> jax.Array:
     return jax.lax.cummin(jnp.where(extents > 0, starts, m), axis=extents.ndim - 1, reverse=True)
 
 
-def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Array:
-    """Return the group of each row, int32 `[.., m]`; `groups` for padding. Groups may lie in any order."""
+def row_groups(extents: jax.Array, starts: jax.Array | None, m: int, ordered: bool = True) -> jax.Array:
+    """Return the group of each row, int32 `[.., m]`; `groups` for padding.
+
+    Unless `ordered`, groups may lie in any order: their starts are sorted.
+    """
     outer, groups = extents.shape[:-1], extents.shape[-1]
     rows = jax.lax.broadcasted_iota(jnp.int32, (*outer, m), len(outer))
     if groups == 0 or m == 0:
@@ -34,12 +37,17 @@ def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Arra
     if starts is None:
         ends = jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32)
         return search(jnp.minimum(ends, m), rows, along=along)
-    first, count = spans(extents, starts, m)
-    # Empty groups come last, so that they hide no row.
-    first = jnp.where(count > 0, first, m)
-    numbers = jax.lax.broadcasted_iota(jnp.int32, extents.shape, len(outer))
-    first, ends, numbers = jax.lax.sort((first, first + count, numbers), num_keys=1)
+    starts, extents = spans(extents, starts, m)
+    ends = starts + extents
+    if ordered:
+        number = None
+        first = ordered_starts(starts, extents, m)
+    else:
+        # Empty groups come last, so that they hide no row.
+        number = jax.lax.broadcasted_iota(jnp.int32, extents.shape, len(outer))
+        first, ends, number = jax.lax.sort((jnp.where(extents > 0, starts, m), ends, number), num_keys=1)
     place = search(first, rows, along=along) - 1
     inside = jnp.maximum(place, 0)
-    ends, numbers = (jnp.take_along_axis(x, inside, axis=-1, mode="clip") for x in (ends, numbers))
-    return jnp.where((place >= 0) & (rows < ends), numbers, groups)
+    owned = (place >= 0) & (rows < jnp.take_along_axis(ends, inside, axis=-1, mode="clip"))
+    owner = inside if number is None else jnp.take_along_axis(number, inside, axis=-1, mode="clip")
+    return jnp.where(owned, owner, groups)
