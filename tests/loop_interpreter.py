@@ -253,6 +253,23 @@ class Block:
         element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
         self.registers[to] = element.astype(computed_in(dtype))
 
+    def search(self, active: Active, _: Any, to: str, name: str, at: str, step: str | None, *how: str) -> None:
+        count, number, each, left, when = how
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        wanted, data, stride = self.registers[number], self.buffer(name).data, int(step or 0)
+        first = self.index(at)[:, None] + np.arange(self.kernel.width) * stride
+        where = active.threads[:, None] & (active.lanes if each else np.arange(self.kernel.width) == 0)
+        result = np.zeros(where.shape, np.int32)
+        for thread, lane in zip(*np.nonzero(where)):
+            begin = first[thread, lane]
+            assert 0 <= begin <= data.size - int(count), f"{name}[{at}] is outside of {data.size} elements"
+            table = data[begin : begin + int(count)]
+            result[thread, lane] = np.searchsorted(table, wanted[thread, lane], "left" if left else "right")
+        if not each:
+            result[:] = result[:, :1]
+        self.registers[to] = result
+
     def compute(self, active: Active, _: Any, to: str, dtype: str, op: str, operands: str) -> None:
         shape = (self.thread.size, self.kernel.width)
         if op == "constant":
@@ -468,6 +485,11 @@ STATEMENTS = [
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
+        (
+            r"(r\d+): s32 = search (\w+)\[(.+?)\](?: lane \* (\d+))? of (\d+) for (r\d+)"
+            r"( of each lane)?( left)?(?: if (.+))?",
+            Block.search,
+        ),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",

@@ -32,6 +32,7 @@ struct Dialect {
   std::string_view fold_threads;
   std::string_view scan;  // the same with scans, which includes those with folds
   std::string_view scan_threads;
+  std::string_view search;  // and the one with searches in tables
   std::string_view unroll;  // the line before a loop to unroll, without the count
   // The number of the running task, block or thread; empty where the language has none.
   std::string_view task, block, block_y, thread, thread_y;

@@ -261,6 +261,14 @@ struct Printer {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
   }
+  void operator()(const Search& s) {
+    const std::string &number = use(s.number), type = lanes(s.result);
+    const std::string definition = define(s.result, "t", results), where = condition(s.when);
+    const std::string arguments = cat(s.left ? "<true, " : "<false, ", s.count, ">(", buffers.at(s.buffer), ", ",
+                                      offset(s.offset), ", ", s.each ? cat(s.lane_stride, ", ") : "", number);
+    line(definition, where.empty() ? "" : cat(where, " ? "), s.each ? "jf::search_lanes" : "jf::search", arguments,
+         s.each ? on() : "", ")", where.empty() ? "" : cat(" : ", type, "{}"), ";");
+  }
   void operator()(const Compute& compute) {
     std::string arguments;
     for (RegisterId id : compute.operands) arguments += cat(arguments.empty() ? "" : ", ", use(id));

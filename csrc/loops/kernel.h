@@ -97,6 +97,17 @@ struct FromIndex {
   IndexPtr base;
   int64_t lane_stride;
 };
+// How many of the `count` elements from an offset on, in ascending order, are not above each lane's number, or with
+// `left` below it. With `each`, every lane searches by itself; else all lanes have what lane 0 finds.
+struct Search {
+  RegisterId result;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride, count;
+  RegisterId number;
+  bool left, each;
+  Condition when = {};  // elsewhere nothing is read and the register holds zeros
+};
 struct Compute {
   RegisterId result;
   ir::OpKind op;  // pointwise or constant
@@ -230,9 +241,9 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
-               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk,
-               TurnedLoad, Prefetch>
+  std::variant<For, Vector, Guard, Load, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate, Combine,
+               Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk,
+               DrainBulk, TurnedLoad, Prefetch>
       node;
 };
 

@@ -97,6 +97,11 @@ struct Printer {
     line(typed(from.result), " = index ", text(from.base),
          from.lane_stride == 0 ? "" : cat(" lane * ", from.lane_stride));
   }
+  void operator()(const Search& s) {
+    line(typed(s.result), " = search ", access(s.buffer, s.offset, s.lane_stride), " of ", s.count, " for ",
+         reg(s.number), s.each ? " of each lane" : "", s.left ? " left" : "", s.when.empty() ? "" : " if ",
+         condition(s.when));
+  }
   void operator()(const Compute& compute) {
     std::string operands;
     for (RegisterId id : compute.operands) operands += cat(" ", reg(id));

@@ -31,10 +31,11 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
-         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
-         std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
-         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<Search>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
+         std::holds_alternative<Accumulate>(stmt.node) || std::holds_alternative<BulkLoad>(stmt.node) ||
+         std::holds_alternative<TileLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
+         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node) ||
+         std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 
@@ -70,6 +71,9 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
       body.push_back(std::move(s.stmt));
     } else if (Load* load = std::get_if<Load>(&s.stmt.node)) {
       load->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
+    } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
+      search->when = std::move(rest);
       body.push_back(std::move(s.stmt));
     } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
       scan->when = std::move(rest);

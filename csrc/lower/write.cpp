@@ -372,6 +372,19 @@ class Writer : Places {
         when);
     return result;
   }
+  RegisterId search(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const ValueId table = op.inputs[0];
+    JF_REQUIRE(input_number_[table] >= 0, "[lower] ", fusion_.values[op.output].name, " searches ",
+               fusion_.values[table].name, ", which is not in memory; make it an input of the kernel");
+    const auto [offset, step] = position(at, schedule::reading(fusion_, op, 0).weights);
+    const RegisterId number = operand(item, 1, at, when), result = new_register(DType::kS32);
+    const bool each = step != 0 || differs_in_lanes(item, op.inputs[1]);
+    emit(loops::Search{result, input_number_[table], offset, step, fusion_.values[table].axes.back().extent, number,
+                       std::get<ir::Search>(op.attribute).left, each},
+         when);
+    return result;
+  }
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ValueId operand) const {
     const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
@@ -392,12 +405,15 @@ class Writer : Places {
     std::vector<RegisterId> operands;
     if (op.kind == ir::OpKind::kTake) {
       operands.push_back(take(item, at, when));
+    } else if (op.kind == ir::OpKind::kSearch) {
+      operands.push_back(search(item, at, when));
     } else {
       for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
     }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
     switch (ir::info(op.kind).op_class) {
+      case OpClass::kSearch:
       case OpClass::kView: result = operands[0]; break;  // the same element, at the same iteration
       case OpClass::kIota: {
         std::vector<int64_t> weights(fusion_.values[op.output].axes.size(), 0);

@@ -24,7 +24,7 @@ constexpr int kDear = 8;
 
 int cost_of(const Op& op) {
   const ir::OpInfo& info = ir::info(op.kind);
-  if (info.op_class == OpClass::kScan) return kDear;
+  if (info.op_class == OpClass::kScan || info.op_class == OpClass::kSearch) return kDear;
   if (info.op_class != OpClass::kPointwise) return 0;
   if (op.kind == OpKind::kDiv || op.kind == OpKind::kSqrt || op.kind == OpKind::kRsqrt) return kDear / 2;
   const bool simple = op.kind == OpKind::kIsFinite || op.kind == OpKind::kFloor || op.kind == OpKind::kCeil;

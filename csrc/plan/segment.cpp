@@ -63,6 +63,9 @@ constexpr int kDearOp = 8;
 // Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
 // reads as much as it would otherwise and a store is saved.
 constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
+// Searching a short table takes a thread no longer than reading what another kernel found: a few reads that its cache
+// has. In a longer one, what many elements need is found once and stored.
+constexpr int64_t kShortTable = 4096, kFewReaders = 64;
 
 Place identity_place(const ir::Value& value) {
   Place place;
@@ -176,6 +179,7 @@ class Drafter {
         std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
       return dear;
     }
+    if (op_class == OpClass::kSearch) result.cost = kDearOp;
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
     }
@@ -217,6 +221,15 @@ class Drafter {
                          [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; });
   }
   static int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
+
+  bool is_searched_first(const Op& op, const std::vector<Key>& users) const {
+    if (ir::shape(fusion_.values[op.inputs[0]]).back() <= kShortTable) return false;
+    return std::any_of(users.begin(), users.end(), [&](const Key& user) {
+      int64_t readers = 1;
+      for (int64_t extent : user.shape) readers *= extent;
+      return readers > kFewReaders * ir::elements(fusion_.values[op.output]);
+    });
+  }
 
   // Computing it again costs no more than loading it.
   static bool is_cheap(const Op& op) {
@@ -272,6 +285,9 @@ class Drafter {
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
+    if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
+      want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
+    }
     const bool again = is_cheap(op) || is_trivial(value) || (feeds_reduction && better_again(value));
     if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};

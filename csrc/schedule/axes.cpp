@@ -204,6 +204,8 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       if (indexed || take->dims[i] < 0 || take->starts[i] != 0) continue;
       if (from[i].extent == to[take->dims[i]].extent) axes[i] = static_cast<int>(take->dims[i]);
     }
+  } else if (const ir::Search* search = std::get_if<ir::Search>(&op.attribute); search != nullptr && operand == 0) {
+    for (size_t i = 0; i < search->dims.size(); ++i) axes[i] = static_cast<int>(search->dims[i]);
   } else if (const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute)) {
     for (size_t i = 0; i < from.size(); ++i) {
       const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
@@ -214,7 +216,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       if (static_cast<int64_t>(i) != dims->dims[0]) axes[i] = static_cast<int>(i);
     }
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
-             ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
+             op.kind == ir::OpKind::kSearch || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }
