@@ -148,11 +148,11 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        return np.broadcast_to(eval(arithmetic(text), {}, self.variables), self.thread.shape)
+        return np.broadcast_to(eval(arithmetic(text), {"min": np.minimum}, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
-        return np.logical_and.reduce([self.index(index) < int(bound) for index, bound in bounds])
+        return np.logical_and.reduce([self.index(index) < self.index(bound) for index, bound in bounds])
 
     def run(self, body: list[Line], active: Active) -> None:
         for line in body:
@@ -165,11 +165,17 @@ class Block:
                 return method(self, active, line.body, *found.groups())
         raise NotImplementedError(line.text)
 
-    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str) -> None:
+    def loop(
+        self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str, runs: str | None
+    ) -> None:
         count = int(extent)
         if parallel in ("serial", "unroll"):
             for i in range(count)[:: -1 if back else 1]:
                 self.variables[variable] = i
+                if runs:
+                    active = Active(active.threads & self.condition(runs), active.lanes)
+                    if not active.threads.any():
+                        return
                 self.run(body, active)
             return
         mine = {"thread": self.x, "thread_y": self.y}.get(parallel)
@@ -242,6 +248,14 @@ class Block:
 
     def buffer(self, name: str) -> Buffer:
         return self.shared.get(name) or self.kernel.buffers[name]
+
+    def read_index(self, active: Active, _: Any, to: str, name: str, at: str, high: str, when: str | None) -> None:
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        element, where = self.touched(active, self.buffer(name), at, None)
+        value = np.zeros(self.thread.shape, np.int64)
+        value[active.threads] = self.buffer(name).data[element[:, 0][active.threads]]
+        self.variables[to] = np.clip(value, 0, int(high))
 
     def from_index(self, active: Active, _: Any, to: str, dtype: str, at: str, step: str | None) -> None:
         element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
@@ -424,7 +438,7 @@ EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
-        (r"for (\w+) < (\d+) (\w+)( reverse)?", Block.loop),
+        (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
@@ -433,6 +447,7 @@ STATEMENTS = [
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
+        (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
