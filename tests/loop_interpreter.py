@@ -513,9 +513,13 @@ class Kernel:
 
 
 def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
-    """Return the outputs of a schedule's kernel for a platform, run as its loops say."""
+    """Return the outputs of a schedule's kernel for a platform, run as its loops say.
+
+    Kernels before it fill outputs with zeros that it stores in part.
+    """
     fusion = schedule.fusion
-    kernel = Kernel(jf.ir.lower(schedule, platform).as_text("loops"))
+    text = jf.ir.lower(schedule, platform).as_text("loops")
+    *fills, kernel = (Kernel(part) for part in re.split(r"\n(?=kernel )", text))
     values = iter(zip(fusion.inputs, arrays))
     outputs = iter(fusion.outputs)
     made = []
@@ -526,8 +530,17 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
         kernel.buffers[name] = buffer
         if not is_input:
             made.append((buffer, fusion.shape(value)))
+    filled = []
+    for fill in fills:
+        [(_, name)] = fill.parameters
+        fill.buffers[name] = kernel.buffers[name]
+        filled.append(kernel.buffers[name])
+        for place in fill.places():
+            Block(fill, place)
+        assert filled[-1].written.all(), f"{name} is not filled everywhere"
+        filled[-1].written[:] = False
     for place in kernel.places():
         Block(kernel, place)
     for buffer, _ in made:
-        assert buffer.written.all(), f"{buffer.name} is not written everywhere"
+        assert buffer.written.all() or buffer in filled, f"{buffer.name} is not written everywhere"
     return [buffer.data.reshape(shape) for buffer, shape in made]

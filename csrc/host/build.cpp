@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "host/program.h"
+#include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
@@ -124,6 +125,10 @@ Program build(const ir::Fusion& whole, const Target& target) {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
+    if (segment.strategy != plan::Strategy::kEmpty) {
+      add_zeros(segment.fusion, {buffers.begin() + static_cast<std::ptrdiff_t>(segment.inputs.size()), buffers.end()},
+                target, program);
+    }
     program.facts.push_back(kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs));
     program.facts.back().reason = segment.reason;
     switch (segment.strategy) {

@@ -277,7 +277,10 @@ ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> c
   for (size_t i = 0; i < std::min(counts.size(), plain.strides.size()); ++i) {
     if (counts[i] == 1 && plain.strides[i] > 0) plain.strides[i] = 1;
   }
-  infer(fusion_, OpKind::kSlice, {x}, plain, {"", dtype, axes_of(counts)});
+  // Nested values are never sliced themselves, but what they are computed from is.
+  Fusion dense;
+  dense.values = {{fusion_.values[x].name, dtype, axes_of(shape(fusion_.values[x]))}};
+  infer(dense, OpKind::kSlice, {0}, plain, {"", dtype, axes_of(counts)});
   return sliced(x, plain, to_vector(counts));
 }
 
