@@ -83,7 +83,7 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
         operands, ragged[op.result] = [values[v] for v in op.operands], op.ragged
         nested = ragged.get(op.operands[0]) if op.operands else None
         if nested is not None and op.kind == "combine":
-            values[op.result] = _evaluate_nested.combine(op, nested, *operands, values[nested.extents])
+            values[op.result] = _evaluate_nested.combine(op, nested, operands[0], operands[1], values[nested.extents])
             continue
         if nested is not None and op.kind in _JOIN:
             exists = _evaluate_nested.mask(nested, operands[0].shape, values[nested.extents])

@@ -252,7 +252,7 @@ class Block:
     def read_index(self, active: Active, _: Any, to: str, name: str, at: str, high: str, when: str | None) -> None:
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
-        element, where = self.touched(active, self.buffer(name), at, None)
+        element, _ = self.touched(active, self.buffer(name), at, None)
         value = np.zeros(self.thread.shape, np.int64)
         value[active.threads] = self.buffer(name).data[element[:, 0][active.threads]]
         self.variables[to] = np.clip(value, 0, int(high))

@@ -236,7 +236,10 @@ REFUSED = {
         ),
         r"axis 0 says which component an element is of and cannot be squeezed; fold it instead",
     ),
-    "nested output": (lambda b, x, s, e, n: (b.output(n), b.finish()), r"output t3 is .*, nested, which no memory holds"),
+    "nested output": (
+        lambda b, x, s, e, n: (b.output(n), b.finish()),
+        r"output t3 is .*, nested, which no memory holds",
+    ),
     "combine of a dense value": (lambda b, x, s, e, n: b.combine(x, s, M), r"\[combine\] expected a nested value"),
     "combine into too few rows": (
         lambda b, x, s, e, n: b.combine(n, s, M - 1),
@@ -250,7 +253,10 @@ REFUSED = {
         lambda b, x, s, e, n: b.partition(x, s, e, 0, M + 1),
         r"axis 0 of f32\[11,4\] has 11 elements; a component can have 0 to 11 of them, got most=12",
     ),
-    "no such axis": (lambda b, x, s, e, n: b.partition(x, s, e, 2, 1), r"expected an axis below the rank of f32\[11,4\]"),
+    "no such axis": (
+        lambda b, x, s, e, n: b.partition(x, s, e, 2, 1),
+        r"expected an axis below the rank of f32\[11,4\]",
+    ),
     "extents of another dtype": (
         lambda b, x, s, e, n: b.partition(x, s, b.input("e2", "f32", [G]), 0, M),
         r"\[partition\] expected extents of s32\[..., components\], got f32\[3\]",
@@ -279,7 +285,10 @@ REFUSED = {
         lambda b, x, s, e, n: b.broadcast_like(x, n, [1, 2]),
         r"axis 1 is ragged, and a dense value has no rows for it; partition the value",
     ),
-    "stretch of a long axis": (lambda b, x, s, e, n: b.stretch(x, e, 0, M, [1]), r"\[stretch\] axis 0 of .* must be one of"),
+    "stretch of a long axis": (
+        lambda b, x, s, e, n: b.stretch(x, e, 0, M, [1]),
+        r"\[stretch\] axis 0 of .* must be one of",
+    ),
     "stretch by another axis": (
         lambda b, x, s, e, n: b.stretch(b.input("v", "f32", [G + 1, 1]), e, 1, M, [0]),
         r"\[stretch\] axis 0 of f32\[4,1\] cannot index axis 0 of extents s32\[3\]",
@@ -318,5 +327,7 @@ def test_text_that_says_something_else_is_refused(written, message):
 
 
 def test_inputs_are_dense():
-    with pytest.raises(jf.UserError, match="input x is .*, nested; make the array an input and partition it"):
-        jf.ir.Fusion("fusion f(e: s32[3], x: f32[3,ragged 4 of e by 0]) -> (t2) {\n  t2: f32[3] = reduce_sum(x) {dims=[1]}\n}\n")
+    with pytest.raises(jf.UserError, match=r"input x is .*, nested; make the array an input and partition it"):
+        jf.ir.Fusion(
+            "fusion f(e: s32[3], x: f32[3,ragged 4 of e by 0]) -> (t2) {\n  t2: f32[3] = reduce_sum(x) {dims=[1]}\n}\n"
+        )

@@ -141,8 +141,8 @@ struct Printer {
         return b.index->kind == IndexKind::kVar && b.index->value == loop.variable && b.bound <= loop.extent;
       });
       const std::string runs = condition(loop.runs);
-      line("for (", index_type(), " ", i, " = 0; ", whole ? "" : cat(i, " < ", loop.extent), whole || runs.empty() ? "" : " && ",
-           runs, "; ++", i, ") {");
+      line("for (", index_type(), " ", i, " = 0; ", whole ? "" : cat(i, " < ", loop.extent),
+           whole || runs.empty() ? "" : " && ", runs, "; ++", i, ") {");
     }
     const bool differs = varies(loop.runs);
     divergent += differs;
@@ -243,8 +243,9 @@ struct Printer {
   void operator()(const ReadIndex& read) {
     const std::string i = bind(read.variable, 1), where = condition(read.when);
     if (varies(read.offset) || varies(read.when)) thread_variables.insert(read.variable);
-    line("const ", index_type(), " ", i, " = ", where, where.empty() ? "" : " ? ", "jf::read_index<", index_type(), ">(",
-         buffers.at(read.buffer), ", ", offset(read.offset), ", ", read.high, ")", where.empty() ? "" : " : 0", ";");
+    line("const ", index_type(), " ", i, " = ", where, where.empty() ? "" : " ? ", "jf::read_index<", index_type(),
+         ">(", buffers.at(read.buffer), ", ", offset(read.offset), ", ", read.high, ")", where.empty() ? "" : " : 0",
+         ";");
   }
   void operator()(const FromIndex& from) {
     const std::string definition = define(from.result, "t", results);

@@ -31,7 +31,8 @@ Program build(const Request& request, const Target& target) {
   add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
-  add_zeros(fusion, {buffers.end() - static_cast<std::ptrdiff_t>(fusion.outputs.size()), buffers.end()}, target, program);
+  add_zeros(fusion, {buffers.end() - static_cast<std::ptrdiff_t>(fusion.outputs.size()), buffers.end()}, target,
+            program);
   program.scheduled.push_back({fusion, *schedule});
   program.facts.push_back(kernel_facts(fusion));
   program.facts.back().strategy = "by hand";

@@ -49,10 +49,10 @@ class Builder {
                  const std::string& label = "");
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
-  // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component and
-  // a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other axes,
-  // what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the last
-  // one.
+  // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
+  // and a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other
+  // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
+  // last one.
   ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);

@@ -76,7 +76,8 @@ ValueId Builder::broadcast_like(ValueId x, ValueId like, std::span<const int64_t
   const auto along = std::find(dims.begin(), dims.end(), axis);
   const bool one = along == dims.end() || (static_cast<size_t>(along - dims.begin()) < dense.axes.size() &&
                                            dense.axes[along - dims.begin()].extent == 1);
-  JF_REQUIRE(one, "[broadcast_like] axis ", axis, " is ragged, and a dense value has no rows for it; partition the value");
+  JF_REQUIRE(one, "[broadcast_like] axis ", axis,
+             " is ragged, and a dense value has no rows for it; partition the value");
   to[axis] = 1;
   return stretch(broadcast(x, to, dims), axes[axis].extents, {axis, axes[axis].extent, axes[axis].by});
 }

@@ -156,7 +156,8 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Nest, Combine, Grouped>;
+using Attribute =
+    std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Nest, Combine, Grouped>;
 
 struct Op {
   OpKind kind;

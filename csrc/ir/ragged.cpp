@@ -35,7 +35,9 @@ struct Nested {
   int64_t axis;
   const std::vector<int64_t>& by;
 
-  std::string is() const { return cat("[", op.name, "] ", fusion.values[id].name, ", ", type(fusion, id), ", is nested"); }
+  std::string is() const {
+    return cat("[", op.name, "] ", fusion.values[id].name, ", ", type(fusion, id), ", is nested");
+  }
   [[noreturn]] void refuse(const char* instead) const { throw UserError(cat(is(), "; ", instead)); }
 
   void check_kept(const std::vector<int64_t>& dims, const char* does, const char* instead) const {
@@ -48,12 +50,15 @@ struct Nested {
 
   void check_reduce(const Reduce& reduce) const {
     const bool parts_of_ragged = reduce.parts > 0 && reduce.dims[0] == axis;
-    JF_REQUIRE(!parts_of_ragged, is(), ": its ragged axis ", axis,
-               " cannot be folded in parts; partition it into more components, fold those, and then fold their results");
+    JF_REQUIRE(
+        !parts_of_ragged, is(), ": its ragged axis ", axis,
+        " cannot be folded in parts; partition it into more components, fold those, and then fold their results");
     if (contains(reduce.dims, axis)) return;
     for (int64_t dim : by) {
-      JF_REQUIRE(!contains(reduce.dims, dim), is(), ": axis ", dim, " is its component, whose elements have extents of "
-                 "their own along ragged axis ", axis, "; fold the ragged axis with it, or before");
+      JF_REQUIRE(!contains(reduce.dims, dim), is(), ": axis ", dim,
+                 " is its component, whose elements have extents of "
+                 "their own along ragged axis ",
+                 axis, "; fold the ragged axis with it, or before");
     }
   }
 
@@ -126,8 +131,9 @@ Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, 
   const Value &x = fusion.values[inputs[0]], &extents = fusion.values[inputs[2]];
   check_integers(fusion, inputs[1], "partition", "starts");
   check_integers(fusion, inputs[2], "partition", "extents");
-  JF_REQUIRE(shape(fusion.values[inputs[1]]) == shape(extents), "[partition] starts and extents must have one shape, got ",
-             type(fusion, inputs[1]), " and ", type(fusion, inputs[2]));
+  JF_REQUIRE(shape(fusion.values[inputs[1]]) == shape(extents),
+             "[partition] starts and extents must have one shape, got ", type(fusion, inputs[1]), " and ",
+             type(fusion, inputs[2]));
   const auto rank = static_cast<int64_t>(x.axes.size());
   JF_REQUIRE(nest.axis >= 0 && nest.axis < rank, "[partition] expected an axis below the rank of ",
              type(fusion, inputs[0]), ", got ", nest.axis);

@@ -344,8 +344,8 @@ std::string print_type(const Value& value, Name name_of) {
       axes += cat(axis.extent);
       continue;
     }
-    axes += cat(axis.kind == AxisKind::kBroadcast ? " " : "", "ragged ", axis.extent, " of ", name_of(axis.extents),
-                " by");
+    axes +=
+        cat(axis.kind == AxisKind::kBroadcast ? " " : "", "ragged ", axis.extent, " of ", name_of(axis.extents), " by");
     for (int64_t by : axis.by) axes += cat(" ", by);
   }
   return cat(name(value.dtype), "[", axes, "]");

@@ -231,8 +231,9 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine, Scan,
-               ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk, DrainBulk>
+  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine,
+               Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk,
+               DrainBulk>
       node;
 };
 

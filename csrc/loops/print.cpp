@@ -51,7 +51,8 @@ struct Printer {
   static std::string condition(const Condition& below) {
     std::string result;
     for (const Below& b : below) {
-      result += cat(result.empty() ? "" : " and ", text(b.index), " < ", b.variable < 0 ? cat(b.bound) : cat("i", b.variable));
+      result += cat(result.empty() ? "" : " and ", text(b.index), " < ",
+                    b.variable < 0 ? cat(b.bound) : cat("i", b.variable));
     }
     return result;
   }

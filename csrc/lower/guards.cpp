@@ -34,11 +34,11 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<ReadIndex>(stmt.node) ||
-         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
-         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
-         std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
-         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<ReadIndex>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
+         std::holds_alternative<Accumulate>(stmt.node) || std::holds_alternative<BulkLoad>(stmt.node) ||
+         std::holds_alternative<TileLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
+         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node) ||
+         std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 

@@ -15,8 +15,8 @@ bool shares_variable(const IndexPtr& a, const IndexPtr& b) {
   return shares_variable(a->a, b) || shares_variable(a->b, b);
 }
 
-IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at,
-                  ir::ValueId value, int64_t high, bool& even) {
+IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at, ir::ValueId value,
+                  int64_t high, bool& even) {
   const std::vector<int64_t> strides = graph::strides(ir::shape(fusion.values[value]));
   const int last = *std::max_element(ragged.by.begin(), ragged.by.end());
   std::vector<int64_t> weights(static_cast<size_t>(last) + 1, 0);

@@ -254,7 +254,8 @@ class Writer : Places {
       even_ = even_ && index.lane_step == 0;
       condition.push_back({index.at, counts[0].high, reads_.variable(counts[0])});
     }
-    for (const graph::Bound& bound : at.bounds(folded, counts.empty() ? -1 : schedule_.domains[item.value].ragged->axis)) {
+    for (const graph::Bound& bound :
+         at.bounds(folded, counts.empty() ? -1 : schedule_.domains[item.value].ragged->axis)) {
       if (bound.index.lane_step == 0) {
         const bool always = bound.index.at->kind == loops::IndexKind::kConst && bound.index.at->value < bound.bound;
         if (!always) condition.push_back({bound.index.at, bound.bound});
