@@ -40,8 +40,9 @@ def partition(op: _ir_text.Op, x: Any, starts: Any, extents: Any) -> Any:
     if most == 0 or 0 in op.shape:
         return jnp.zeros(op.shape, x.dtype)
     row = jnp.minimum(_rows(op, op.ragged, op.shape, starts, x.shape[axis]), x.shape[axis] - 1)
-    kept = [a for a in range(len(op.shape)) if a != axis]
-    place = [row if a == axis + 1 else lax.broadcasted_iota(row.dtype, op.shape, a) for a in kept]
+    components = range(axis, op.ragged.axis)
+    kept = [a for a in range(len(op.shape)) if a not in components]
+    place = [row if a == op.ragged.axis else lax.broadcasted_iota(row.dtype, op.shape, a) for a in kept]
     rows = x.at[tuple(place)].get(mode="promise_in_bounds")
     return jnp.where(mask(op.ragged, op.shape, extents), rows, jnp.ones((), x.dtype))
 
@@ -50,6 +51,7 @@ def combine(op: _ir_text.Op, ragged: _ir_text.Ragged, x: Any, starts: Any, exten
     rows = int(op.attributes["rows"])
     row = _rows(op, ragged, x.shape, starts, rows)
     row = jnp.where(mask(ragged, x.shape, extents), row, rows)
-    kept = [a for a in range(x.ndim) if a != ragged.by[-1]]
+    components = ragged.by[-int(op.attributes.get("components", 1)) :]
+    kept = [a for a in range(x.ndim) if a not in components]
     place = [row if a == ragged.axis else lax.broadcasted_iota(row.dtype, x.shape, a) for a in kept]
     return jnp.zeros(op.shape, x.dtype).at[tuple(place)].set(x, mode="drop")

@@ -37,6 +37,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
     "max": np.maximum,
     "min": np.minimum,
     "neg": np.negative,

@@ -8,6 +8,7 @@
 #include "plan/grouped.h"
 #include "plan/plan.h"
 #include "plan/pointwise.h"
+#include "plan/ragged.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -79,6 +80,13 @@ class Kernels {
       return lowered("reduction", kernel.fusion, plan::print(parameters), true, kernel.schedule);
     });
   }
+  loops::Kernel nested(const ir::Fusion& segment) {
+    return guarded(segment, [&] {
+      const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
+      return lowered("nested", segment, plan::print(parameters), false,
+                     plan::nested_schedule(segment, parameters, target_.platform));
+    });
+  }
 
  private:
   // `changed`: the fusion is no longer that of the segment.
@@ -140,6 +148,9 @@ Program build(const ir::Fusion& whole, const Target& target) {
         break;
       case plan::Strategy::kPointwise:
         program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), std::move(buffers)});
+        break;
+      case plan::Strategy::kNested:
+        program.steps.push_back(KernelStep{kernels.nested(segment.fusion), std::move(buffers)});
         break;
       case plan::Strategy::kReduction:
         program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), std::move(buffers)});

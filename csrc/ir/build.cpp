@@ -47,10 +47,10 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   }
   if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "p", s->parts);
   if (const Nest* n = std::get_if<Nest>(&attribute)) {
-    text += cat(" n", n->axis, ",", n->most);
+    text += cat(" n", n->axis, ",", n->most, ",", n->components);
     for (int64_t axis : n->by) text += cat(" b", axis);
   }
-  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows);
+  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
   return text;

@@ -136,17 +136,20 @@ struct Scan {
   int64_t parts = 0;
   bool operator==(const Scan&) const = default;
 };
-// partition: axis `axis` of the operand becomes two, the component and a ragged axis of `most` elements. stretch: axis
-// `axis` of the operand, of extent 1, becomes a ragged axis of `most` elements along which the value is the same; its
-// axes `by` index the extents.
+// partition: axis `axis` of the operand becomes the component, of `components` axes, the last ones of the extents, and
+// a ragged axis of `most` elements. stretch: axis `axis` of the operand, of extent 1, becomes a ragged axis of `most`
+// elements along which the value is the same; its axes `by` index the extents.
 struct Nest {
   int64_t axis = 0, most = 0;
   std::vector<int64_t> by = {};
+  int64_t components = 1;
   bool operator==(const Nest&) const = default;
 };
-// The component goes and the ragged axis becomes one of `rows` elements: zeros where no component has any.
+// The component, of so many axes, goes and the ragged axis becomes one of `rows` elements: zeros where no component has
+// any.
 struct Combine {
   int64_t rows = 0;
+  int64_t components = 1;
   bool operator==(const Combine&) const = default;
 };
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };

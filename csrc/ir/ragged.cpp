@@ -141,7 +141,10 @@ Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, 
   const int64_t rows = x.axes[nest.axis].extent;
   JF_REQUIRE(nest.most >= 0 && nest.most <= rows, "[partition] axis ", nest.axis, " of ", type(fusion, inputs[0]),
              " has ", rows, " elements; a component can have 0 to ", rows, " of them, got most=", nest.most);
-  const auto outer = static_cast<int64_t>(extents.axes.size()) - 1;
+  const auto outer = static_cast<int64_t>(extents.axes.size()) - nest.components;
+  JF_REQUIRE(nest.components >= 1 && outer >= 0, "[partition] extents ", type(fusion, inputs[2]), " have ",
+             extents.axes.size(), " axes; expected 1 or more to be the component, up to all of them, got ",
+             nest.components);
   JF_REQUIRE(outer == 0 || outer == nest.axis, "[partition] extents of ", outer + 1, " axes, ", type(fusion, inputs[2]),
              ", are for axis ", outer, " of a value, got axis ", nest.axis, "; extents of one axis are for any");
   Value result{"", x.dtype, x.axes};
@@ -152,9 +155,12 @@ Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, 
     result.axes[i].kind = AxisKind::kIteration;
     ragged.by.push_back(i);
   }
-  ragged.by.push_back(nest.axis);
-  result.axes[nest.axis] = {extents.axes.back().extent};
-  result.axes.insert(result.axes.begin() + nest.axis + 1, std::move(ragged));
+  result.axes.erase(result.axes.begin() + nest.axis);
+  for (int64_t i = 0; i < nest.components; ++i) {
+    ragged.by.push_back(nest.axis + i);
+    result.axes.insert(result.axes.begin() + nest.axis + i, {extents.axes[outer + i].extent});
+  }
+  result.axes.insert(result.axes.begin() + nest.axis + nest.components, std::move(ragged));
   return result;
 }
 
@@ -191,9 +197,13 @@ Value infer_combine(const Fusion& fusion, const std::vector<ValueId>& inputs, co
              type(fusion, ragged.extents), ", got ", type(fusion, inputs[1]));
   JF_REQUIRE(combine.rows >= ragged.extent, "[combine] a component of ", type(fusion, inputs[0]), " can have ",
              ragged.extent, " rows; expected room for as many or more, got rows=", combine.rows);
+  JF_REQUIRE(combine.components >= 1 && combine.components <= static_cast<int64_t>(ragged.by.size()),
+             "[combine] the components of ", type(fusion, inputs[0]), " have 1 to ", ragged.by.size(), " axes, got ",
+             combine.components);
+  const std::vector<int64_t> gone(ragged.by.end() - combine.components, ragged.by.end());
   Value result{"", x.dtype, {}};
   for (size_t i = 0; i < x.axes.size(); ++i) {
-    if (static_cast<int64_t>(i) == ragged.by.back()) continue;
+    if (contains(gone, static_cast<int64_t>(i))) continue;
     result.axes.push_back({static_cast<int>(i) == axis ? combine.rows : x.axes[i].extent});
   }
   return result;

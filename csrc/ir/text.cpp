@@ -21,6 +21,8 @@ std::string print_dims(const std::vector<int64_t>& dims) {
   return text;
 }
 
+std::string components(int64_t count) { return count == 1 ? "" : cat(", components=", count); }
+
 struct AttributePrinter {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const Constant& c) const { return cat(" {value=", print_constant(c), "}"); }
@@ -46,9 +48,10 @@ struct AttributePrinter {
     return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", s.parts > 0 ? cat(" parts=", s.parts) : "", "}");
   }
   std::string operator()(const Nest& n) const {
-    return cat(" {most=", n.most, ", axis=", n.axis, n.by.empty() ? "" : cat(", by=[", print_dims(n.by), "]"), "}");
+    return cat(" {most=", n.most, ", axis=", n.axis, n.by.empty() ? "" : cat(", by=[", print_dims(n.by), "]"),
+               components(n.components), "}");
   }
-  std::string operator()(const Combine& c) const { return cat(" {rows=", c.rows, "}"); }
+  std::string operator()(const Combine& c) const { return cat(" {rows=", c.rows, components(c.components), "}"); }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
   }
@@ -275,10 +278,25 @@ class Parser {
       expect_word("axis");
       expect('=');
       nest.axis = integer();
-      if (accept(',')) nest.by = list("by");
+      while (accept(',')) {
+        const std::string next = word("by or components");
+        require(next == "by" || next == "components", "by or components before this");
+        expect('=');
+        if (next == "by") {
+          nest.by = dims();
+        } else {
+          nest.components = integer();
+        }
+      }
       result = nest;
     } else if (key == "rows") {
-      result = Combine{integer()};
+      Combine combine{integer()};
+      if (accept(',')) {
+        expect_word("components");
+        expect('=');
+        combine.components = integer();
+      }
+      result = combine;
     } else {
       require(key == "mode", "value, dims, axes, starts, axis, most, rows or mode before this");
       const std::string mode = word("rows, contraction or batch");

@@ -159,7 +159,9 @@ int scan_position(const Domain& domain, const std::string& value) {
 std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
   std::vector<int> nodes;
   for (size_t root = 0; root < domain.logical.size(); ++root) {
-    const bool joined = domain.ragged && domain.ragged->combined && domain.ragged->by.back() == static_cast<int>(root);
+    const bool joined =
+        domain.ragged && std::find(domain.ragged->by.end() - domain.ragged->combined, domain.ragged->by.end(),
+                                   static_cast<int>(root)) != domain.ragged->by.end();
     const bool reduced = joined || (!domain.reduced.empty() && domain.reduced[root]);
     const Split* parts =
         domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
@@ -218,7 +220,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       return {by.begin(), by.end()};
     }
     for (size_t i = 0; i < from.size(); ++i) {
-      if (i != axis) axes[i] = static_cast<int>(i + (partition && i > axis));
+      if (i != axis) axes[i] = static_cast<int>(partition && i > axis ? i + nest->components : i);
     }
   } else if (op.kind == ir::OpKind::kCombine) {
     for (size_t i = 0; operand == 0 && i < from.size(); ++i) axes[i] = static_cast<int>(i);

@@ -84,7 +84,7 @@ struct Ragged {
   int axis;
   ValueId extents;
   std::vector<int> by;
-  bool combined = false;  // the value has one axis for it and the last of `by`
+  int combined = 0;  // the value has one axis for it and so many of `by`, the last ones
   bool operator==(const Ragged&) const = default;
 };
 

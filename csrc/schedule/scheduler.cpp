@@ -53,7 +53,7 @@ std::pair<int, int64_t> parts_along(const ir::Fusion& fusion, const ir::Op& op) 
   return {static_cast<int>(axis), fusion.values[op.inputs[0]].axes[axis].extent};
 }
 
-std::optional<Ragged> ragged(const ir::Value& value, bool combined) {
+std::optional<Ragged> ragged(const ir::Value& value, int combined) {
   const int axis = ir::ragged_axis(value);
   if (axis < 0) return std::nullopt;
   const std::vector<int64_t>& by = value.axes[axis].by;
@@ -67,7 +67,7 @@ Schedule unscheduled(const ir::Fusion& fusion) {
   for (const ir::Value& value : fusion.values) {
     Domain domain;
     domain.logical = ir::shape(value);
-    domain.ragged = ragged(value, false);
+    domain.ragged = ragged(value, 0);
     schedule.domains.push_back(std::move(domain));
   }
   for (const ir::Op& op : fusion.ops) {
@@ -84,7 +84,8 @@ Schedule unscheduled(const ir::Fusion& fusion) {
     if (reduce == nullptr && !combines) continue;
     Domain& domain = schedule.domains[op.output];
     domain.logical = ir::shape(fusion.values[op.inputs[0]]);
-    domain.ragged = ragged(fusion.values[op.inputs[0]], combines);
+    const int combined = combines ? static_cast<int>(std::get<ir::Combine>(op.attribute).components) : 0;
+    domain.ragged = ragged(fusion.values[op.inputs[0]], combined);
     if (combines) continue;
     domain.reduced.resize(domain.logical.size(), false);
     for (int64_t dim : reduce->dims) domain.reduced[dim] = true;
