@@ -37,6 +37,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
     "max": np.maximum,
     "min": np.minimum,
     "neg": np.negative,
@@ -148,11 +149,12 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        return np.broadcast_to(eval(arithmetic(text), {"where": np.where}, self.variables), self.thread.shape)
+        functions = {"where": np.where, "min": np.minimum}
+        return np.broadcast_to(eval(arithmetic(text), functions, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
-        return np.logical_and.reduce([self.index(index) < int(bound) for index, bound in bounds])
+        return np.logical_and.reduce([self.index(index) < self.index(bound) for index, bound in bounds])
 
     def run(self, body: list[Line], active: Active) -> None:
         for line in body:
@@ -165,11 +167,17 @@ class Block:
                 return method(self, active, line.body, *found.groups())
         raise NotImplementedError(line.text)
 
-    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str) -> None:
+    def loop(
+        self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str, runs: str | None
+    ) -> None:
         count = int(extent)
         if parallel in ("serial", "unroll"):
             for i in range(count)[:: -1 if back else 1]:
                 self.variables[variable] = i
+                if runs:
+                    active = Active(active.threads & self.condition(runs), active.lanes)
+                    if not active.threads.any():
+                        return
                 self.run(body, active)
             return
         mine = {"thread": self.x, "thread_y": self.y}.get(parallel)
@@ -248,6 +256,14 @@ class Block:
 
     def buffer(self, name: str) -> Buffer:
         return self.shared.get(name) or self.kernel.buffers[name]
+
+    def read_index(self, active: Active, _: Any, to: str, name: str, at: str, high: str, when: str | None) -> None:
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        element, _ = self.touched(active, self.buffer(name), at, None)
+        value = np.zeros(self.thread.shape, np.int64)
+        value[active.threads] = self.buffer(name).data[element[:, 0][active.threads]]
+        self.variables[to] = np.clip(value, 0, int(high))
 
     def from_index(self, active: Active, _: Any, to: str, dtype: str, at: str, step: str | None) -> None:
         element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
@@ -475,7 +491,7 @@ EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
-        (r"for (\w+) < (\d+) (\w+)( reverse)?", Block.loop),
+        (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
@@ -490,6 +506,7 @@ STATEMENTS = [
             r"( of each lane)?( left)?(?: if (.+))?",
             Block.search,
         ),
+        (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
@@ -559,9 +576,13 @@ class Kernel:
 
 
 def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
-    """Return the outputs of a schedule's kernel for a platform, run as its loops say."""
+    """Return the outputs of a schedule's kernel for a platform, run as its loops say.
+
+    Kernels before it fill outputs with zeros that it stores in part.
+    """
     fusion = schedule.fusion
-    kernel = Kernel(jf.ir.lower(schedule, platform).as_text("loops"))
+    text = jf.ir.lower(schedule, platform).as_text("loops")
+    *fills, kernel = (Kernel(part) for part in re.split(r"\n(?=kernel )", text))
     values = iter(zip(fusion.inputs, arrays))
     outputs = iter(fusion.outputs)
     made = []
@@ -572,8 +593,17 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
         kernel.buffers[name] = buffer
         if not is_input:
             made.append((buffer, fusion.shape(value)))
+    filled = []
+    for fill in fills:
+        [(_, name)] = fill.parameters
+        fill.buffers[name] = kernel.buffers[name]
+        filled.append(kernel.buffers[name])
+        for place in fill.places():
+            Block(fill, place)
+        assert filled[-1].written.all(), f"{name} is not filled everywhere"
+        filled[-1].written[:] = False
     for place in kernel.places():
         Block(kernel, place)
     for buffer, _ in made:
-        assert buffer.written.all(), f"{buffer.name} is not written everywhere"
+        assert buffer.written.all() or buffer in filled, f"{buffer.name} is not written everywhere"
     return [buffer.data.reshape(shape) for buffer, shape in made]

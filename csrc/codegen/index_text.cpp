@@ -38,6 +38,10 @@ struct Writer {
       case IndexKind::kMod: return divided(" % ", index);
       // Brackets always: the sign binds less than comparisons do.
       case IndexKind::kXor: return {cat("(", divided(" ^ ", index, kAtom).text, ")"), kAtom, false};
+      case IndexKind::kMin: {
+        const Writer narrow{variables, false};
+        return {cat("jf::least(", narrow(index->a).text, ", ", narrow(index->b).text, ")"), kAtom, false};
+      }
     }
     JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
   }
@@ -73,7 +77,8 @@ int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
     case IndexKind::kVar: return variables.at(index->value).multiple;
     case IndexKind::kAdd: return std::gcd(of(index->a), of(index->b));
     case IndexKind::kMul: return of(index->a) * of(index->b);
-    case IndexKind::kMod: return std::gcd(of(index->a), of(index->b));
+    case IndexKind::kMod:
+    case IndexKind::kMin: return std::gcd(of(index->a), of(index->b));
     case IndexKind::kXor: {
       const int64_t both = std::gcd(of(index->a), of(index->b));
       return both & -both;  // only low zero bits stay

@@ -63,8 +63,10 @@ struct Printer {
   std::string on() const { return masked ? ", on" : ""; }
   std::string condition(const Condition& below) const {
     std::string result;
-    for (const auto& [at, bound] : below) {
-      const std::string text = cat(index(at), " < ", bound), sure = holds_anyway(at, bound);
+    for (const Below& b : below) {
+      const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
+      const std::string text = cat(index(b.index), " < ", bound);
+      const std::string sure = b.variable < 0 ? holds_anyway(b.index, b.bound) : "";
       const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
       const bool brackets = !sure.empty() && below.size() > 1;
       result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
@@ -92,6 +94,11 @@ struct Printer {
   bool varies(const IndexPtr& index) const {
     if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
     return index->kind != IndexKind::kConst && (varies(index->a) || varies(index->b));
+  }
+  bool varies(const Condition& condition) const {
+    return std::any_of(condition.begin(), condition.end(), [&](const Below& b) {
+      return varies(b.index) || (b.variable >= 0 && thread_variables.count(b.variable) > 0);
+    });
   }
   void check_all_threads(const char* what) const {
     JF_CHECK(divergent == 0, "kernel ", kernel.name, " has a ", what, " that not every thread of a block gets to");
@@ -157,11 +164,20 @@ struct Printer {
     if (loop.reverse) {
       line("for (", index_type(), " ", i, " = ", loop.extent - 1, "; ", i, " >= 0; --", i, ") {");
     } else {
-      line("for (", index_type(), " ", i, " = 0; ", i, " < ", loop.extent, "; ++", i, ") {");
+      // A bound of the variable itself that is no more than the extent says all.
+      const bool whole = std::any_of(loop.runs.begin(), loop.runs.end(), [&](const Below& b) {
+        return b.index->kind == IndexKind::kVar && b.index->value == loop.variable && b.bound <= loop.extent;
+      });
+      const std::string runs = condition(loop.runs);
+      line("for (", index_type(), " ", i, " = 0; ", whole ? "" : cat(i, " < ", loop.extent),
+           whole || runs.empty() ? "" : " && ", runs, "; ++", i, ") {");
     }
+    const bool differs = varies(loop.runs);
+    divergent += differs;
     ++loops_now;
     block(loop.body);
     --loops_now;
+    divergent -= differs;
   }
   void parallel(const For& loop, std::string_view number, int64_t count) {
     JF_CHECK(!number.empty(), "kernel ", kernel.name, " has a loop that its language cannot run in parallel");
@@ -203,8 +219,7 @@ struct Printer {
     in_vector = masked = false;
   }
   void operator()(const Guard& guard) {
-    const bool differs =
-        std::any_of(guard.below.begin(), guard.below.end(), [&](const auto& below) { return varies(below.first); });
+    const bool differs = varies(guard.below);
     line("if (", condition(guard.below), ") {");
     divergent += differs;
     block(guard.body);
@@ -257,6 +272,13 @@ struct Printer {
       line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
     }
   }
+  void operator()(const ReadIndex& read) {
+    const std::string i = bind(read.variable, 1), where = condition(read.when);
+    if (varies(read.offset) || varies(read.when)) thread_variables.insert(read.variable);
+    line("const ", index_type(), " ", i, " = ", where, where.empty() ? "" : " ? ", "jf::read_index<", index_type(),
+         ">(", buffers.at(read.buffer), ", ", offset(read.offset), ", ", read.high, ")", where.empty() ? "" : " : 0",
+         ";");
+  }
   void operator()(const FromIndex& from) {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
@@ -307,8 +329,7 @@ struct Printer {
   void operator()(const TurnedLoad& load) {
     const int64_t size = kernel.arrays.at(load.array).size;
     std::string count = cat(size);
-    for (const auto& [first, limit] : load.limits)
-      count = cat("jf::below(", count, ", ", index(first), ", ", limit, ")");
+    for (const Below& b : load.limits) count = cat("jf::below(", count, ", ", index(b.index), ", ", b.bound, ")");
     line("jf::load_turned<", size, ">(", array(load.array), ", ", buffers.at(load.buffer), ", ", offset(load.offset),
          ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
   }
@@ -416,7 +437,7 @@ struct Printer {
   template <class Copy>
   std::string elements(const Copy& copy) const {
     std::string rows = cat(copy.rows);
-    for (const auto& [first, limit] : copy.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
+    for (const Below& b : copy.limits) rows = cat("jf::below(", rows, ", ", index(b.index), ", ", b.bound, ")");
     return copy.row == 1 ? rows : copy.limits.empty() ? cat(copy.rows * copy.row) : cat(rows, " * ", copy.row);
   }
   void operator()(const OpenRing& open) {

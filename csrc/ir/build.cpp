@@ -51,6 +51,11 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
     text += cat(" p", r->parts);
   }
   if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "p", s->parts);
+  if (const Nest* n = std::get_if<Nest>(&attribute)) {
+    text += cat(" n", n->axis, ",", n->most, ",", n->components);
+    for (int64_t axis : n->by) text += cat(" b", axis);
+  }
+  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
   return text;
@@ -292,7 +297,10 @@ ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> c
   for (size_t i = 0; i < std::min(counts.size(), plain.strides.size()); ++i) {
     if (counts[i] == 1 && plain.strides[i] > 0) plain.strides[i] = 1;
   }
-  infer(fusion_, OpKind::kSlice, {x}, plain, {"", dtype, axes_of(counts)});
+  // Nested values are never sliced themselves, but what they are computed from is.
+  Fusion dense;
+  dense.values = {{fusion_.values[x].name, dtype, axes_of(shape(fusion_.values[x]))}};
+  infer(dense, OpKind::kSlice, {0}, plain, {"", dtype, axes_of(counts)});
   return sliced(x, plain, to_vector(counts));
 }
 
@@ -358,6 +366,8 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
       if (where.strides[dim] != 1) result = pointwise(OpKind::kMul, std::array{result, full(where.strides[dim])});
       if (where.starts[dim] != 0) result = pointwise(OpKind::kAdd, std::array{result, full(where.starts[dim])});
       result = convert(result, dtype);
+    } else if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) {
+      result = slice_of_nested(op, where, counts);
     } else if (op.kind == OpKind::kSlice) {
       Slice inner = std::get<Slice>(op.attribute);
       for (size_t i = 0; i < counts.size(); ++i) {
@@ -383,7 +393,8 @@ ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, i
   if (dims.empty() && parts == 0) return x;
   const Reduce attribute{to_vector(dims), parts};
   infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
-  const bool folds = std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return axes[dim].extent != 1; });
+  const bool folds = std::any_of(dims.begin(), dims.end(),
+                                 [&](int64_t dim) { return axes[dim].extent != 1 || axes[dim].extents >= 0; });
   if (!folds) return squeeze(x, parts > 0 ? dims.subspan(1) : dims);
   if (const Op* concat = definition(x); dims.size() == 1 && parts == 0 && concat != nullptr) {
     const size_t count = concat->kind == OpKind::kConcat ? concat->inputs.size() : 0;

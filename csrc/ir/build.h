@@ -54,6 +54,18 @@ class Builder {
                  const std::string& label = "");
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
+  // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
+  // and a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other
+  // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
+  // last one.
+  ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
+  ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
+  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.
+  ValueId broadcast_like(ValueId value, ValueId like, std::span<const int64_t> dims);
+  // The rows of all components in one axis of `rows` elements, those of g from starts[g] on; zeros elsewhere. Where
+  // components overlap, the row of one of them.
+  ValueId combine(ValueId value, ValueId starts, int64_t rows);
   // `starts` is optional: pass an empty span or one value.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
                          DType dtype, const std::string& label = "");
@@ -96,6 +108,8 @@ class Builder {
   ValueId is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound);
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
@@ -127,7 +141,8 @@ class Builder {
     std::map<int64_t, ValueId> from;  // by first index
   };
   std::map<ValueId, Parts> padded_;
-  std::map<std::vector<int64_t>, ValueId> takes_;  // by operands, places and shape
+  std::map<std::vector<int64_t>, ValueId> takes_;       // by operands, places and shape
+  std::map<std::vector<int64_t>, ValueId> partitions_;  // by operands, axis and most
 };
 
 }  // namespace jf::ir

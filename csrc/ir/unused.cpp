@@ -28,6 +28,9 @@ Fusion without_unused(Fusion fusion) {
     op.output = renumbered[op.output];
     result.ops.push_back(std::move(op));
   }
+  for (Value& value : result.values) {
+    for (Axis& axis : value.axes) axis.extents = axis.extents < 0 ? -1 : renumbered[axis.extents];
+  }
   renumber(fusion.inputs);
   renumber(fusion.outputs);
   result.inputs = std::move(fusion.inputs);

@@ -52,7 +52,7 @@ class Writer {
     }
     BulkStatements result;
     for (const auto& bound : copy.when) {
-      const auto own = [&, &index = bound.first](const Loop& loop) { return depends(index, loop.variable); };
+      const auto own = [&, &index = bound.index](const Loop& loop) { return depends(index, loop.variable); };
       if (std::none_of(loops_.begin(), loops_.end(), own)) result.when.push_back(bound);
     }
     result.fill = in_loops(std::move(copy.when), std::move(statement));
@@ -226,8 +226,8 @@ class Writer {
 
   void check_bytes(const Copy& copy) const {
     int64_t whole = copy.rows;
-    for (const auto& [first, limit] : copy.limits) {
-      whole = std::gcd(std::gcd(whole, limit), graph::multiple_of(first));
+    for (const loops::Below& limit : copy.limits) {
+      whole = std::gcd(std::gcd(whole, limit.bound), graph::multiple_of(limit.index));
     }
     JF_REQUIRE(divides(kBulkBytes, whole * copy.row * element_bytes()), "[lower] the bulk axes of ", name(), " copy ",
                copy.rows * copy.row, copy.limits.empty() ? "" : " or fewer", " elements of ", element_bytes(),

@@ -97,6 +97,30 @@ std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, c
   return result;
 }
 
+// Counts and starts are in memory, and lanes lie along dense axes.
+void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
+  const std::string& value = segment.values[op.output].name;
+  const bool indices =
+      op.kind == ir::OpKind::kPartition || op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
+  for (size_t i = 1; indices && i < op.inputs.size(); ++i) {
+    const auto found = std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[i]);
+    JF_REQUIRE(found != segment.inputs.end(), "[lower] ", value, ", a ", ir::info(op.kind).name, ", reads ",
+               segment.values[op.inputs[i]].name, ", which must come from memory: make it an output of another fusion");
+  }
+  for (const Op& reader : segment.ops) {
+    const bool reads = std::find(reader.inputs.begin(), reader.inputs.end(), op.output) != reader.inputs.end();
+    JF_REQUIRE(op.kind != ir::OpKind::kCombine || !reads, "[lower] ", value, " is combined, and ",
+               segment.values[reader.output].name, " reads it; make it an output, and read it in a fusion of its own");
+  }
+  if (!domain.ragged) return;
+  JF_REQUIRE(!schedule::is_bulk(domain), "[lower] ", value, " is nested and has bulk axes; load it by threads");
+  if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
+  std::vector<loops::IndexPtr> indices_of_loops(domain.loop.size(), loops::constant(0));
+  const graph::Position index = graph::Indexer(domain, indices_of_loops).at_root(domain.ragged->axis);
+  JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value, " lie along its ragged axis, ",
+             "of which each component has another number of elements; make a dense axis the vector axis");
+}
+
 // What is computed is there at its own index only; an op that reads it elsewhere reads memory.
 void check_same_place(const Fusion& segment, const Op& op, size_t operand) {
   if (!ir::reads_memory(op.kind) || operand > 0) return;
@@ -169,6 +193,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_nested(segment, op, domain);
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);

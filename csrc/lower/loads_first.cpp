@@ -155,7 +155,10 @@ class LoadsFirst {
     Body result;
     for (Stmt stmt : body) {
       if (auto* guard = std::get_if<Guard>(&stmt.node)) {
-        for (auto& [index, bound] : guard->below) when.push_back({substitute(index, names), bound});
+        for (const Below& bound : guard->below) {
+          when.push_back(bound);
+          rename(when.back().index);
+        }
         Body inner = unconditional(guard->body, names, when);
         std::move(inner.begin(), inner.end(), std::back_inserter(result));
         continue;
@@ -167,7 +170,7 @@ class LoadsFirst {
         fresh(vector->variable);
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
-        for (auto& [index, bound] : load->when) rename(index);
+        for (Below& bound : load->when) rename(bound.index);
         for (Range& range : load->within) rename(range.index);
         load->or_first = when;
       } else {

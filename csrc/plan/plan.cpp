@@ -8,6 +8,7 @@
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/extract.h"
+#include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
 #include "plan/segment.h"
 #include "plan/two_stages.h"
@@ -20,6 +21,7 @@ std::string_view name(Strategy strategy) {
     case Strategy::kPointwise: return "pointwise";
     case Strategy::kReduction: return "reduction";
     case Strategy::kGrouped: return "grouped";
+    case Strategy::kNested: return "nested";
     case Strategy::kEmpty: return "empty";
   }
   JF_CHECK(false, "strategy ", static_cast<int>(strategy));
@@ -54,6 +56,7 @@ Strategy strategy(DraftKind kind) {
     case DraftKind::kPointwise: return Strategy::kPointwise;
     case DraftKind::kReduction: return Strategy::kReduction;
     case DraftKind::kGrouped: return Strategy::kGrouped;
+    case DraftKind::kNested: return Strategy::kNested;
   }
   JF_CHECK(false, "draft kind ", static_cast<int>(kind));
 }
@@ -84,17 +87,24 @@ void check_spreads(const ir::Fusion& fusion) {
   }
 }
 
+Segment extract(const ir::Fusion& whole, const Draft& draft, const std::string& name) {
+  if (draft.kind == DraftKind::kGrouped) return extract_grouped(whole, draft, name);
+  if (draft.kind == DraftKind::kNested) return extract_nested(whole, draft, name);
+  return extract_fused(whole, draft, name);
+}
+
 }  // namespace
 
 Plan plan(const ir::Fusion& given) {
   const ir::Fusion fusion = ir::without_unused(given);
   check_spreads(fusion);
-  Plan result{in_two_stages(without_reshapes(fusion)), {}};
+  // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
+  const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
+  Plan result{in_two_stages(cut), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : draft_segments(whole)) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
-    Segment segment = draft.kind == DraftKind::kGrouped ? extract_grouped(whole, draft, segment_name)
-                                                        : extract_fused(whole, draft, segment_name);
+    Segment segment = extract(whole, draft, segment_name);
     segment.strategy = strategy(draft.kind);
     if (ir::elements(whole.values[draft.outputs.front()]) == 0) segment.strategy = Strategy::kEmpty;
     segment.reason = draft.reason;

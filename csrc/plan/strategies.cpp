@@ -36,6 +36,8 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
                " is a grouped product, which has kernels of its own");
     JF_REQUIRE(op.kind != OpKind::kConcat, "[", strategy, "] ", value,
                " is put together in memory by the kernels of its parts; see propose");
+    JF_REQUIRE(ir::ragged_axis(fusion.values[op.output]) < 0, "[", strategy, "] ", value,
+               " is nested; see propose, which plans kernels for its rows, or schedule it by hand");
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
       folds = true;

@@ -163,7 +163,10 @@ int scan_position(const Domain& domain, const std::string& value) {
 std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
   std::vector<int> nodes;
   for (size_t root = 0; root < domain.logical.size(); ++root) {
-    const bool reduced = !domain.reduced.empty() && domain.reduced[root];
+    const bool joined =
+        domain.ragged && std::find(domain.ragged->by.end() - domain.ragged->combined, domain.ragged->by.end(),
+                                   static_cast<int>(root)) != domain.ragged->by.end();
+    const bool reduced = joined || (!domain.reduced.empty() && domain.reduced[root]);
     const Split* parts =
         domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
     if (parts != nullptr && parts->axis == static_cast<int>(root)) {
@@ -215,6 +218,18 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (static_cast<int64_t>(i) != dims->dims[0]) axes[i] = static_cast<int>(i);
     }
+  } else if (const ir::Nest* nest = std::get_if<ir::Nest>(&op.attribute)) {
+    const auto axis = static_cast<size_t>(nest->axis);
+    const bool partition = op.kind == ir::OpKind::kPartition;
+    if (operand > 0) {
+      const std::vector<int64_t>& by = to[ir::ragged_axis(fusion.values[op.output])].by;
+      return {by.begin(), by.end()};
+    }
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (i != axis) axes[i] = static_cast<int>(partition && i > axis ? i + nest->components : i);
+    }
+  } else if (op.kind == ir::OpKind::kCombine) {
+    for (size_t i = 0; operand == 0 && i < from.size(); ++i) axes[i] = static_cast<int>(i);
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
              op.kind == ir::OpKind::kSearch || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
@@ -229,7 +244,7 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   if (op.kind == ir::OpKind::kReshape) return {dense(ir::shape(fusion.values[op.output]))};
   const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
   const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
-  const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
+  const bool folds = std::holds_alternative<ir::Reduce>(op.attribute) || op.kind == ir::OpKind::kCombine;
   Reading reading{std::vector<int64_t>(folds ? extents.size() : fusion.values[op.output].axes.size(), 0)};
   const ir::Take* take = operand == 0 ? std::get_if<ir::Take>(&op.attribute) : nullptr;
   int64_t stride = 1;

@@ -82,13 +82,23 @@ struct LoopAxis {
   bool operator==(const LoopAxis&) const = default;
 };
 
+// Root axis `axis` is ragged: it has only so many elements as value `extents` says at the indices of root axes `by`.
+struct Ragged {
+  int axis;
+  ValueId extents;
+  std::vector<int> by;
+  int combined = 0;  // the value has one axis for it and so many of `by`, the last ones
+  bool operator==(const Ragged&) const = default;
+};
+
 // A value is computed over its root axes: its own axes, or for a reduction those of its operand, some of which are
-// reduced. A reduction in parts begins with the split of its first reduced axis into (part, element of the part); the
-// part is the value's axis.
+// reduced; what combine makes of a nested value over the axes of that. A reduction in parts begins with the split of
+// its first reduced axis into (part, element of the part); the part is the value's axis.
 struct Domain {
   std::vector<int64_t> logical;       // extents of the root axes
   std::vector<bool> reduced;          // which of them are reduced; empty for none
   bool in_parts = false;              // also of a scan in parts, and of what spreads over parts
+  std::optional<Ragged> ragged = {};  // of a nested value, and of what is made of one
   int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results
