@@ -34,11 +34,10 @@ std::string cpu_opening(const loops::Kernel&, const std::string& entry, const st
 
 std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { return ""; }
 
-constexpr int64_t kMostBlocksAlongY = 65535;
-
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
-  JF_CHECK(kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ", kernel.grid_y, " blocks along y");
+  JF_CHECK(kernel.grid <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
+           kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
   for (const auto& [name, type] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
@@ -75,6 +74,7 @@ constexpr Dialect kCpu = {
     .fold_threads = "",
     .scan = "codegen/cpu_scan.h",
     .scan_threads = "",
+    .search = "codegen/cpu_search.h",
     .unroll = "#pragma GCC unroll ",
     .task = "task",
     .block = "",
@@ -99,6 +99,7 @@ constexpr Dialect kCuda = {
     .fold_threads = "codegen/cuda_fold_threads.cuh",
     .scan = "codegen/cuda_scan.cuh",
     .scan_threads = "codegen/cuda_scan_threads.cuh",
+    .search = "codegen/cuda_search.cuh",
     .unroll = "#pragma unroll ",
     .task = "",
     .block = "blockIdx.x",

@@ -78,19 +78,16 @@ class Turner {
   // What goes before the loop; its loads are changed accordingly. The loop holds one vector, under conditions or not.
   Body tiles(For& loop) {
     const bool walks = loop.parallel == loops::Parallel::kSerial && !loop.reverse;
-    if (!walks || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
+    if (!walks || !loop.runs.empty() || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
     loops::Condition outside, limits;
     Body* inner = &loop.body;
     while (inner->size() == 1 && std::holds_alternative<loops::Guard>(inner->front().node)) {
       auto& guard = std::get<loops::Guard>(inner->front().node);
-      for (const auto& [index, bound] : guard.below) {
-        const std::optional<int64_t> step = step_of(index, loop.variable);
-        if (!step || *step > 1) return {};
-        if (*step == 0) {
-          outside.emplace_back(index, bound);
-        } else {
-          limits.emplace_back(with(index, loop.variable, loops::constant(0)), bound);
-        }
+      for (const loops::Below& bound : guard.below) {
+        const std::optional<int64_t> step = step_of(bound.index, loop.variable);
+        if (!step || *step > 1 || (*step == 1 && bound.variable >= 0)) return {};
+        (*step == 0 ? outside : limits).push_back(bound);
+        if (*step == 1) limits.back().index = with(bound.index, loop.variable, loops::constant(0));
       }
       inner = &guard.body;
     }
