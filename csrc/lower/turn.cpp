@@ -33,6 +33,7 @@ IndexPtr with(const IndexPtr& index, int64_t variable, const IndexPtr& value) {
     case IndexKind::kDiv: return div(a, b);
     case IndexKind::kMod: return mod(a, b);
     case IndexKind::kXor: return bit_xor(a, b);
+    case IndexKind::kMin: return least(a, b);
     case IndexKind::kConst:
     case IndexKind::kVar: break;
   }
