@@ -229,6 +229,16 @@ class Builder:
                 self._counted.append(self._axes[result][dim])
         return result
 
+    def search(self, table: int, numbers: int, side: str, dims: Sequence[int], label: str) -> int:
+        """Search numbers in a sorted table, whose axes but the last go along axes `dims` of the numbers."""
+        value = self._add(lambda b, to, t, x: b.search(t, x, side, list(dims), label), [table, numbers], ())
+        result = self._note(value, self._axes[numbers])
+        *outer, along = self._axes[table]
+        for axis, dim in zip(outer, dims):
+            self._join(axis, self._axes[result][dim])
+        self._counted.append(along)
+        return result
+
     def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
         """Put values side by side along an axis."""
         if len(values) == 1:

@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_fuser import _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
+from jax_fuser._search import binary_search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
 _COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
@@ -146,6 +147,8 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return lax.pad(inside, jnp.zeros((), inside.dtype), [(low, n - low - count, 0) for low, count, n in ends])
         case "take":
             return _take(x, attributes, op.shape)
+        case "search":
+            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":

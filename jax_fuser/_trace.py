@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves, _trace_updates
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -24,8 +24,7 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "adds up what has one place": "scatter_add scatter-add",
-    "writes into a copy, which XLA makes in place where it can": "scatter dynamic_update_slice",
+    "adds up the rows of each group": "jax_fuser_sum_groups",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
@@ -102,6 +101,10 @@ class Writer:
     def op(self, name: str, inputs: Ids, eqn: Equation) -> int:
         """Add a pointwise op under the user's name for it."""
         return self.builder.pointwise(name, inputs, label(eqn))
+
+    def label(self, eqn: Equation) -> str:
+        """Return the user's name for an equation."""
+        return label(eqn)
 
     def call(self, jaxpr: Any, consts: Sequence[Any], inputs: Ids) -> Ids:
         """Add the equations of an open jaxpr, with scalars and values for its variables."""
@@ -517,8 +520,12 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
     "slice": Rule(_trace_moves.slice, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
+    "jax_fuser_spread_groups": Rule(_trace_moves.spread_groups, refuse=_trace_moves.refuse_taking, fits=False),
     "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
+    "dynamic_update_slice": Rule(_trace_updates.dynamic_update_slice, refuse=_trace_updates.refuse, fits=False),
+    **{name: Rule(_trace_updates.scatter, refuse=_trace_updates.refuse, fits=False) for name in _trace_updates.JOINS},
     "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
     "split": Rule(_trace_moves.split, is_view=_always),
     "stack": Rule(_trace_moves.stack, fits=False),

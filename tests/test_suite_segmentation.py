@@ -159,6 +159,25 @@ def test_a_cheap_chain_is_computed_where_it_is_read():
     assert found.workspace == 0 and all(fusion.inputs == ["x0"] for fusion in found.fusions)
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_so_is_next_to_nothing_without_a_reduction(platform):
+    """Two kernels of other shapes read as much either way, and a store is saved."""
+
+    def shapes(y):
+        return jnp.tanh(y), jnp.sin(y.T)
+
+    found = segments(lambda x: shapes(2 * x + 1), X, platform=platform)
+    assert len(found.heads) == 2 and found.workspace == 0
+    assert all(fusion.inputs == ["x0"] for fusion in found.fusions)
+    # Much arithmetic, two arrays instead of one, and a wider array are worth a store.
+    for f, *args in (
+        (lambda x: shapes(jnp.exp(x)), X),
+        (lambda x, z: shapes(x + z), X, X + 1),
+        (lambda x: shapes(2 * x.astype(jnp.bfloat16)), X),
+    ):
+        assert segments(f, *args, platform=platform).workspace > 0
+
+
 def test_a_value_that_is_an_output_is_not_stored_twice():
     """Another kernel reads the output instead of a copy of it."""
     found = segments(lambda x: ((y := jnp.tanh(jnp.exp(x)).sum(1)), y.max() + y), X)

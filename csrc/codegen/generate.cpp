@@ -21,7 +21,8 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false, bulk = false, scan = false, scan_threads = false;
+  bool math = false, fold = false, fold_threads = false, bulk = false, scan = false, scan_threads = false,
+       search = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
@@ -40,6 +41,7 @@ struct Needs {
     math |= s.op == ir::OpKind::kLogAddExp;
   }
   void operator()(const ScanThreads&) { scan_threads = true; }
+  void operator()(const Search&) { search = true; }
   template <class Other>
   void operator()(const Other&) {}
 };
@@ -61,6 +63,7 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.bulk) include(language.bulk);
   if (needs.scan) include(language.scan);
   if (needs.scan_threads) include(language.scan_threads);
+  if (needs.search) include(language.search);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;

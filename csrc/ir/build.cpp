@@ -36,6 +36,10 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
       for (int64_t number : *list) text += cat(" t", number);
     }
   }
+  if (const Search* s = std::get_if<Search>(&attribute)) {
+    text += s->left ? " b" : " n";
+    for (int64_t dim : s->dims) text += cat(" d", dim);
+  }
   if (const Place* p = std::get_if<Place>(&attribute)) {
     for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
   }

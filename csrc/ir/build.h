@@ -47,6 +47,8 @@ class Builder {
                std::span<const int64_t> dims, std::span<const int64_t> shape);
   // The same by the op's own attribute; `inputs` are its operands.
   ValueId take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
+  // How many elements of a sorted table are not above each number, or with `left` below it; see ir::Search.
+  ValueId search(ValueId table, ValueId numbers, ir::Search how, const std::string& label = "");
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -74,8 +76,11 @@ class Builder {
   ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
+  ValueId taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where, const std::vector<int64_t>& shape);
   bool is_elementwise(ValueId value) const;
   ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_search(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId spread_search(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   // A value of `shape` that has the elements which `where` says, and anything elsewhere.
   ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);

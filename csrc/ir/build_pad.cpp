@@ -46,7 +46,8 @@ void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
 
 // Has the operand in memory in any case. A reshape may be gone before it reads anything.
 bool reads_whole(const Op& op, size_t operand) {
-  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape || (op.kind == OpKind::kTake && operand == 0);
+  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape ||
+         ((op.kind == OpKind::kTake || op.kind == OpKind::kSearch) && operand == 0);
 }
 
 }  // namespace
@@ -271,6 +272,7 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
     for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = spread(inputs[i], where, to);
     return take(std::move(inputs), std::get<Take>(op.attribute), to);
   }
+  if (op.kind == OpKind::kSearch) return spread_search(op, where, to);
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
     const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;
@@ -340,6 +342,7 @@ ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<
   if (op.kind == OpKind::kConcat) return spread_concat(op, all, counts);
   if (op.kind == OpKind::kPad) return spread_pad(op, all, counts);
   if (op.kind == OpKind::kTake) return slice_of_take(op, where, counts);
+  if (op.kind == OpKind::kSearch) return slice_of_search(op, where, counts);
   if (op.kind != OpKind::kSqueeze) return -1;
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
   Slice inner;

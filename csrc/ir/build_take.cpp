@@ -68,6 +68,9 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
       for (int64_t& axis : inner.axes) axis = order[axis];
       return again(std::move(inner));
     }
+    if (op.kind == OpKind::kBroadcast) {
+      if (const ValueId once = taken_once(op, inputs, where, to); once >= 0) return once;
+    }
     if (op.kind == OpKind::kSqueeze) {
       for (int64_t dim : std::get<Dims>(op.attribute).dims) {
         where.dims.insert(where.dims.begin() + dim, -1);
@@ -107,6 +110,31 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
   std::vector<Axis> axes;
   for (int64_t extent : to) axes.push_back({extent});
   return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, std::move(axes), "");
+}
+
+// From what a broadcast repeats. -1 where no index counts then.
+ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where,
+                            const std::vector<int64_t>& to) {
+  const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]), whole = shape(fusion_.values[op.output]);
+  std::vector<ValueId> indices;
+  Take inner;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool repeats = from[i] != whole[dims[i]];
+    inner.dims.push_back(repeats ? -1 : where.dims[dims[i]]);
+    inner.starts.push_back(repeats ? 0 : where.starts[dims[i]]);
+    inner.strides.push_back(repeats ? 1 : where.strides[dims[i]]);
+    for (size_t k = 0; !repeats && k < where.axes.size(); ++k) {
+      if (where.axes[k] != dims[i]) continue;
+      inner.axes.push_back(static_cast<int64_t>(i));
+      inner.limits.push_back(where.limits[k]);
+      indices.push_back(inputs[k + 1]);
+    }
+  }
+  if (indices.empty()) return -1;
+  inputs.assign(1, op.inputs[0]);
+  inputs.insert(inputs.end(), indices.begin(), indices.end());
+  return take(std::move(inputs), std::move(inner), to);
 }
 
 // Whether a value is computed element by element from inputs and scalars alone.

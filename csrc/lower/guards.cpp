@@ -31,10 +31,11 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
-         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
-         std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
-         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<Search>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
+         std::holds_alternative<Accumulate>(stmt.node) || std::holds_alternative<BulkLoad>(stmt.node) ||
+         std::holds_alternative<TileLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
+         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node) ||
+         std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 
@@ -71,6 +72,9 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
     } else if (Load* load = std::get_if<Load>(&s.stmt.node)) {
       load->when = std::move(rest);
       body.push_back(std::move(s.stmt));
+    } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
+      search->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
     } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
       scan->when = std::move(rest);
       body.push_back(std::move(s.stmt));
@@ -100,6 +104,20 @@ bool depends(const IndexPtr& index, int64_t variable) {
   if (index->kind == IndexKind::kConst) return false;
   if (index->kind == IndexKind::kVar) return index->value == variable;
   return depends(index->a, variable) || depends(index->b, variable);
+}
+
+std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
+  if (!depends(index, variable)) return 0;
+  if (index->kind == loops::IndexKind::kVar) return 1;
+  if (index->kind == loops::IndexKind::kAdd) {
+    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
+    return a && b ? std::optional(*a + *b) : std::nullopt;
+  }
+  if (index->kind == loops::IndexKind::kMul && index->b->kind == loops::IndexKind::kConst) {
+    const std::optional<int64_t> a = step_of(index->a, variable);
+    return a ? std::optional(*a * index->b->value) : std::nullopt;
+  }
+  return std::nullopt;
 }
 
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {

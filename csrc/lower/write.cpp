@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/places.h"
@@ -37,12 +38,31 @@ loops::Parallel to_loops(Parallel parallel) {
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
 
+// By value, whether only sums are made of it, and products and quotients that are rounded to 16 bits: relative errors
+// of a few units in float32's last place go unseen there.
+std::vector<bool> loose_values(const Fusion& fusion) {
+  std::vector<bool> loose(fusion.values.size(), true);
+  for (ValueId id : fusion.outputs) {
+    const DType dtype = fusion.values[id].dtype;
+    loose[id] = compute_dtype(dtype) != dtype;
+  }
+  for (auto op = fusion.ops.rbegin(); op != fusion.ops.rend(); ++op) {
+    using ir::OpKind;
+    const bool keeps_errors = op->kind == OpKind::kMul || op->kind == OpKind::kDiv || op->kind == OpKind::kNeg ||
+                              op->kind == OpKind::kConvert || op->kind == OpKind::kCopy;
+    const bool fine = op->kind == OpKind::kReduceSum || (keeps_errors && loose[op->output]);
+    for (ValueId id : op->inputs) loose[id] = loose[id] && fine;
+  }
+  return loose;
+}
+
 class Writer : Places {
  public:
   Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
       : Places(fusion, schedule, tree, kernel),
         register_of_(fusion.values.size(), -1),
-        is_operand_(fusion.values.size(), false) {
+        is_operand_(fusion.values.size(), false),
+        loose_(loose_values(fusion)) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
     }
@@ -287,7 +307,7 @@ class Writer : Places {
       std::vector<int64_t> weights(from.weights.size(), 0);
       weights[range.axis] = 1;
       const graph::Position p = indexer(item, false).position(weights);
-      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      auto fits = [&](int64_t bound) { return bound == kNoEnd || bound % kernel_.width == 0; };
       const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
                                                  graph::multiple_of(p.at) % kernel_.width == 0);
       even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
@@ -352,6 +372,19 @@ class Writer : Places {
         when);
     return result;
   }
+  RegisterId search(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const ValueId table = op.inputs[0];
+    JF_REQUIRE(input_number_[table] >= 0, "[lower] ", fusion_.values[op.output].name, " searches ",
+               fusion_.values[table].name, ", which is not in memory; make it an input of the kernel");
+    const auto [offset, step] = position(at, schedule::reading(fusion_, op, 0).weights);
+    const RegisterId number = operand(item, 1, at, when), result = new_register(DType::kS32);
+    const bool each = step != 0 || differs_in_lanes(item, op.inputs[1]);
+    emit(loops::Search{result, input_number_[table], offset, step, fusion_.values[table].axes.back().extent, number,
+                       std::get<ir::Search>(op.attribute).left, each},
+         when);
+    return result;
+  }
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ValueId operand) const {
     const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
@@ -372,12 +405,15 @@ class Writer : Places {
     std::vector<RegisterId> operands;
     if (op.kind == ir::OpKind::kTake) {
       operands.push_back(take(item, at, when));
+    } else if (op.kind == ir::OpKind::kSearch) {
+      operands.push_back(search(item, at, when));
     } else {
       for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
     }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
     switch (ir::info(op.kind).op_class) {
+      case OpClass::kSearch:
       case OpClass::kView: result = operands[0]; break;  // the same element, at the same iteration
       case OpClass::kIota: {
         std::vector<int64_t> weights(fusion_.values[op.output].axes.size(), 0);
@@ -395,7 +431,7 @@ class Writer : Places {
         }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
-        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
+        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, loose_[op.output]});
         break;
       }
       case OpClass::kReduce:
@@ -471,6 +507,12 @@ class Writer : Places {
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
+    for (int position : kept_positions(item)) {
+      const int node = axes.loop[position];
+      JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
+               " is scanned by threads with elements beside each other");
+    }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
@@ -510,6 +552,7 @@ class Writer : Places {
 
   std::vector<RegisterId> register_of_;            // by value
   std::vector<bool> is_operand_;                   // by value
+  std::vector<bool> loose_;                        // by value: see loops::Compute
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector

@@ -136,6 +136,16 @@ void bind_builder(nb::module_& m) {
              const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
           "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
       .def(
+          "search",
+          [](Builder& b, ir::ValueId table, ir::ValueId numbers, const std::string& side,
+             const std::vector<int64_t>& dims, const std::string& label) {
+            JF_REQUIRE(side == "left" || side == "right", "[search] side: expected left or right, got '", side, "'");
+            return b.search(table, numbers, {side == "left", dims}, label);
+          },
+          "table"_a, "numbers"_a, "side"_a = "right", "dims"_a = std::vector<int64_t>{}, "label"_a = "",
+          "How many elements of a table, sorted along its last axis, are <= each number, or < it with side='left'. "
+          "Axis i of the table before the last goes along axis dims[i] of the numbers.")
+      .def(
           "pad",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
              ir::ValueId padding) { return b.pad(value, low, high, padding); },
