@@ -282,15 +282,14 @@ def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
 
     Args:
       program: what to compute, or how.
-      arrays: one for each of fusion.inputs, of its shape and dtype.
+      arrays: as `evaluate` takes them; it raises the same for others.
 
     Returns:
       One array for each of fusion.outputs.
 
     Raises:
-      TypeError: for another number of arrays.
-      ValueError: for an array of another shape or dtype.
       UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
+      NotImplementedError: for a derivative or a batch of what `evaluate` has no rule for.
     """
     fusion = _fusion(program, "run")
     operands = _evaluate.checked_operands("run", fusion, arrays)
