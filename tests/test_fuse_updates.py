@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
+from test_fuse_random import check
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -203,3 +205,11 @@ def test_cuda_sources_compile(name, dtype):
     args = array(*SHAPE, dtype=dtype), array(5, 70, dtype=dtype), jnp.int32(3)
     fusion = jf.ir.trace(CASES[name], *args)
     assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(device, seed):
+    moves = ("update", "update", "update", "gather", "pad", "reshape")
+    programs = [Program([53, seed, i], moves=moves) for i in range(20)]
+    found = check(device, programs, seed == 1)
+    assert not found, "\n\n".join(found)
