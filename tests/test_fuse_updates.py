@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import loop_interpreter
 import numpy as np
 import pytest
 from jax import lax
@@ -138,6 +139,18 @@ def test_one_kernel(name, platform):
     assert not [c for c in jf.explain(f)(x, u, 3).cuts if "update" in c.primitive or "scatter" in c.primitive]
     if name not in ("all", "one element", "add to an element", "twice"):
         assert kernels(f, x, u, 3, platform=platform) <= 2
+
+
+# The interpreter knows no reads at computed places.
+@pytest.mark.parametrize("name", ["one row", "set row", "set column", "set element", "twice", "add to an element"])
+def test_cuda_loops(name):
+    values = {"x0": array(*SHAPE), "x1": array(5, 70)}
+    fusion = jf.ir.trace(CASES[name], *values.values(), jnp.int32(0))
+    [schedule] = jf.ir.propose(fusion, platform="cuda")
+    for i in PLACES:
+        given = {name: np.asarray(v) for name, v in values.items()} | {"x2": np.int32(i)}
+        [got] = loop_interpreter.run(schedule, *(given[name] for name in schedule.fusion.inputs))
+        np.testing.assert_array_equal(got, CASES[name](*values.values(), i))
 
 
 def test_the_derivative_of_a_row_is_one_kernel():
