@@ -168,7 +168,8 @@ JF_FUNCTION Part<f32> quotient_by_same(const Part<f32>& x, const Part<f32>& y) {
   const Part<f32> size = magnitude<f32>(y), reciprocal = 1.0f / y;
   if (__builtin_expect(!any(~((size > 0x1p-100f) & (size < 0x1p100f))), 1)) {
     const Part<f32> q = x * reciprocal, missing = x - q * y;
-    return missing == missing ? q + missing * reciprocal : q;  // infinities miss a NaN
+    const Part<f32> large = magnitude<f32>(q);
+    return ((large > 0.0f) & (large < f32(kInfinity))) ? q + missing * reciprocal : q;  // minus zero stays
   }
 #endif
   return x / y;

@@ -320,7 +320,7 @@ struct Printer {
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
       const Buffer& to = kernel.buffers.at(store.buffer);
-      const bool streams = dialect.past_caches && to.bytes >= runtime::kLargeOutput && n == kernel.width && n > 1;
+      const bool streams = dialect.past_caches && to.bytes >= runtime::kBeyondCaches && n == kernel.width && n > 1;
       if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");
       line(to.shared_size > 0 ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at,
            ", ", value, on(), ");");

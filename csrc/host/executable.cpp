@@ -122,7 +122,10 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
       const HostEntry entry = step.host_entry;
       bool past_caches = true;
-      for (const auto& [buffer, bytes] : step.large) past_caches &= runtime::prepare_output(pointers[buffer], bytes);
+      for (const auto& [buffer, bytes] : step.large) {
+        const bool fit = runtime::prepare_output(pointers[buffer], bytes);
+        if (bytes >= runtime::kBeyondCaches) past_caches &= fit;
+      }
       if (kernel->kernel.grid == 1) {
         entry(pointers, 0, past_caches);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // ends such stores, as the loop's counters do

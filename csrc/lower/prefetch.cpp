@@ -59,7 +59,7 @@ void prefetch_in(const Kernel& kernel, For& rows) {
   for (Stmt& stmt : rows.body) {
     if (auto* pass = std::get_if<For>(&stmt.node)) passes.push_back(pass);
   }
-  if (passes.size() < 2) return;
+  if (passes.empty()) return;
   std::map<int, std::pair<int64_t, For*>> dearest;
   for (For* pass : passes) {
     const int64_t cost = cost_of(pass->body);

@@ -1,5 +1,5 @@
-// Where a loop goes along each row more than once, memory has nothing to do while the later passes run in the cache:
-// they fetch the next row.
+// Where a loop goes over rows, the next row is fetched while this one is worked on: the machine's own prefetching ends
+// with each page, and memory has nothing to do while later passes over a row find it in the cache.
 #pragma once
 
 #include "loops/kernel.h"

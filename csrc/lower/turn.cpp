@@ -33,6 +33,7 @@ IndexPtr with(const IndexPtr& index, int64_t variable, const IndexPtr& value) {
     case IndexKind::kDiv: return div(a, b);
     case IndexKind::kMod: return mod(a, b);
     case IndexKind::kXor: return bit_xor(a, b);
+    case IndexKind::kMin: return least(a, b);
     case IndexKind::kConst:
     case IndexKind::kVar: break;
   }
@@ -77,7 +78,7 @@ class Turner {
 
   // What goes before the loop; its loads are changed accordingly. The loop holds one vector, under conditions or not.
   Body tiles(For& loop) {
-    const bool walks = loop.parallel == loops::Parallel::kSerial && !loop.reverse;
+    const bool walks = loop.parallel == loops::Parallel::kSerial && !loop.reverse && loop.runs.empty();
     if (!walks || !loop.runs.empty() || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
     loops::Condition outside, limits;
     Body* inner = &loop.body;
@@ -94,6 +95,10 @@ class Turner {
     if (inner->size() != 1 || !std::holds_alternative<Vector>(inner->front().node)) return {};
     auto& vector = std::get<Vector>(inner->front().node);
     if (depends(vector.base, loop.variable)) return {};
+    // Loads at places that the body reads itself stay in it.
+    for (const Stmt& stmt : vector.body) {
+      if (std::holds_alternative<loops::ReadIndex>(stmt.node)) return {};
+    }
 
     Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}};
     Body result;

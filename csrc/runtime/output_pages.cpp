@@ -3,26 +3,29 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 namespace jf::runtime {
 
 bool prepare_output(void* out, int64_t bytes) {
   constexpr uintptr_t kCacheLine = 64;
-  constexpr int kSamples = 16;
+  constexpr int64_t kMostSamples = 16, kBytesOfSample = int64_t{2} << 20;
   if (bytes < kLargeOutput) return false;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + page - 1) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + static_cast<uintptr_t>(bytes)) / page * page;
   const uintptr_t pages = (end - begin) / page;
-  for (int i = 0; i < kSamples; ++i) {
+  const auto samples = static_cast<uintptr_t>(std::min(bytes / kBytesOfSample, kMostSamples));
+  for (uintptr_t i = 0; i < samples; ++i) {
     unsigned char resident = 0;
-    void* sample = reinterpret_cast<void*>(begin + pages * i / kSamples * page);
+    void* sample = reinterpret_cast<void*>(begin + pages * i / samples * page);
     if (mincore(sample, page, &resident) != 0) return false;
     if (!(resident & 1)) {
       madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: failure changes nothing
       return false;
     }
   }
-  return reinterpret_cast<uintptr_t>(out) % kCacheLine == 0;
+  return bytes >= kBeyondCaches && reinterpret_cast<uintptr_t>(out) % kCacheLine == 0;
 }
 
 }  // namespace jf::runtime
