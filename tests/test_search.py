@@ -61,6 +61,7 @@ def test_lengths(device, length, side):
     numbers = RNG.integers(-60, 60, (5, 37)).astype(np.int32)
     f = fusion("s32", table.shape, numbers.shape, side)
     check(f, table, numbers, side=side)
+    check(f, table, np.sort(numbers, axis=None).reshape(numbers.shape), side=side)
     for same in (np.full_like(table, 7), np.full_like(table, -(2**31)), np.full_like(table, 2**31 - 1)):
         check(f, same, numbers, side=side)
 
