@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fuser import _ffi, _ir_text
+from jax_fuser import _evaluate_nested, _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
 from jax_fuser._search import binary_search
 
@@ -68,7 +68,8 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
     Raises:
       TypeError: for another number of arrays.
       ValueError: for an array of another shape or dtype.
-      UserError: for an op that only kernels have.
+      UserError: for an op that only kernels have, and for 64-bit values (those of `lax.top_k`, say) without
+        `jax_enable_x64`: JAX would cut them to 32 bits.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,9 +79,25 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
       [Array([1., 1., 1.], dtype=float32)]
     """
     operands = checked_operands("evaluate", fusion, arrays)
+    for value in fusion.values:
+        wide = _ffi.dtype_named(fusion.dtype(value))
+        if jax.dtypes.canonicalize_dtype(wide) != wide:
+            raise UserError(
+                f"evaluate: {value} of {fusion.name} is {fusion.dtype(value)}, which JAX computes with jax_enable_x64 "
+                "alone; run the fusion instead"
+            )
     values = {name: _computed(x, fusion.dtype(name)) for name, x in zip(fusion.inputs, operands)}
+    ragged = {}
     for op in _ir_text.ops(fusion):
-        values[op.result] = _op(fusion, op, [values[v] for v in op.operands])
+        operands, ragged[op.result] = [values[v] for v in op.operands], op.ragged
+        nested = ragged.get(op.operands[0]) if op.operands else None
+        if nested is not None and op.kind == "combine":
+            values[op.result] = _evaluate_nested.combine(op, nested, operands[0], operands[1], values[nested.extents])
+            continue
+        if nested is not None and op.kind in _JOIN:
+            exists = _evaluate_nested.mask(nested, operands[0].shape, values[nested.extents])
+            operands[0] = jnp.where(exists, operands[0], _neutral(op.kind, operands[0].dtype))
+        values[op.result] = _op(fusion, op, operands)
     return [values[v].astype(_ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs]
 
 
@@ -141,6 +158,10 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return _take(x, attributes, op.shape)
         case "search":
             return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
+        case "partition":
+            return _evaluate_nested.partition(op, *x)
+        case "stretch":
+            return jnp.broadcast_to(x[0], op.shape)
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":

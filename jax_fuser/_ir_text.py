@@ -10,14 +10,24 @@ from typing import Any
 from jax_fuser._core import Fusion
 
 _OP = re.compile(r"^  (\w+): (\w+)\[([^\]]*)\] = (\w+)\(([^)]*)\)(?: \{(.*?)\})?(?:  # .*)?$")
+_RAGGED = re.compile(r"ragged \d+ of (\w+) by([ \d]+)")
 _ATTRIBUTE = re.compile(r"(\w+)(?:=(\[[^\]]*\]|[^,\s]+))?")
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A nested value's ragged axis, the value that holds its extents, and the axes of the value that index that."""
+
+    axis: int
+    extents: str
+    by: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Op:
     """One line of a fusion: `result: dtype[shape] = kind(operands) {attributes}`.
 
-    An attribute is a list of int, or its text; a flag is the empty text.
+    An attribute is a list of int, or its text; a flag is the empty text. The shape has a ragged axis at its longest.
     """
 
     result: str
@@ -26,6 +36,7 @@ class Op:
     kind: str
     operands: tuple[str, ...]
     attributes: dict[str, Any]
+    ragged: Ragged | None = None
 
 
 def ops(fusion: Fusion) -> list[Op]:
@@ -39,13 +50,21 @@ def ops(fusion: Fusion) -> list[Op]:
             Op(
                 result,
                 dtype,
-                tuple(int(n.lstrip("b")) for n in shape.split(",") if n),
+                tuple(int(re.findall(r"\d+", n)[0]) for n in shape.split(",") if n),
                 kind,
                 tuple(operands.split(", ")) if operands else (),
                 {name: _value(text) for name, text in _ATTRIBUTE.findall(attributes or "")},
+                _ragged(shape.split(",")),
             )
         )
     return found
+
+
+def _ragged(axes: list[str]) -> Ragged | None:
+    for axis, text in enumerate(axes):
+        if match := _RAGGED.search(text):
+            return Ragged(axis, match[1], tuple(int(n) for n in match[2].split()))
+    return None
 
 
 def _value(text: str) -> Any:

@@ -37,6 +37,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
     "max": np.maximum,
     "min": np.minimum,
     "neg": np.negative,
@@ -148,11 +149,12 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        return np.broadcast_to(eval(arithmetic(text), {}, self.variables), self.thread.shape)
+        functions = {"where": np.where, "min": np.minimum}
+        return np.broadcast_to(eval(arithmetic(text), functions, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
-        return np.logical_and.reduce([self.index(index) < int(bound) for index, bound in bounds])
+        return np.logical_and.reduce([self.index(index) < self.index(bound) for index, bound in bounds])
 
     def run(self, body: list[Line], active: Active) -> None:
         for line in body:
@@ -165,11 +167,17 @@ class Block:
                 return method(self, active, line.body, *found.groups())
         raise NotImplementedError(line.text)
 
-    def loop(self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str) -> None:
+    def loop(
+        self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str, runs: str | None
+    ) -> None:
         count = int(extent)
         if parallel in ("serial", "unroll"):
             for i in range(count)[:: -1 if back else 1]:
                 self.variables[variable] = i
+                if runs:
+                    active = Active(active.threads & self.condition(runs), active.lanes)
+                    if not active.threads.any():
+                        return
                 self.run(body, active)
             return
         mine = {"thread": self.x, "thread_y": self.y}.get(parallel)
@@ -185,27 +193,33 @@ class Block:
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
         self.run(body, Active(active.threads & self.condition(condition), active.lanes))
 
-    def touched(self, active: Active, buffer: Buffer, offset: str, step: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return elements by thread and lane, and where they are touched."""
-        stride = int(step or 0)
-        element = self.index(offset)[:, None] + np.arange(self.kernel.width) * stride
-        where = active.threads[:, None] & (active.lanes if stride else np.arange(self.kernel.width) == 0)
+    def touched(
+        self, active: Active, buffer: Buffer, offset: str, step: str | None, moved: Any = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return elements by thread and lane, and where they are touched: without a step in the first lane alone."""
+        element = self.index(offset)[:, None] + np.arange(self.kernel.width) * int(step or 0) + moved
+        where = active.threads[:, None] & (active.lanes if step else np.arange(self.kernel.width) == 0)
         outside = where & ((element < 0) | (element >= buffer.data.size))
         assert not outside.any(), f"{buffer.name}[{offset}] reaches {element[outside][0]} of {buffer.data.size}"
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, when, within = where
+        step, here, when, within, taken = where
         buffer = self.buffer(name)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
-        if " at " in within:
-            raise NotImplementedError(within)
         for begin, index, lane, end in re.findall(RANGE, within):
             position = self.index(index)[:, None] + np.arange(self.kernel.width) * bool(lane)
             inside = (position >= int(begin)) & (position < (int(end) if end else np.inf))
             active = Active(active.threads & (inside[:, 0] | bool(lane)), active.lanes & inside)
-        element, where = self.touched(active, buffer, at, step)
+        if here:
+            conditions = " & ".join(f"({bound})" for bound in here.split(" and "))
+            at = f"where({conditions}, {at}, 0)"
+        moved: Any = 0
+        for weight, register, each, limit in re.findall(STEP, taken):
+            index = np.clip(self.registers[register].astype(np.int64), 0, int(limit)) * int(weight)
+            moved, step = moved + (index if each else index[:, :1]), step or (each and "0")
+        element, where = self.touched(active, buffer, at, step, moved)
         thread = np.broadcast_to(self.thread[:, None], where.shape)
         touched, by = element[where], thread[where]
         assert buffer.written[touched].all(), f"{name} is read before it is written"
@@ -216,7 +230,7 @@ class Block:
             buffer.reader[touched] = np.where(met, EVERY_THREAD, by)
         result = np.zeros(where.shape, computed_in(dtype))
         result[where] = buffer.data[touched].astype(result.dtype)
-        if int(step or 0) == 0:
+        if not step:
             result[:] = result[:, :1]
         self.registers[to] = result
 
@@ -242,6 +256,14 @@ class Block:
 
     def buffer(self, name: str) -> Buffer:
         return self.shared.get(name) or self.kernel.buffers[name]
+
+    def read_index(self, active: Active, _: Any, to: str, name: str, at: str, high: str, when: str | None) -> None:
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        element, _ = self.touched(active, self.buffer(name), at, None)
+        value = np.zeros(self.thread.shape, np.int64)
+        value[active.threads] = self.buffer(name).data[element[:, 0][active.threads]]
+        self.variables[to] = np.clip(value, 0, int(high))
 
     def from_index(self, active: Active, _: Any, to: str, dtype: str, at: str, step: str | None) -> None:
         element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
@@ -307,6 +329,33 @@ class Block:
             last = np.repeat(value[:, :1] if back else value[:, -1:], self.kernel.width, 1) if lanes else value
             array[self.thread, element] = np.where(active.threads[:, None] if lanes else on, last, old)
         self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
+
+    def scan_threads(self, active: Active, _: Any, name: str, fold: str, carry: str, at: str, *how: str) -> None:
+        lanes, over, run, back = how
+        assert active.threads.all(), f"not all threads reach the scan of {name}"
+        (x, y), array, turn = self.kernel.block, self.arrays[name], slice(None, None, -1 if back else 1)
+        if x > WARP or over == "threads_y":
+            self.meet()
+        # What is scanned comes last: runs, threads, the elements of a run, and lanes where they lie along it.
+        parts = array.reshape(y, x, -1, int(run), self.kernel.width)
+        order = (0, 2, 1, 3, 4) if over == "threads" else (1, 4, 2, 0, 3)
+        if over == "threads" and not lanes:
+            parts = parts[..., :1]
+        parts = parts.transpose(order)
+        kept = 1 if over == "threads" else 2
+        line = parts.reshape(*parts.shape[:kept], -1)
+        ufunc = FOLDS[fold][0]
+        line = ufunc.accumulate(line[..., turn], axis=-1)
+        if carry:
+            element, carries = self.element(active, carry, at), self.arrays[carry]
+            old = carries[self.thread, element].reshape(y, x, -1)
+            before = old[:, 0, 0] if over == "threads" else old[0]
+            line = ufunc(before[..., None], line)
+            last = np.broadcast_to(line[:, -1, None, None] if over == "threads" else line[..., -1], old.shape)
+            carries[self.thread, element] = last.reshape(self.thread.size, -1)
+        scanned = line[..., turn].reshape(parts.shape).transpose(np.argsort(order))
+        scanned = np.broadcast_to(scanned, (*scanned.shape[:-1], self.kernel.width))
+        self.arrays[name] = scanned.reshape(array.shape).copy()
 
     def accumulate(self, active: Active, _: Any, name: str, at: str, fold: str, register: str) -> None:
         element, array = self.element(active, name, at), self.arrays[name]
@@ -437,15 +486,17 @@ def identity(fold: str, dtype: Any) -> Any:
 
 
 RANGE = r" within (\d+) <= (.+?)( \+ lane)?(?: < (\d+))?(?= within|$)"
+STEP = r" at (\d+) \* (r\d+)( of each lane)? up to (\d+)"
 EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
-        (r"for (\w+) < (\d+) (\w+)( reverse)?", Block.loop),
+        (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
-            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+?))?((?: within .+)?)",
+            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
+            r"((?: within .+?)?)((?: at .+)?)",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
@@ -455,12 +506,17 @@ STATEMENTS = [
             r"( of each lane)?( left)?(?: if (.+))?",
             Block.search,
         ),
+        (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
             Block.scan,
         ),
         (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
+        (
+            r"scan (\w+) by (\w+)(?: from (\w+)\[(.+?)\])? over( lanes)? (threads(?:_y)?) in runs of (\d+)( reverse)?",
+            Block.scan_threads,
+        ),
         (r"declare (\w+)(?: for (\w+))?", Block.declare),
         (r"(\w+)\[(.+)\] = (r\d+)( where it exists)?", Block.set),
         (r"(\w+)\[(.+)\] (\w+)= (r\d+)", Block.accumulate),
@@ -520,9 +576,13 @@ class Kernel:
 
 
 def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
-    """Return the outputs of a schedule's kernel for a platform, run as its loops say."""
+    """Return the outputs of a schedule's kernel for a platform, run as its loops say.
+
+    Kernels before it fill outputs with zeros that it stores in part.
+    """
     fusion = schedule.fusion
-    kernel = Kernel(jf.ir.lower(schedule, platform).as_text("loops"))
+    text = jf.ir.lower(schedule, platform).as_text("loops")
+    *fills, kernel = (Kernel(part) for part in re.split(r"\n(?=kernel )", text))
     values = iter(zip(fusion.inputs, arrays))
     outputs = iter(fusion.outputs)
     made = []
@@ -533,8 +593,17 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
         kernel.buffers[name] = buffer
         if not is_input:
             made.append((buffer, fusion.shape(value)))
+    filled = []
+    for fill in fills:
+        [(_, name)] = fill.parameters
+        fill.buffers[name] = kernel.buffers[name]
+        filled.append(kernel.buffers[name])
+        for place in fill.places():
+            Block(fill, place)
+        assert filled[-1].written.all(), f"{name} is not filled everywhere"
+        filled[-1].written[:] = False
     for place in kernel.places():
         Block(kernel, place)
     for buffer, _ in made:
-        assert buffer.written.all(), f"{buffer.name} is not written everywhere"
+        assert buffer.written.all() or buffer in filled, f"{buffer.name} is not written everywhere"
     return [buffer.data.reshape(shape) for buffer, shape in made]

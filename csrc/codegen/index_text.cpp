@@ -1,5 +1,6 @@
 #include "codegen/index_text.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
@@ -37,6 +38,10 @@ struct Writer {
       case IndexKind::kMod: return divided(" % ", index);
       // Brackets always: the sign binds less than comparisons do.
       case IndexKind::kXor: return {cat("(", divided(" ^ ", index, kAtom).text, ")"), kAtom, false};
+      case IndexKind::kMin: {
+        const Writer narrow{variables, false};
+        return {cat("jf::least(", narrow(index->a).text, ", ", narrow(index->b).text, ")"), kAtom, false};
+      }
     }
     JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
   }
@@ -72,7 +77,8 @@ int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
     case IndexKind::kVar: return variables.at(index->value).multiple;
     case IndexKind::kAdd: return std::gcd(of(index->a), of(index->b));
     case IndexKind::kMul: return of(index->a) * of(index->b);
-    case IndexKind::kMod: return std::gcd(of(index->a), of(index->b));
+    case IndexKind::kMod:
+    case IndexKind::kMin: return std::gcd(of(index->a), of(index->b));
     case IndexKind::kXor: {
       const int64_t both = std::gcd(of(index->a), of(index->b));
       return both & -both;  // only low zero bits stay
@@ -84,6 +90,20 @@ int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
     }
   }
   JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
+}
+
+std::optional<int64_t> largest(const IndexPtr& index, const Variables& variables) {
+  if (index->kind == IndexKind::kConst) return index->value;
+  if (index->kind == IndexKind::kVar) return variables.at(index->value).last;
+  const std::optional<int64_t> a = largest(index->a, variables), b = largest(index->b, variables);
+  if (!a || !b) return std::nullopt;
+  switch (index->kind) {
+    case IndexKind::kAdd: return *a + *b;
+    case IndexKind::kMul: return *a * *b;
+    case IndexKind::kMod: return std::min(*a, *b - 1);
+    case IndexKind::kDiv: return index->b->kind == IndexKind::kConst ? *a / *b : *a;
+    default: return std::nullopt;
+  }
 }
 
 }  // namespace jf::codegen

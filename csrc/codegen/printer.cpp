@@ -1,21 +1,20 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
+#include "runtime/output_pages.h"
 
 namespace jf::codegen {
 namespace {
 
 using namespace loops;
-
-constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
@@ -27,6 +26,7 @@ bool has_short_form(ir::OpKind op) {
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
   if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
+  if (result == DType::kF32 && compute.op == ir::OpKind::kExp && compute.loose) return "<jf::fold::add>";
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -47,6 +47,8 @@ struct Printer {
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
+  std::vector<int> loops_around = {};       // of each register's definition
+  int loops_now = 0;
   int loads = 0, results = 0, folds = 0;
   Variables variables = {};
 
@@ -61,12 +63,42 @@ struct Printer {
   std::string on() const { return masked ? ", on" : ""; }
   std::string condition(const Condition& below) const {
     std::string result;
-    for (const auto& [at, bound] : below) result += cat(result.empty() ? "" : " && ", index(at), " < ", bound);
+    for (const Below& b : below) {
+      const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
+      const std::string text = cat(index(b.index), " < ", bound);
+      const std::string sure = b.variable < 0 ? holds_anyway(b.index, b.bound) : "";
+      const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
+      const bool brackets = !sure.empty() && below.size() > 1;
+      result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
+    }
     return result;
+  }
+  // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
+  // compiler does not know of how many threads there are.
+  std::string holds_anyway(const IndexPtr& at, int64_t bound) const {
+    for (const auto& [id, variable] : variables) {
+      if (!variable.unrolled || !contains(at, id)) continue;
+      Variables first = variables;
+      for (int64_t count = *variable.last; count > 0; --count) {
+        first.at(id).last = count - 1;
+        const std::optional<int64_t> most = largest(at, first);
+        if (most && *most < bound) return cat(variable.name, " < ", count);
+      }
+    }
+    return "";
+  }
+  static bool contains(const IndexPtr& index, int64_t id) {
+    if (index->kind == IndexKind::kVar) return index->value == id;
+    return index->kind != IndexKind::kConst && (contains(index->a, id) || contains(index->b, id));
   }
   bool varies(const IndexPtr& index) const {
     if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
     return index->kind != IndexKind::kConst && (varies(index->a) || varies(index->b));
+  }
+  bool varies(const Condition& condition) const {
+    return std::any_of(condition.begin(), condition.end(), [&](const Below& b) {
+      return varies(b.index) || (b.variable >= 0 && thread_variables.count(b.variable) > 0);
+    });
   }
   void check_all_threads(const char* what) const {
     JF_CHECK(divergent == 0, "kernel ", kernel.name, " has a ", what, " that not every thread of a block gets to");
@@ -79,6 +111,7 @@ struct Printer {
   std::string define(RegisterId id, const char* prefix, int& count) {
     JF_CHECK(registers.at(id).empty(), "kernel ", kernel.name, " defines register ", id, " twice");
     registers[id] = cat(prefix, count++);
+    loops_around[id] = loops_now;
     return cat("const ", lanes(id), " ", registers[id], " = ");
   }
   std::string bind(int id, int64_t multiple) {
@@ -115,12 +148,15 @@ struct Printer {
   void unroll(const For& loop) {
     const std::string outer = unrolled;
     unrolled += cat(", ", bind(loop.variable, 1));
+    variables.at(loop.variable).unrolled = true;
+    variables.at(loop.variable).last = loop.extent - 1;
     line(dialect.unroll, loop.extent);
     loop_body(loop);
     unrolled = outer;
   }
   void serial(const For& loop) {
     bind(loop.variable, 1);
+    variables.at(loop.variable).last = loop.extent - 1;
     loop_body(loop);
   }
   void loop_body(const For& loop) {
@@ -128,14 +164,26 @@ struct Printer {
     if (loop.reverse) {
       line("for (", index_type(), " ", i, " = ", loop.extent - 1, "; ", i, " >= 0; --", i, ") {");
     } else {
-      line("for (", index_type(), " ", i, " = 0; ", i, " < ", loop.extent, "; ++", i, ") {");
+      // A bound of the variable itself that is no more than the extent says all.
+      const bool whole = std::any_of(loop.runs.begin(), loop.runs.end(), [&](const Below& b) {
+        return b.index->kind == IndexKind::kVar && b.index->value == loop.variable && b.bound <= loop.extent;
+      });
+      const std::string runs = condition(loop.runs);
+      line("for (", index_type(), " ", i, " = 0; ", whole ? "" : cat(i, " < ", loop.extent),
+           whole || runs.empty() ? "" : " && ", runs, "; ++", i, ") {");
     }
+    const bool differs = varies(loop.runs);
+    divergent += differs;
+    ++loops_now;
     block(loop.body);
+    --loops_now;
+    divergent -= differs;
   }
   void parallel(const For& loop, std::string_view number, int64_t count) {
     JF_CHECK(!number.empty(), "kernel ", kernel.name, " has a loop that its language cannot run in parallel");
     JF_CHECK(loop.extent <= count, "kernel ", kernel.name, " runs ", loop.extent, " iterations on ", count);
     const std::string i = bind(loop.variable, 1);
+    variables.at(loop.variable).last = loop.extent - 1;
     const bool threads = loop.parallel == Parallel::kThread || loop.parallel == Parallel::kThreadY;
     if (threads) thread_variables.insert(loop.variable);
     if (loop.extent == count) {
@@ -171,8 +219,7 @@ struct Printer {
     in_vector = masked = false;
   }
   void operator()(const Guard& guard) {
-    const bool differs =
-        std::any_of(guard.below.begin(), guard.below.end(), [&](const auto& below) { return varies(below.first); });
+    const bool differs = varies(guard.below);
     line("if (", condition(guard.below), ") {");
     divergent += differs;
     block(guard.body);
@@ -182,6 +229,7 @@ struct Printer {
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
     std::string at = offset(load.offset), each;
+    if (!load.or_first.empty()) at = cat("(", condition(load.or_first), " ? ", at, " : 0)");
     int64_t multiple_of_steps = 0;
     for (const Step& step : load.steps) {
       const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
@@ -224,6 +272,13 @@ struct Printer {
       line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
     }
   }
+  void operator()(const ReadIndex& read) {
+    const std::string i = bind(read.variable, 1), where = condition(read.when);
+    if (varies(read.offset) || varies(read.when)) thread_variables.insert(read.variable);
+    line("const ", index_type(), " ", i, " = ", where, where.empty() ? "" : " ? ", "jf::read_index<", index_type(),
+         ">(", buffers.at(read.buffer), ", ", offset(read.offset), ", ", read.high, ")", where.empty() ? "" : " : 0",
+         ";");
+  }
   void operator()(const FromIndex& from) {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
@@ -245,8 +300,10 @@ struct Printer {
     if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) {
       line(definition, "jf::constant<", lanes(compute.result), ">(", literal(*constant, dtype), ");", comment);
     } else {
-      line(definition, "jf::", ir::info(compute.op).name, dtype_arguments(compute, dtype), "(", arguments, ");",
-           comment);
+      const bool same = compute.op == ir::OpKind::kDiv && compute_dtype(dtype) == DType::kF32 &&
+                        dialect.divides_by_same && loops_around.at(compute.operands[1]) < loops_now;
+      line(definition, "jf::", same ? "divide_by_same" : ir::info(compute.op).name, dtype_arguments(compute, dtype),
+           "(", arguments, ");", comment);
     }
   }
   void operator()(const Store& store) {
@@ -255,12 +312,26 @@ struct Printer {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
-      const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
-      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
-           on(), ");");
+      const Buffer& to = kernel.buffers.at(store.buffer);
+      const bool streams = dialect.past_caches && to.bytes >= runtime::kLargeOutput && n == kernel.width && n > 1;
+      if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");
+      line(to.shared_size > 0 ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at,
+           ", ", value, on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }
+  }
+
+  void operator()(const Prefetch& prefetch) {
+    line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", offset(prefetch.offset), ");");
+  }
+
+  void operator()(const TurnedLoad& load) {
+    const int64_t size = kernel.arrays.at(load.array).size;
+    std::string count = cat(size);
+    for (const Below& b : load.limits) count = cat("jf::below(", count, ", ", index(b.index), ", ", b.bound, ")");
+    line("jf::load_turned<", size, ">(", array(load.array), ", ", buffers.at(load.buffer), ", ", offset(load.offset),
+         ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
   }
 
   // An array of one element is a plain variable.
@@ -366,7 +437,7 @@ struct Printer {
   template <class Copy>
   std::string elements(const Copy& copy) const {
     std::string rows = cat(copy.rows);
-    for (const auto& [first, limit] : copy.limits) rows = cat("jf::below(", rows, ", ", index(first), ", ", limit, ")");
+    for (const Below& b : copy.limits) rows = cat("jf::below(", rows, ", ", index(b.index), ", ", b.bound, ")");
     return copy.row == 1 ? rows : copy.limits.empty() ? cat(copy.rows * copy.row) : cat(rows, " * ", copy.row);
   }
   void operator()(const OpenRing& open) {
@@ -448,6 +519,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.rings = rings;
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
+  printer.loops_around.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
   for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));

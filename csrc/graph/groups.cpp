@@ -200,7 +200,7 @@ IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& sched
       const std::vector<int> axes = schedule::result_axes(fusion, op, i);
       const std::vector<int> nodes = schedule::axis_nodes(fusion, schedule.domains[operand], operand);
       // The roots of a reduction are the operand's axes, kinds and all.
-      const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
+      const bool folds = std::holds_alternative<ir::Reduce>(op.attribute) || op.kind == ir::OpKind::kCombine;
       for (size_t a = 0; a < axes.size(); ++a) {
         if (axes[a] < 0) continue;
         const int from = first_[operand] + nodes[a], to = first_[op.output] + axes[a];

@@ -2,11 +2,13 @@
 
 #include "base/error.h"
 #include "host/program.h"
+#include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "plan/plan.h"
 #include "plan/pointwise.h"
+#include "plan/ragged.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -78,6 +80,13 @@ class Kernels {
       return lowered("reduction", kernel.fusion, plan::print(parameters), true, kernel.schedule);
     });
   }
+  loops::Kernel nested(const ir::Fusion& segment) {
+    return guarded(segment, [&] {
+      const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
+      return lowered("nested", segment, plan::print(parameters), false,
+                     plan::nested_schedule(segment, parameters, target_.platform));
+    });
+  }
 
  private:
   // `changed`: the fusion is no longer that of the segment.
@@ -124,6 +133,10 @@ Program build(const ir::Fusion& whole, const Target& target) {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
+    if (segment.strategy != plan::Strategy::kEmpty) {
+      add_zeros(segment.fusion, {buffers.begin() + static_cast<std::ptrdiff_t>(segment.inputs.size()), buffers.end()},
+                target, program);
+    }
     program.facts.push_back(kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs));
     program.facts.back().reason = segment.reason;
     switch (segment.strategy) {
@@ -135,6 +148,9 @@ Program build(const ir::Fusion& whole, const Target& target) {
         break;
       case plan::Strategy::kPointwise:
         program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), std::move(buffers)});
+        break;
+      case plan::Strategy::kNested:
+        program.steps.push_back(KernelStep{kernels.nested(segment.fusion), std::move(buffers)});
         break;
       case plan::Strategy::kReduction:
         program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), std::move(buffers)});

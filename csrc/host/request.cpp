@@ -1,6 +1,7 @@
 #include "host/request.h"
 
 #include "base/error.h"
+#include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
 
@@ -30,10 +31,12 @@ Program build(const Request& request, const Target& target) {
   add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
-  program.scheduled = {{fusion, *schedule}};
-  program.facts = {kernel_facts(fusion)};
-  program.facts[0].strategy = "by hand";
-  program.facts[0].reason = "scheduled by the caller";
+  add_zeros(fusion, {buffers.end() - static_cast<std::ptrdiff_t>(fusion.outputs.size()), buffers.end()}, target,
+            program);
+  program.scheduled.push_back({fusion, *schedule});
+  program.facts.push_back(kernel_facts(fusion));
+  program.facts.back().strategy = "by hand";
+  program.facts.back().reason = "scheduled by the caller";
   program.steps.push_back(KernelStep{lower::lower(fusion, *schedule, target), std::move(buffers)});
   return program;
 }

@@ -13,8 +13,11 @@ namespace jf::ir {
 
 class Builder {
  public:
-  // `name` must be an identifier; it names the kernels.
-  explicit Builder(std::string name);
+  // What slices and paddings read is computed for each of them again: of slices of slices there can be too many.
+  static constexpr size_t kMaxOps = 1 << 16;
+
+  // `name` must be an identifier; it names the kernels. An op beyond `max_ops` is refused.
+  explicit Builder(std::string name, size_t max_ops = kMaxOps);
 
   ValueId input(const std::string& name, DType dtype, std::span<const int64_t> shape);
   ValueId constant(DType dtype, Constant value);
@@ -51,16 +54,31 @@ class Builder {
                  const std::string& label = "");
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
+  // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
+  // and a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other
+  // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
+  // last one.
+  ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
+  ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
+  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.
+  ValueId broadcast_like(ValueId value, ValueId like, std::span<const int64_t> dims);
+  // The rows of all components in one axis of `rows` elements, those of g from starts[g] on; zeros elsewhere. Where
+  // components overlap, the row of one of them.
+  ValueId combine(ValueId value, ValueId starts, int64_t rows);
   // `starts` is optional: pass an empty span or one value.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
                          DType dtype, const std::string& label = "");
 
   void output(ValueId value);
   const Fusion& fusion() const { return fusion_; }
+  bool is_full() const { return fusion_.ops.size() >= max_ops_; }
   // Drops ops that reach no output and verifies. The builder is empty afterwards.
   Fusion finish();
 
  private:
+  // What was built; nothing is left.
+  Fusion take_fusion();
   const Op* definition(ValueId value) const;
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
@@ -90,12 +108,31 @@ class Builder {
   ValueId is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound);
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
+  void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
   const Value& value(ValueId id, const char* function) const;
+  // While it lives, slices, paddings and takes go one op deeper towards the inputs; beyond some the value is read.
+  class Deeper {
+   public:
+    explicit Deeper(Builder& builder) : builder_(builder) { ++builder_.depth_; }
+    ~Deeper() { --builder_.depth_; }
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
 
+   private:
+    Builder& builder_;
+  };
+  bool too_deep() const { return depth_ > kMaxDepth; }
+
+  static constexpr int kMaxDepth = 1000;  // of the stack
+  int depth_ = 0;
+  size_t max_ops_;
   Fusion fusion_;
+  std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
   // A value is zero along `axis` but for these parts of it, in their order.
@@ -104,7 +141,8 @@ class Builder {
     std::map<int64_t, ValueId> from;  // by first index
   };
   std::map<ValueId, Parts> padded_;
-  std::map<std::vector<int64_t>, ValueId> takes_;  // by operands, places and shape
+  std::map<std::vector<int64_t>, ValueId> takes_;       // by operands, places and shape
+  std::map<std::vector<int64_t>, ValueId> partitions_;  // by operands, axis and most
 };
 
 }  // namespace jf::ir

@@ -177,13 +177,8 @@ void Builder::join_read_concats() {
     }
   }
   if (!any) return;
-  const Fusion old = std::move(fusion_);
-  fusion_ = {old.name, {}, {}, {}, {}};
-  known_.clear();
-  slices_.clear();
-  spreads_.clear();
-  padded_.clear();
-  takes_.clear();
+  const Fusion old = take_fusion();
+  fusion_.name = old.name;
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
     renamed[id] = add_value(old.values[id].dtype, old.values[id].axes);
@@ -247,7 +242,8 @@ ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>&
 
 // -1 where the value itself has to be read.
 ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
-  const Op* defining = definition(x);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(x);
   if (defining == nullptr) return -1;
   const Op op = *defining;  // which adding ops may move
   const DType dtype = fusion_.values[x].dtype;

@@ -47,7 +47,8 @@ ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector
 }
 
 ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
-  const Op* defining = definition(inputs[0]);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(inputs[0]);
   const DType dtype = fusion_.values[inputs[0]].dtype;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
@@ -139,12 +140,14 @@ ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Tak
 // Whether a value is computed element by element from inputs and scalars alone.
 bool Builder::is_elementwise(ValueId x) const {
   std::vector<ValueId> todo = {x};
+  std::vector<bool> seen(fusion_.values.size(), false);
   for (size_t i = 0; i < todo.size(); ++i) {
     const Op* op = definition(todo[i]);
     if (op == nullptr || (op->kind == OpKind::kBroadcast && fusion_.values[op->inputs[0]].axes.empty())) continue;
     if (info(op->kind).op_class != OpClass::kPointwise) return false;
     for (ValueId id : op->inputs) {
-      if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
+      if (!seen[id]) todo.push_back(id);
+      seen[id] = true;
     }
   }
   return true;

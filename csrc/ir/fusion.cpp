@@ -45,7 +45,7 @@ OpKind fold_of(OpKind fold) {
 
 bool reads_memory(OpKind kind) {
   return kind == OpKind::kSlice || kind == OpKind::kPad || kind == OpKind::kReshape || kind == OpKind::kTake ||
-         kind == OpKind::kSearch || kind == OpKind::kSpread;
+         kind == OpKind::kSearch || kind == OpKind::kSpread || kind == OpKind::kPartition;
 }
 
 bool Constant::operator==(const Constant& other) const {
@@ -59,6 +59,13 @@ bool Constant::operator==(const Constant& other) const {
 Constant zero_of(DType dtype) {
   if (is_float(dtype)) return {0.0};
   return {int64_t{0}};
+}
+
+int ragged_axis(const Value& value) {
+  for (size_t i = 0; i < value.axes.size(); ++i) {
+    if (value.axes[i].extents >= 0) return static_cast<int>(i);
+  }
+  return -1;
 }
 
 int64_t elements(const Value& value) {
@@ -87,6 +94,9 @@ std::vector<ValueId> number_as_text(Fusion& fusion) {
     place(op.output);
   }
   for (ValueId& id : fusion.outputs) id = renumbered[id];
+  for (Value& value : values) {
+    for (Axis& axis : value.axes) axis.extents = axis.extents < 0 ? -1 : renumbered[axis.extents];
+  }
   fusion.values = std::move(values);
   return renumbered;
 }

@@ -14,6 +14,12 @@
 // A scan keeps the operand's axes: element i along its axis is the fold of elements 0 to i, or with `reverse` of
 // elements i to the last, in a stated order of the operands but in any grouping.
 //
+// A nested value has a ragged axis: for each component, an index of the axes `by`, only so many of its elements exist
+// as the s32 value `extents` holds there, brought into [0, extent]. The others are never computed, read or stored, and
+// nothing folds them. What it is computed from and what is computed from it has the same axis; nested values live
+// inside of a kernel: `partition` makes them of an array, `combine` makes them one again, and a fold leaves a value for
+// each component.
+//
 // Every node stands on this screen; they are made by ir/build.h, checked by ir/verify.h, printed and parsed by
 // ir/text.h.
 #pragma once
@@ -35,6 +41,9 @@ enum class AxisKind : uint8_t { kIteration, kBroadcast };
 struct Axis {
   int64_t extent = 1;
   AxisKind kind = AxisKind::kIteration;
+  // Of a ragged axis: how many elements each component has, and which axes of the value index that, in its order.
+  ValueId extents = -1;
+  std::vector<int64_t> by = {};
   bool operator==(const Axis&) const = default;
 };
 
@@ -136,6 +145,22 @@ struct Scan {
   int64_t parts = 0;
   bool operator==(const Scan&) const = default;
 };
+// partition: axis `axis` of the operand becomes the component, of `components` axes, the last ones of the extents, and
+// a ragged axis of `most` elements. stretch: axis `axis` of the operand, of extent 1, becomes a ragged axis of `most`
+// elements along which the value is the same; its axes `by` index the extents.
+struct Nest {
+  int64_t axis = 0, most = 0;
+  std::vector<int64_t> by = {};
+  int64_t components = 1;
+  bool operator==(const Nest&) const = default;
+};
+// The component, of so many axes, goes and the ragged axis becomes one of `rows` elements: zeros where no component has
+// any.
+struct Combine {
+  int64_t rows = 0;
+  int64_t components = 1;
+  bool operator==(const Combine&) const = default;
+};
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
 // Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
 struct Grouped {
@@ -143,7 +168,8 @@ struct Grouped {
   bool transpose_rhs = false;
   bool operator==(const Grouped&) const = default;
 };
-using Attribute = std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Search, Place, Reduce, Scan, Grouped>;
+using Attribute =
+    std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Search, Place, Reduce, Scan, Nest, Combine, Grouped>;
 
 struct Op {
   OpKind kind;
@@ -164,6 +190,8 @@ struct Fusion {
   bool operator==(const Fusion&) const = default;
 };
 
+// The position of a value's ragged axis; -1 where it is dense.
+int ragged_axis(const Value& value);
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
 // Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new

@@ -21,6 +21,8 @@ std::string print_dims(const std::vector<int64_t>& dims) {
   return text;
 }
 
+std::string components(int64_t count) { return count == 1 ? "" : cat(", components=", count); }
+
 struct AttributePrinter {
   std::string operator()(std::monostate) const { return ""; }
   std::string operator()(const Constant& c) const { return cat(" {value=", print_constant(c), "}"); }
@@ -49,6 +51,11 @@ struct AttributePrinter {
   std::string operator()(const Scan& s) const {
     return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", s.parts > 0 ? cat(" parts=", s.parts) : "", "}");
   }
+  std::string operator()(const Nest& n) const {
+    return cat(" {most=", n.most, ", axis=", n.axis, n.by.empty() ? "" : cat(", by=[", print_dims(n.by), "]"),
+               components(n.components), "}");
+  }
+  std::string operator()(const Combine& c) const { return cat(" {rows=", c.rows, components(c.components), "}"); }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
   }
@@ -143,8 +150,17 @@ class Parser {
     while (!accept(']')) {
       Axis axis;
       if (accept('b')) axis.kind = AxisKind::kBroadcast;
+      skip();
+      const bool ragged = text_.substr(at_).starts_with("ragged");
+      if (ragged) expect_word("ragged");
       axis.extent = integer();
       require(axis.extent >= 0, "an extent that is not negative");
+      if (ragged) {
+        expect_word("of");
+        axis.extents = lookup(word("the name of its extents"));
+        expect_word("by");
+        for (skip(); at_ < text_.size() && text_[at_] != ',' && text_[at_] != ']'; skip()) axis.by.push_back(integer());
+      }
       value.axes.push_back(axis);
       if (!accept(',')) {
         expect(']');
@@ -208,7 +224,7 @@ class Parser {
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims, axes, starts, axis, side or mode");
+    const std::string key = word("value, dims, axes, starts, axis, side, most, rows or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -266,8 +282,33 @@ class Parser {
         skip();
       }
       result = scan;
+    } else if (key == "most") {
+      Nest nest{0, integer()};
+      expect(',');
+      expect_word("axis");
+      expect('=');
+      nest.axis = integer();
+      while (accept(',')) {
+        const std::string next = word("by or components");
+        require(next == "by" || next == "components", "by or components before this");
+        expect('=');
+        if (next == "by") {
+          nest.by = dims();
+        } else {
+          nest.components = integer();
+        }
+      }
+      result = nest;
+    } else if (key == "rows") {
+      Combine combine{integer()};
+      if (accept(',')) {
+        expect_word("components");
+        expect('=');
+        combine.components = integer();
+      }
+      result = combine;
     } else {
-      require(key == "mode", "value, dims, axes, starts, axis, side or mode before this");
+      require(key == "mode", "value, dims, axes, starts, axis, side, most, rows or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;
@@ -322,14 +363,30 @@ class Parser {
   std::map<std::string, ValueId> ids_;
 };
 
+template <class Name>
+std::string print_type(const Value& value, Name name_of) {
+  std::string axes;
+  for (const Axis& axis : value.axes) {
+    axes += cat(axes.empty() ? "" : ",", axis.kind == AxisKind::kBroadcast ? "b" : "");
+    if (axis.extents < 0) {
+      axes += cat(axis.extent);
+      continue;
+    }
+    axes +=
+        cat(axis.kind == AxisKind::kBroadcast ? " " : "", "ragged ", axis.extent, " of ", name_of(axis.extents), " by");
+    for (int64_t by : axis.by) axes += cat(" ", by);
+  }
+  return cat(name(value.dtype), "[", axes, "]");
+}
+
 }  // namespace
 
 std::string print_type(const Value& value) {
-  std::string axes;
-  for (const Axis& axis : value.axes) {
-    axes += cat(axes.empty() ? "" : ",", axis.kind == AxisKind::kBroadcast ? "b" : "", axis.extent);
-  }
-  return cat(name(value.dtype), "[", axes, "]");
+  return print_type(value, [](ValueId id) { return cat("value ", id); });
+}
+
+std::string print_type(const Fusion& fusion, const Value& value) {
+  return print_type(value, [&](ValueId id) { return fusion.values.at(id).name; });
 }
 
 std::string print_constant(const Constant& constant) {
@@ -348,14 +405,14 @@ std::string print(const Fusion& fusion) {
   std::string text = cat("fusion ", fusion.name, "(");
   for (size_t i = 0; i < fusion.inputs.size(); ++i) {
     const Value& value = fusion.values[fusion.inputs[i]];
-    text += cat(i ? ", " : "", value.name, ": ", print_type(value));
+    text += cat(i ? ", " : "", value.name, ": ", print_type(fusion, value));
   }
   text += ") -> (";
   for (size_t i = 0; i < fusion.outputs.size(); ++i) text += cat(i ? ", " : "", fusion.values[fusion.outputs[i]].name);
   text += ") {\n";
   for (const Op& op : fusion.ops) {
     const Value& result = fusion.values[op.output];
-    text += cat("  ", result.name, ": ", print_type(result), " = ", info(op.kind).name, "(");
+    text += cat("  ", result.name, ": ", print_type(fusion, result), " = ", info(op.kind).name, "(");
     for (size_t i = 0; i < op.inputs.size(); ++i) text += cat(i ? ", " : "", fusion.values[op.inputs[i]].name);
     text += cat(")", std::visit(AttributePrinter{}, op.attribute));
     if (!op.label.empty()) text += "  # " + op.label;

@@ -16,8 +16,9 @@
 namespace jf::ir {
 
 std::string print(const Fusion& fusion);
-// One value's type: "bf16[b128,512]".
+// One value's type: "bf16[b128,512]", "bf16[3,ragged 128 of sizes by 0,512]"; without the fusion, extents go by number.
 std::string print_type(const Value& value);
+std::string print_type(const Fusion& fusion, const Value& value);
 // "0.5", "nan", "-inf", "3": the shortest text that parses back to the same bits.
 std::string print_constant(const Constant& constant);
 // Throws UserError with line and what was expected. The result is verified.

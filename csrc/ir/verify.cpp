@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ir/ragged.h"
 #include "ir/text.h"
 
 namespace jf::ir {
@@ -27,7 +28,7 @@ struct Inference {
   const Attribute& attribute;
 
   const Value& in(size_t i) const { return fusion.values[inputs[i]]; }
-  std::string type(size_t i) const { return print_type(in(i)); }
+  std::string type(size_t i) const { return print_type(fusion, in(i)); }
 
   template <class T>
   const T& get(const char* what) const {
@@ -62,7 +63,7 @@ struct Inference {
     JF_REQUIRE(d.dims.size() == x.axes.size(), "[broadcast] expected one result axis for each axis of ", type(0),
                ", got ", d.dims.size());
     Value result{"", x.dtype, stated.axes};
-    for (Axis& axis : result.axes) axis.kind = AxisKind::kBroadcast;
+    for (Axis& axis : result.axes) axis = {axis.extent, AxisKind::kBroadcast};
     for (size_t i = 0; i < d.dims.size(); ++i) {
       JF_REQUIRE(d.dims[i] >= 0 && d.dims[i] < static_cast<int64_t>(result.axes.size()) &&
                      (i == 0 || d.dims[i] > d.dims[i - 1]),
@@ -72,8 +73,9 @@ struct Inference {
       JF_REQUIRE(x.axes[i].extent == axis.extent || x.axes[i].extent == 1, "[broadcast] axis ", i, " of ", type(0),
                  " has extent ", x.axes[i].extent, "; result axis ", d.dims[i], " has ", axis.extent,
                  ": they must be equal, or the operand's 1");
-      if (x.axes[i].extent == axis.extent) axis.kind = x.axes[i].kind;
+      if (x.axes[i].extent == axis.extent) axis = x.axes[i];
     }
+    renumber_by(result.axes, d.dims);
     return result;
   }
 
@@ -86,7 +88,10 @@ struct Inference {
     for (size_t i = 0; permutation && i < sorted.size(); ++i) permutation = sorted[i] == static_cast<int64_t>(i);
     JF_REQUIRE(permutation, "[transpose] dims must be a permutation of the ", x.axes.size(), " axes of ", type(0));
     Value result{"", x.dtype, {}};
+    std::vector<int64_t> to(d.dims.size());
+    for (size_t i = 0; i < d.dims.size(); ++i) to[d.dims[i]] = static_cast<int64_t>(i);
     for (int64_t dim : d.dims) result.axes.push_back(x.axes[dim]);
+    renumber_by(result.axes, to);
     return result;
   }
 
@@ -181,7 +186,9 @@ struct Inference {
     const Dims& d = get<Dims>("dims=[...]");
     const Value& x = in(0);
     Value result{"", x.dtype, {}};
+    std::vector<int64_t> to;
     for (size_t i = 0; i < x.axes.size(); ++i) {
+      to.push_back(static_cast<int64_t>(result.axes.size()));
       if (std::find(d.dims.begin(), d.dims.end(), static_cast<int64_t>(i)) == d.dims.end()) {
         result.axes.push_back(x.axes[i]);
       } else {
@@ -189,6 +196,7 @@ struct Inference {
                    "; only axes of extent 1 can go");
       }
     }
+    renumber_by(result.axes, to);
     JF_REQUIRE(result.axes.size() + d.dims.size() == x.axes.size(), "[squeeze] dims name an axis twice or beyond rank ",
                x.axes.size());
     return result;
@@ -283,14 +291,17 @@ struct Inference {
     JF_REQUIRE(r.parts >= 0 && r.parts <= extent, "[", op.name, "] expected 1 to ", extent, " parts of axis ",
                r.dims[0], " of ", type(0), ", got ", r.parts);
     Value result{"", x.dtype, {}};
+    std::vector<int64_t> to;
     for (size_t i = 0; i < x.axes.size(); ++i) {
       const auto dim = static_cast<int64_t>(i);
+      to.push_back(static_cast<int64_t>(result.axes.size()));
       if (!std::binary_search(r.dims.begin(), r.dims.end(), dim)) {
         result.axes.push_back(x.axes[i]);
       } else if (r.parts > 0 && dim == r.dims[0]) {
         result.axes.push_back({r.parts});
       }
     }
+    renumber_by(result.axes, to);
     return result;
   }
 
@@ -432,6 +443,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   }
   const Inference inference{fusion, op, inputs, attribute};
   inference.check_operand_types();
+  check_nested(fusion, op, inputs, attribute);
   switch (op.op_class) {
     case OpClass::kConstant: return inference.constant(stated);
     case OpClass::kConcat: return inference.concat();
@@ -447,6 +459,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       if (kind == OpKind::kPlace) return inference.place();
       if (kind == OpKind::kSpread) return inference.spread(stated);
       if (kind == OpKind::kCopy) return inference.copy();
+      if (kind == OpKind::kPartition) return infer_partition(fusion, inputs, attribute);
+      if (kind == OpKind::kStretch) return infer_stretch(fusion, inputs, attribute);
+      if (kind == OpKind::kCombine) return infer_combine(fusion, inputs, attribute);
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();
     case OpClass::kScan: return inference.scan();
@@ -465,6 +480,8 @@ void verify(const Fusion& fusion) {
   for (ValueId id : fusion.inputs) {
     JF_REQUIRE(in_range(id) && !defined[id], "[verify] input ", id, " is unknown or listed twice");
     check_name(fusion.values[id].name, names);
+    JF_REQUIRE(ragged_axis(fusion.values[id]) < 0, "[verify] input ", fusion.values[id].name, " is ",
+               print_type(fusion, fusion.values[id]), ", nested; make the array an input and partition it");
     defined[id] = true;
   }
   for (const Op& op : fusion.ops) {
@@ -478,7 +495,7 @@ void verify(const Fusion& fusion) {
     Value inferred = infer(fusion, op.kind, op.inputs, op.attribute, value);
     inferred.name = value.name;
     JF_REQUIRE(inferred == value, "[verify] ", value.name, " = ", info(op.kind).name, "(...) has type ",
-               print_type(inferred), ", but the fusion says ", print_type(value));
+               print_type(fusion, inferred), ", but the fusion says ", print_type(fusion, value));
     defined[op.output] = true;
   }
   std::vector<int> placed(count, 0);
@@ -494,6 +511,8 @@ void verify(const Fusion& fusion) {
   std::set<ValueId> outputs;
   for (ValueId id : fusion.outputs) {
     JF_REQUIRE(in_range(id) && outputs.insert(id).second, "[verify] output ", id, " is unknown or listed twice");
+    JF_REQUIRE(ragged_axis(fusion.values[id]) < 0, "[verify] output ", fusion.values[id].name, " is ",
+               print_type(fusion, fusion.values[id]), ", nested, which no memory holds; combine it");
   }
 }
 

@@ -1,4 +1,6 @@
 // Index arithmetic: building with constant folding.
+#include <algorithm>
+
 #include "base/error.h"
 #include "loops/kernel.h"
 
@@ -69,6 +71,13 @@ IndexPtr bit_xor(IndexPtr a, IndexPtr b) {
   return make(IndexKind::kXor, std::move(a), std::move(b));
 }
 
+IndexPtr least(IndexPtr a, IndexPtr b) {
+  if (is_constant(a)) std::swap(a, b);
+  if (is_constant(a)) return constant(std::min(a->value, b->value));
+  if (is_constant(b, 0)) return b;
+  return make(IndexKind::kMin, std::move(a), std::move(b));
+}
+
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables) {
   auto of = [&](const IndexPtr& part) { return evaluate(part, variables); };
   switch (index->kind) {
@@ -79,6 +88,7 @@ int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables) {
     case IndexKind::kDiv: return of(index->a) / of(index->b);
     case IndexKind::kMod: return of(index->a) % of(index->b);
     case IndexKind::kXor: return of(index->a) ^ of(index->b);
+    case IndexKind::kMin: return std::min(of(index->a), of(index->b));
   }
   JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
 }

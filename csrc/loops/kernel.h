@@ -23,7 +23,7 @@ namespace jf::loops {
 // Non-negative integer arithmetic over loop variables.
 struct Index;
 using IndexPtr = std::shared_ptr<const Index>;
-enum class IndexKind : uint8_t { kConst, kVar, kAdd, kMul, kDiv, kMod, kXor };
+enum class IndexKind : uint8_t { kConst, kVar, kAdd, kMul, kDiv, kMod, kXor, kMin };
 struct Index {
   IndexKind kind;
   int64_t value = 0;  // kConst: the number; kVar: the variable
@@ -37,6 +37,7 @@ IndexPtr mul(IndexPtr a, IndexPtr b);
 IndexPtr div(IndexPtr a, IndexPtr b);
 IndexPtr mod(IndexPtr a, IndexPtr b);
 IndexPtr bit_xor(IndexPtr a, IndexPtr b);
+IndexPtr least(IndexPtr a, IndexPtr b);
 // A place in memory `by` elements on, which may be negative where only what is inside is read.
 IndexPtr moved(IndexPtr offset, int64_t by);
 // The value of an index where variable i is variables[i].
@@ -49,12 +50,23 @@ struct Stmt;
 using Body = std::vector<Stmt>;
 using RegisterId = int;
 
+// index < bound; with a variable, index < it, which is at most `bound`.
+struct Below {
+  IndexPtr index;
+  int64_t bound;
+  int variable = -1;
+  bool implied = false;  // what stands under it has no effect elsewhere anyway, but this is known further out
+};
+// True where all of it holds.
+using Condition = std::vector<Below>;
+// A serial loop ends before the first iteration in which `runs` does not hold.
 struct For {
   int variable;
   int64_t extent;
   Parallel parallel;
   Body body;
   bool reverse = false;  // a serial or unrolled loop from its last iteration on
+  Condition runs = {};
 };
 // The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are.
 struct Vector {
@@ -65,9 +77,8 @@ struct Vector {
   Body body;
 };
 struct Guard;
-// Index, bound: true where every index is below its bound.
-using Condition = std::vector<std::pair<IndexPtr, int64_t>>;
-// begin <= index < end. In `lanes`, each lane by itself: the index is that of lane 0, one less than the next lane's.
+// begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
+// than the next lane's.
 struct Range {
   IndexPtr index;
   int64_t begin, end;
@@ -88,6 +99,15 @@ struct Load {
   Condition when = {};             // elsewhere nothing is read and the register holds zeros
   std::vector<Range> within = {};  // likewise; one in lanes at most
   std::vector<Step> steps = {};    // added to the offset
+  Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
+};
+// The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
+struct ReadIndex {
+  int variable;
+  int buffer;
+  IndexPtr offset;
+  int64_t high;
+  Condition when = {};
 };
 // The lane's own value of an index, in the register's dtype: base + lane * lane_stride (iota).
 struct FromIndex {
@@ -113,12 +133,27 @@ struct Compute {
   ir::Attribute attribute;
   DType from;  // dtype of the first operand's value (a convert or bitcast needs both)
   std::string comment;
+  bool loose = false;  // only sums and products that are rounded to 16 bits come of it: some bits may be wrong
 };
 struct Store {
   int buffer;
   IndexPtr offset;
   int64_t lane_stride;
   RegisterId value;
+};
+// Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
+// all elements of the array, those e for which index + e is below every limit.
+struct TurnedLoad {
+  int array;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride;
+  Condition limits = {};
+};
+// The vector of elements from here on, which may lie outside of the buffer, is on its way to a cache afterwards.
+struct Prefetch {
+  int buffer;
+  IndexPtr offset;
 };
 // The body runs where the condition holds.
 struct Guard {
@@ -224,9 +259,9 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate, Combine,
-               Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk,
-               DrainBulk>
+  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate,
+               Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore,
+               FenceBulk, DrainBulk, TurnedLoad, Prefetch>
       node;
 };
 
@@ -237,6 +272,7 @@ struct Buffer {
   bool written;
   int64_t shared_size = 0;
   int64_t alignment = 128;  // bytes, of shared ones
+  int64_t bytes = 0;        // of parameters
 };
 // A parameter as an array of which instructions copy boxes. Axes: the fastest first.
 struct TensorMap {
@@ -267,11 +303,11 @@ struct Kernel {
   std::vector<Array> arrays;
   std::vector<Ring> rings;
   std::vector<TensorMap> maps;
-  std::vector<DType> registers;  // dtype of the value that the register holds
-  int width = 1;                 // lanes; a power of two
-  bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1, grid_y = 1;  // CPU: tasks; CUDA: blocks
-  int block = 1, block_y = 1;    // CUDA: threads
+  std::vector<DType> registers;    // dtype of the value that the register holds
+  int width = 1;                   // lanes; a power of two
+  bool wide_index = false;         // loop variables and divisions need 64 bits; address arithmetic always has them
+  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: blocks
+  int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };
 

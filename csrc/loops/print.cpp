@@ -1,7 +1,6 @@
 // The text form of a loop program, for dumps and golden files. Compilers never see it.
-#include <limits>
-
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 
@@ -24,6 +23,7 @@ std::string text(const IndexPtr& index, bool nested = false) {
     case IndexKind::kDiv: return binary(" / ");
     case IndexKind::kMod: return binary(" % ");
     case IndexKind::kXor: return binary(" ^ ");
+    case IndexKind::kMin: return cat("min(", text(index->a), ", ", text(index->b), ")");
   }
   JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
 }
@@ -49,16 +49,18 @@ struct Printer {
   }
   static std::string condition(const Condition& below) {
     std::string result;
-    for (const auto& [index, bound] : below) result += cat(result.empty() ? "" : " and ", text(index), " < ", bound);
+    for (const Below& b : below) {
+      result += cat(result.empty() ? "" : " and ", text(b.index), " < ",
+                    b.variable < 0 ? cat(b.bound) : cat("i", b.variable));
+    }
     return result;
   }
 
   static std::string within(const std::vector<Range>& ranges) {
     std::string result;
     for (const Range& range : ranges) {
-      const std::string end = range.end == std::numeric_limits<int64_t>::max() ? "" : cat(range.end);
       result += cat(" within ", range.begin, " <= ", text(range.index), range.lanes ? " + lane" : "",
-                    end.empty() ? "" : cat(" < ", end));
+                    range.end == kNoEnd ? "" : cat(" < ", range.end));
     }
     return result;
   }
@@ -79,7 +81,7 @@ struct Printer {
   }
   void operator()(const For& loop) {
     line("for i", loop.variable, " < ", loop.extent, " ", kParallelNames[static_cast<int>(loop.parallel)],
-         loop.reverse ? " reverse" : "");
+         loop.reverse ? " reverse" : "", loop.runs.empty() ? "" : cat(" while ", condition(loop.runs)));
     (*this)(loop.body);
   }
   void operator()(const Vector& vector) {
@@ -92,7 +94,12 @@ struct Printer {
   }
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
+         load.or_first.empty() ? "" : cat(" where ", condition(load.or_first), " else first"),
          load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps));
+  }
+  void operator()(const ReadIndex& read) {
+    line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,
+         read.when.empty() ? "" : cat(" if ", condition(read.when)));
   }
   void operator()(const FromIndex& from) {
     line(typed(from.result), " = index ", text(from.base),
@@ -114,6 +121,12 @@ struct Printer {
   void operator()(const Store& store) {
     line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value));
   }
+  void operator()(const TurnedLoad& load) {
+    std::string limits;
+    for (const Below& b : load.limits) limits += cat(" while ", text(b.index), " + element < ", b.bound);
+    line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits);
+  }
+  void operator()(const Prefetch& prefetch) { line("prefetch ", access(prefetch.buffer, prefetch.offset, 1)); }
   void operator()(const Declare& declare) {
     line("declare ", kernel.arrays.at(declare.array).name,
          declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");
@@ -154,7 +167,7 @@ struct Printer {
   template <class Copy>
   static std::string elements(const Copy& copy) {
     std::string result = cat(copy.rows * copy.row, copy.limits.empty() ? "" : cat(" by ", copy.row));
-    for (const auto& [first, limit] : copy.limits) result += cat(" while ", text(first), " + run < ", limit);
+    for (const Below& b : copy.limits) result += cat(" while ", text(b.index), " + run < ", b.bound);
     return result;
   }
   void operator()(const BulkStore& store) {

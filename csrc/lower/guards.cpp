@@ -1,6 +1,7 @@
 #include "lower/guards.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "graph/index.h"
 
@@ -8,20 +9,22 @@ namespace jf::lower {
 namespace {
 
 using namespace loops;
-using Bound = Condition::value_type;
 
-bool depends(const IndexPtr& index, const ThreadVariables& variables) {
-  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(index, v); });
+bool depends(const Below& bound, const ThreadVariables& variables) {
+  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(bound, v); });
 }
 
-bool contains(const Condition& condition, const Bound& bound) {
-  return std::any_of(condition.begin(), condition.end(), [&](const Bound& other) {
-    return other.second == bound.second && graph::same(other.first, bound.first);
-  });
+bool same(const Below& a, const Below& b) {
+  return a.bound == b.bound && a.variable == b.variable && graph::same(a.index, b.index);
 }
+const Below* find(const Condition& condition, const Below& bound) {
+  const auto found = std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return same(b, bound); });
+  return found == condition.end() ? nullptr : &*found;
+}
+bool contains(const Condition& condition, const Below& bound) { return find(condition, bound) != nullptr; }
 Condition without(const Condition& condition, const Condition& taken) {
   Condition rest;
-  for (const Bound& bound : condition) {
+  for (const Below& bound : condition) {
     if (!contains(taken, bound)) rest.push_back(bound);
   }
   return rest;
@@ -31,33 +34,89 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<Search>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
-         std::holds_alternative<Accumulate>(stmt.node) || std::holds_alternative<BulkLoad>(stmt.node) ||
-         std::holds_alternative<TileLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
-         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node) ||
-         std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<Search>(stmt.node) || std::holds_alternative<ReadIndex>(stmt.node) ||
+         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
+         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
+         std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
+         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 
-// The bounds that every effect in the body has, as far as all threads agree on them where they meet.
+bool is_dynamic(const Below& bound) { return bound.variable >= 0; }
+
+// Whether a greater variable makes a greater index, or one that is no smaller.
+bool grows(const IndexPtr& index, int64_t variable) {
+  switch (index->kind) {
+    case IndexKind::kConst:
+    case IndexKind::kVar: return true;
+    case IndexKind::kAdd:
+    case IndexKind::kMul:
+    case IndexKind::kMin: return grows(index->a, variable) && grows(index->b, variable);
+    case IndexKind::kDiv: return grows(index->a, variable) && !lower::depends(index->b, variable);
+    default: return !lower::depends(index, variable);
+  }
+}
+IndexPtr at_zero(const IndexPtr& index, int64_t variable) {
+  if (!lower::depends(index, variable)) return index;
+  if (index->kind == IndexKind::kVar) return constant(0);
+  const IndexPtr a = at_zero(index->a, variable), b = at_zero(index->b, variable);
+  switch (index->kind) {
+    case IndexKind::kAdd: return add(a, b);
+    case IndexKind::kMul: return mul(a, b);
+    case IndexKind::kMin: return least(a, b);
+    default: return div(a, b);
+  }
+}
+
+// What holds wherever such a bound does, whatever the variables are; nothing where no more is known than before.
+std::optional<Below> without_variables(Below bound, const ThreadVariables& variables) {
+  if (!is_dynamic(bound) || variables.count(bound.variable) > 0) return std::nullopt;
+  for (int64_t v : variables) {
+    if (!grows(bound.index, v)) return std::nullopt;
+    bound.index = at_zero(bound.index, v);
+  }
+  if (bound.index->kind == IndexKind::kConst) return std::nullopt;
+  bound.implied = true;
+  return bound;
+}
+
+// The bounds that every effect in the body has, as far as all threads agree on them where they meet. What is only
+// loaded need not have a variable's bound: it goes where that holds.
 Condition common(const std::vector<Guarded>& statements, const ThreadVariables& threads) {
   const bool barrier = std::any_of(statements.begin(), statements.end(), [](const Guarded& s) { return s.barrier; });
-  bool first = true;
+  const auto loads = [](const Guarded& s) {
+    return std::holds_alternative<Load>(s.stmt.node) || std::holds_alternative<ReadIndex>(s.stmt.node);
+  };
+  const bool only_loads = std::none_of(statements.begin(), statements.end(),
+                                       [&](const Guarded& s) { return has_effect(s.stmt) && !loads(s); });
   Condition result;
-  for (const Guarded& s : statements) {
-    if (!has_effect(s.stmt)) continue;
-    if (first) {
-      for (const Bound& bound : s.when) {
-        if (!barrier || !depends(bound.first, threads)) result.push_back(bound);
+  for (const bool dynamic : {false, true}) {
+    bool first = true;
+    Condition shared;
+    for (const Guarded& s : statements) {
+      if (!has_effect(s.stmt) || (dynamic && loads(s) && !only_loads)) continue;
+      Condition own;
+      for (const Below& bound : s.when) {
+        if (is_dynamic(bound) != dynamic) continue;
+        const bool known = !barrier || !depends(bound, threads);
+        if (known) own.push_back(bound);
+        if (const auto less = without_variables(bound, threads); !known && less) own.push_back(*less);
       }
-    } else {
-      Condition both;
-      for (const Bound& bound : result) {
-        if (contains(s.when, bound)) both.push_back(bound);
+      if (first) {
+        shared = std::move(own);
+      } else {
+        Condition both;
+        for (Below& bound : shared) {
+          const Below* other = find(own, bound);
+          if (other == nullptr) continue;
+          bound.implied = bound.implied && other->implied;
+          both.push_back(std::move(bound));
+        }
+        shared = std::move(both);
       }
-      result = std::move(both);
+      first = false;
     }
-    first = false;
+    result.insert(result.end(), shared.begin(), shared.end());
   }
   return result;
 }
@@ -67,6 +126,7 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
   Body body;
   for (Guarded& s : statements) {
     Condition rest = has_effect(s.stmt) ? without(s.when, taken) : Condition{};
+    std::erase_if(rest, [](const Below& bound) { return bound.implied; });
     if (rest.empty()) {
       body.push_back(std::move(s.stmt));
     } else if (Load* load = std::get_if<Load>(&s.stmt.node)) {
@@ -74,6 +134,9 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
       body.push_back(std::move(s.stmt));
     } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
       search->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
+    } else if (ReadIndex* read = std::get_if<ReadIndex>(&s.stmt.node)) {
+      read->when = std::move(rest);
       body.push_back(std::move(s.stmt));
     } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
       scan->when = std::move(rest);
@@ -100,17 +163,35 @@ bool meets(const std::vector<Guarded>& statements) {
 
 }  // namespace
 
+bool depends(const Below& bound, int64_t variable) {
+  return bound.variable == variable || depends(bound.index, variable);
+}
+
 bool depends(const IndexPtr& index, int64_t variable) {
   if (index->kind == IndexKind::kConst) return false;
   if (index->kind == IndexKind::kVar) return index->value == variable;
   return depends(index->a, variable) || depends(index->b, variable);
 }
 
+std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
+  if (!depends(index, variable)) return 0;
+  if (index->kind == loops::IndexKind::kVar) return 1;
+  if (index->kind == loops::IndexKind::kAdd) {
+    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
+    return a && b ? std::optional(*a + *b) : std::nullopt;
+  }
+  if (index->kind == loops::IndexKind::kMul && index->b->kind == loops::IndexKind::kConst) {
+    const std::optional<int64_t> a = step_of(index->a, variable);
+    return a ? std::optional(*a * index->b->value) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {
   const bool barrier = meets(statements);
   const Condition shared = common(statements, threads);
   Condition inside, outside;
-  for (const Bound& bound : shared) (depends(bound.first, variable) ? inside : outside).push_back(bound);
+  for (const Below& bound : shared) (depends(bound, variable) ? inside : outside).push_back(bound);
   if (inside.empty()) return statements;
   Guard guard{std::move(inside), apply(std::move(statements), shared)};
   std::vector<Guarded> result;
@@ -122,10 +203,23 @@ Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadV
   const bool barrier = meets(statements);
   const Condition shared = common(statements, threads);
   Condition inside, outside;
-  for (const Bound& bound : shared) (depends(bound.first, variable) ? inside : outside).push_back(bound);
+  for (const Below& bound : shared) (depends(bound, variable) ? inside : outside).push_back(bound);
+  for (const Below& bound : inside) {
+    if (const auto first = without_variables(bound, {variable}); first) outside.push_back(*first);
+  }
   Body body = guarded(std::move(inside), apply(std::move(statements), shared));
   For loop{static_cast<int>(variable), 1, Parallel::kSerial, std::move(body)};
   return {std::move(outside), {std::move(loop)}, barrier};
+}
+
+void end_early(For& loop) {
+  Guard* guard = loop.body.size() == 1 ? std::get_if<Guard>(&loop.body[0].node) : nullptr;
+  if (guard == nullptr || loop.parallel != Parallel::kSerial || loop.reverse) return;
+  for (const Below& bound : guard->below) {
+    if (is_dynamic(bound) && grows(bound.index, loop.variable)) loop.runs.push_back(bound);
+  }
+  guard->below = without(guard->below, loop.runs);
+  if (guard->below.empty()) loop.body = Body(std::move(guard->body));
 }
 
 Body close(std::vector<Guarded> statements, const ThreadVariables& threads) {

@@ -1,6 +1,7 @@
 // Where conditions stand: as far out as what they depend on allows, and never around what all threads must reach.
 #pragma once
 
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -19,11 +20,16 @@ struct Guarded {
 using ThreadVariables = std::set<int64_t>;
 
 bool depends(const loops::IndexPtr& index, int64_t variable);
+// How far an index moves with a variable; nothing where it does not move evenly.
+std::optional<int64_t> step_of(const loops::IndexPtr& index, int64_t variable);
+bool depends(const loops::Below& bound, int64_t variable);
 // The statements, put together under what all of them need and what changes with the loop over `variable`, if anything.
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);
 // The statements as the body of the loop over `variable`, and the condition under which any of it has an effect: what
 // does not depend on the loop.
 Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);
+// Ends a serial loop where all that it does is below a variable that its iterations run into.
+void end_early(loops::For& loop);
 // The statements as the body of a kernel.
 loops::Body close(std::vector<Guarded> statements, const ThreadVariables& threads);
 

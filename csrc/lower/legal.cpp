@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "codegen/dialect.h"
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
@@ -23,23 +24,28 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
-bool is_parallel(Parallel parallel) {
-  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector &&
-         parallel != Parallel::kBulk;
+bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(parallel) || parallel == Parallel::kTask; }
+
+// Sizes of what is kept, and indices, count iterations.
+void check_iterations(const Domain& domain, const std::string& value) {
+  constexpr double kMostIterations = 1e14;
+  double iterations = 1;
+  for (const auto& axis : domain.loop) iterations *= static_cast<double>(axis.extent);
+  JF_REQUIRE(iterations <= kMostIterations, "[lower] the loops of ", value, " have more than ", kMostIterations,
+             " iterations; split its axes by smaller factors");
 }
 
 void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domain, const Target& target) {
   const std::string& value = segment.values[id].name;
   const bool cpu = target.platform == Platform::kCpu;
+  check_iterations(domain, value);
   const schedule::AxisTree axes = schedule::replay(domain, value);
   for (size_t l = 0; l < domain.loop.size(); ++l) {
     const Parallel parallel = domain.loop[l].parallel;
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    const bool folded_apart =
-        axes.reduced[axes.loop[l]] &&
-        (parallel == Parallel::kTask || parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
+    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask || is_block(parallel));
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
     JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
@@ -89,6 +95,30 @@ std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, c
     result.push_back(groups.size() < nodes.size());
   }
   return result;
+}
+
+// Counts and starts are in memory, and lanes lie along dense axes.
+void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
+  const std::string& value = segment.values[op.output].name;
+  const bool indices =
+      op.kind == ir::OpKind::kPartition || op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
+  for (size_t i = 1; indices && i < op.inputs.size(); ++i) {
+    const auto found = std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[i]);
+    JF_REQUIRE(found != segment.inputs.end(), "[lower] ", value, ", a ", ir::info(op.kind).name, ", reads ",
+               segment.values[op.inputs[i]].name, ", which must come from memory: make it an output of another fusion");
+  }
+  for (const Op& reader : segment.ops) {
+    const bool reads = std::find(reader.inputs.begin(), reader.inputs.end(), op.output) != reader.inputs.end();
+    JF_REQUIRE(op.kind != ir::OpKind::kCombine || !reads, "[lower] ", value, " is combined, and ",
+               segment.values[reader.output].name, " reads it; make it an output, and read it in a fusion of its own");
+  }
+  if (!domain.ragged) return;
+  JF_REQUIRE(!schedule::is_bulk(domain), "[lower] ", value, " is nested and has bulk axes; load it by threads");
+  if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
+  std::vector<loops::IndexPtr> indices_of_loops(domain.loop.size(), loops::constant(0));
+  const graph::Position index = graph::Indexer(domain, indices_of_loops).at_root(domain.ragged->axis);
+  JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value, " lie along its ragged axis, ",
+             "of which each component has another number of elements; make a dense axis the vector axis");
 }
 
 // What is computed is there at its own index only; an op that reads it elsewhere reads memory.
@@ -163,6 +193,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
+    check_nested(segment, op, domain);
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
@@ -192,9 +223,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
              " bytes in each thread's registers and ", "stack; at most ", kMaxArrayBytes,
              ": inline more, or compute some values again");
   if (target.platform == Platform::kCpu) return;
-  const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
-  JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
-             " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+  const int64_t most = std::max(kernel.block, kernel.block_y), fit = target.max_threads_per_block;
+  const int64_t threads = most > fit ? most : kernel.block * kernel.block_y;
+  JF_REQUIRE(threads <= fit, "[lower] ", kernel.name, " has ", threads, " threads; the target has ", fit,
+             " in a block, split the axis");
   bool folds = false;
   codegen::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
@@ -202,15 +234,18 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     }
     folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
-  const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
+  const bool whole_warps = kernel.block % kWarp == 0 || kWarp % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
-             " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
+             " threads; expected a power of two up to ", kWarp, " or a multiple of ", kWarp,
+             ", split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
              ": inline shared values deeper, store smaller parts of them, or in fewer stages");
-  JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
-             " iterations of block_y; at most 65535: use block for the longer axis");
+  JF_REQUIRE(kernel.grid <= codegen::kMostBlocks, "[lower] ", kernel.name, " has ", kernel.grid,
+             " iterations of block; at most ", codegen::kMostBlocks, ": split the axis, the outer one serial");
+  JF_REQUIRE(kernel.grid_y <= codegen::kMostBlocksAlongY, "[lower] ", kernel.name, " has ", kernel.grid_y,
+             " iterations of block_y; at most ", codegen::kMostBlocksAlongY, ": use block for the longer axis");
 }
 
 }  // namespace jf::lower

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/target.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
 
@@ -228,7 +229,6 @@ bool Places::shares_inside(const Node& node) const {
 
 // Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
 bool Places::meets(const loops::Combine& combine) const {
-  constexpr int64_t kWarp = 32;
   const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
   return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
 }
@@ -266,7 +266,6 @@ bool Places::in_scope(const Item& producer, const Item& user) {
   const std::vector<int> a = path(producer), b = path(user);
   return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
-// Positions of the loops that an array has an element for each iteration of.
 std::vector<int> Places::kept_positions(const Item& item) const {
   const std::vector<bool> reduced = reduced_loops(item);
   std::vector<int> positions;
@@ -293,7 +292,6 @@ IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<i
   }
   return at;
 }
-// How many loops around the place where an array lives.
 size_t Places::home(const Item& item) { return loops_before(item, item.shared); }
 size_t Places::loops_before(const Item& item, int position) {
   return static_cast<size_t>(

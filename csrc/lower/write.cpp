@@ -4,8 +4,10 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
+#include "lower/index_reads.h"
 #include "lower/places.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
@@ -37,12 +39,32 @@ loops::Parallel to_loops(Parallel parallel) {
   throw InternalError(__FILE__, __LINE__, "parallel type", "");
 }
 
+// By value, whether only sums are made of it, and products and quotients that are rounded to 16 bits: relative errors
+// of a few units in float32's last place go unseen there.
+std::vector<bool> loose_values(const Fusion& fusion) {
+  std::vector<bool> loose(fusion.values.size(), true);
+  for (ValueId id : fusion.outputs) {
+    const DType dtype = fusion.values[id].dtype;
+    loose[id] = compute_dtype(dtype) != dtype;
+  }
+  for (auto op = fusion.ops.rbegin(); op != fusion.ops.rend(); ++op) {
+    using ir::OpKind;
+    const bool keeps_errors = op->kind == OpKind::kMul || op->kind == OpKind::kDiv || op->kind == OpKind::kNeg ||
+                              op->kind == OpKind::kConvert || op->kind == OpKind::kCopy;
+    const bool fine = op->kind == OpKind::kReduceSum || (keeps_errors && loose[op->output]);
+    for (ValueId id : op->inputs) loose[id] = loose[id] && fine;
+  }
+  return loose;
+}
+
 class Writer : Places {
  public:
   Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
       : Places(fusion, schedule, tree, kernel),
+        reads_(input_number_),
         register_of_(fusion.values.size(), -1),
-        is_operand_(fusion.values.size(), false) {
+        is_operand_(fusion.values.size(), false),
+        loose_(loose_values(fusion)) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
     }
@@ -86,10 +108,31 @@ class Writer : Places {
   std::vector<Guarded> write(const std::vector<Node>& nodes, size_t depth) {
     std::vector<Guarded> outer = std::move(statements_);
     statements_.clear();
+    const size_t known = reads_.count();
+    for (const Node& node : nodes) read_indices(node);
     append(nodes, depth);
-    std::vector<Guarded> result = std::move(statements_);
+    std::vector<Guarded> result = reads_.close(known, std::move(statements_), threads_);
     statements_ = std::move(outer);
     return result;
+  }
+  // What is known here of the counts and starts that the node's items need.
+  void read_indices(const Node& node) {
+    for (const Node& inner : node.body) read_indices(inner);
+    if (node.item < 0) return;
+    const Item& item = tree_.items[node.item];
+    if (!schedule_.domains[item.value].ragged) return;
+    for (const std::vector<IndexRead>& reads : {counts(item), starts(item)}) {
+      for (const IndexRead& read : reads) reads_.offer(read, next_variable_, threads_);
+    }
+  }
+  std::vector<IndexRead> counts(const Item& item) {
+    return counts_of(fusion_, schedule_.domains[item.value], indexer(item, false), item.op == nullptr, even_);
+  }
+  std::vector<IndexRead> starts(const Item& item) {
+    const Item& made = item.op == nullptr && item_of_[item.value] >= 0 ? tree_.items[item_of_[item.value]] : item;
+    const bool reads = made.op != nullptr && (made.op->kind == ir::OpKind::kPartition) == (item.op != nullptr);
+    if (!reads) return {};
+    return starts_of(fusion_, schedule_.domains[item.value], indexer(item, false), *made.op, even_);
   }
   void append(const std::vector<Node>& nodes, size_t depth) {
     std::vector<ValueId> written;  // shared, since the threads met last
@@ -160,7 +203,9 @@ class Writer : Places {
     if (loop.parallel == Parallel::kVector) return write_vector(node, depth);
     if (loop.extent == 1) return append(node.body, depth + 1);
     const size_t loads = loads_.size();
+    reads_.open_loop(node.loop);
     std::vector<Guarded> body = write(node.body, depth + 1), ahead;
+    reads_.close_loop(node.loop);
     // The next iteration writes again what this one reads.
     if (is_serial(loop.parallel) && shares_inside(node) && !meet_after_reads(body)) {
       body.push_back({{}, {loops::Sync{}}, true});
@@ -183,6 +228,7 @@ class Writer : Places {
     inner.extent = loop.extent;
     inner.parallel = to_loops(loop.parallel);
     inner.reverse = loop.direction < 0;
+    end_early(inner);
     statements_.push_back(std::move(statement));
   }
   void write_vector(const Node& node, size_t depth) {
@@ -217,10 +263,19 @@ class Writer : Places {
   }
 
   // Under which condition the item's iteration exists; also finds where its lanes end.
-  loops::Condition bounds(const graph::Indexer& at, bool folded) {
+  loops::Condition bounds(const Item& item, const graph::Indexer& at) {
+    const bool folded = item.op == nullptr;
     loops::Condition condition;
     std::optional<int64_t> limit;
-    for (const graph::Bound& bound : at.bounds(folded)) {
+    const std::vector<IndexRead> counts = this->counts(item);
+    if (!counts.empty()) {
+      const int axis = schedule_.domains[item.value].ragged->axis;
+      const graph::Position index = at.at_root(axis);
+      even_ = even_ && index.lane_step == 0;
+      condition.push_back({index.at, counts[0].high, reads_.variable(counts[0])});
+    }
+    for (const graph::Bound& bound :
+         at.bounds(folded, counts.empty() ? -1 : schedule_.domains[item.value].ragged->axis)) {
       if (bound.index.lane_step == 0) {
         const bool always = bound.index.at->kind == loops::IndexKind::kConst && bound.index.at->value < bound.bound;
         if (!always) condition.push_back({bound.index.at, bound.bound});
@@ -262,8 +317,12 @@ class Writer : Places {
   // An element of input `id`, at weights of the root axes.
   RegisterId load(ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
                   const loops::Condition& when, const std::vector<loops::Range>& within = {}) {
+    return load_at(id, indexer, from, loops::constant(0), when, within);
+  }
+  RegisterId load_at(ValueId id, const graph::Indexer& indexer, const schedule::Reading& from, const IndexPtr& place,
+                     const loops::Condition& when, const std::vector<loops::Range>& within) {
     auto [at, step] = position(indexer, from.weights);
-    at = loops::moved(std::move(at), from.offset);
+    at = loops::moved(add(place, std::move(at)), from.offset);
     for (const auto& [input, known] : loads_) {
       const bool same = input == id && known.lane_step == step && graph::same(known.at, at) &&
                         same_condition(known.when, when) && same_ranges(known.within, within);
@@ -287,7 +346,7 @@ class Writer : Places {
       std::vector<int64_t> weights(from.weights.size(), 0);
       weights[range.axis] = 1;
       const graph::Position p = indexer(item, false).position(weights);
-      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      auto fits = [&](int64_t bound) { return bound == kNoEnd || bound % kernel_.width == 0; };
       const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
                                                  graph::multiple_of(p.at) % kernel_.width == 0);
       even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
@@ -298,7 +357,7 @@ class Writer : Places {
   }
   static bool same_condition(const loops::Condition& a, const loops::Condition& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-      return x.second == y.second && graph::same(x.first, y.first);
+      return x.bound == y.bound && x.variable == y.variable && graph::same(x.index, y.index);
     });
   }
 
@@ -365,6 +424,17 @@ class Writer : Places {
          when);
     return result;
   }
+  // A row that begins where memory says, or the last one.
+  RegisterId partition(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const schedule::Ragged& ragged = *schedule_.domains[item.value].ragged;
+    const ir::Value& from = fusion_.values[op.inputs[0]];
+    const size_t axis = std::get<ir::Nest>(op.attribute).axis;
+    const int64_t stride = graph::strides(ir::shape(from))[axis];
+    const IndexPtr row = add(loops::variable(reads_.variable(starts(item)[0])), at.at_root(ragged.axis).at);
+    const IndexPtr place = mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride));
+    return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {});
+  }
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ValueId operand) const {
     const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
@@ -379,7 +449,7 @@ class Writer : Places {
 
   void write_item(const Item& item) {
     const graph::Indexer at = indexer(item, true);
-    const loops::Condition when = bounds(indexer(item, false), item.op == nullptr);
+    const loops::Condition when = bounds(item, indexer(item, false));
     if (item.op == nullptr) return store(item, at, when);
     const ir::Op& op = *item.op;
     std::vector<RegisterId> operands;
@@ -387,8 +457,12 @@ class Writer : Places {
       operands.push_back(take(item, at, when));
     } else if (op.kind == ir::OpKind::kSearch) {
       operands.push_back(search(item, at, when));
+    } else if (op.kind == ir::OpKind::kPartition) {
+      operands.push_back(partition(item, at, when));
     } else {
-      for (size_t i = 0; i < op.inputs.size(); ++i) operands.push_back(operand(item, i, at, when));
+      // Of those that make and leave nested values the others are indices.
+      const bool nests = op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
+      for (size_t i = 0; i < (nests ? 1 : op.inputs.size()); ++i) operands.push_back(operand(item, i, at, when));
     }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
@@ -411,7 +485,7 @@ class Writer : Places {
         }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
-        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
+        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, loose_[op.output]});
         break;
       }
       case OpClass::kReduce:
@@ -487,6 +561,12 @@ class Writer : Places {
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
+    for (int position : kept_positions(item)) {
+      const int node = axes.loop[position];
+      JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
+               " is scanned by threads with elements beside each other");
+    }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
@@ -496,7 +576,7 @@ class Writer : Places {
     statements_.push_back({{}, {std::move(scan)}, true});
   }
 
-  void store(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+  void store(const Item& item, const graph::Indexer& at, loops::Condition when) {
     const std::vector<int> nodes = schedule::axis_nodes(fusion_, schedule_.domains[item.value], item.value);
     const schedule::Writing to = schedule::writing(fusion_, item.value);
     std::vector<int64_t> weights;
@@ -507,7 +587,13 @@ class Writer : Places {
     const RegisterId value =
         input_number_[item.value] >= 0 ? load(item.value, at, {weights}, when) : computed(item.value, item);
     const auto [position_of_item, step] = position(at, weights);
-    const IndexPtr offset = add(position_of_item, loops::constant(to.offset));
+    IndexPtr offset = add(position_of_item, loops::constant(to.offset));
+    for (const IndexRead& start : starts(item)) {
+      const int axis = schedule_.domains[item.value].ragged->axis;
+      const IndexPtr first = loops::variable(reads_.variable(start));
+      offset = add(mul(first, loops::constant(weights[axis])), std::move(offset));
+      when.push_back({add(first, at.at_root(axis).at), start.high});
+    }
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
     for (Parallel parallel :
@@ -524,8 +610,10 @@ class Writer : Places {
                        [&](int loop) { return loop >= 0 && tree_.loops[loop].parallel == parallel; });
   }
 
+  IndexReads reads_;
   std::vector<RegisterId> register_of_;            // by value
   std::vector<bool> is_operand_;                   // by value
+  std::vector<bool> loose_;                        // by value: see loops::Compute
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector

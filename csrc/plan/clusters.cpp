@@ -200,8 +200,11 @@ class Finder {
     }
     const bool reduces = along(op).has_value();
     if (reduces || op.kind == OpKind::kGroupedMatmul || op.inputs.empty()) source_[op.output] = op.output;
-    if (reduces) return place_reduction(number);
-    if (op.kind != OpKind::kGroupedMatmul && join_operands(op)) return;
+    // Nested values have kernels of their own.
+    const auto is_nested = [&](ValueId id) { return ir::ragged_axis(fusion_.values[id]) >= 0; };
+    const bool nested = is_nested(op.output) || (!op.inputs.empty() && is_nested(op.inputs[0]));
+    if (reduces && !nested) return place_reduction(number);
+    if (!nested && op.kind != OpKind::kGroupedMatmul && join_operands(op)) return;
     for (ValueId id : op.inputs) {
       waits_for_[op.output].add(waits_for_[id]);
       if (const int cluster = bound_to(id); cluster >= 0) waits_for_[op.output].set(cluster);

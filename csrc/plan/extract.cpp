@@ -143,6 +143,22 @@ Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string
   return std::move(extractor).finish();
 }
 
+Segment extract_nested(const Fusion& whole, const Draft& draft, const std::string& name) {
+  Extractor extractor(whole, name);
+  std::map<ValueId, ValueId> made;
+  for (size_t number : draft.ops) {
+    const Op& op = whole.ops[number];
+    std::vector<ValueId> operands;
+    for (ValueId id : op.inputs) {
+      const auto found = made.find(id);
+      operands.push_back(found != made.end() ? found->second : extractor.add_input(id));
+    }
+    made[op.output] = extractor.add_op(op, std::move(operands));
+  }
+  for (ValueId id : draft.outputs) extractor.add_output(id, made.at(id));
+  return std::move(extractor).finish();
+}
+
 Segment extract_grouped(const Fusion& whole, const Draft& draft, const std::string& name) {
   const Op& op = whole.ops[draft.ops.front()];
   Extractor extractor(whole, name);

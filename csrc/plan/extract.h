@@ -12,6 +12,8 @@ namespace jf::plan {
 // The ops of a pointwise draft or a reduction, reading every other value as an input. A value that the segment needs at
 // two places of its iteration domain (x + transpose(x)) becomes two values, so that each has one place.
 Segment extract_fused(const ir::Fusion& fusion, const Draft& draft, const std::string& name);
+// The ops of a draft of nested values, each once.
+Segment extract_nested(const ir::Fusion& fusion, const Draft& draft, const std::string& name);
 // The one op of a grouped draft.
 Segment extract_grouped(const ir::Fusion& fusion, const Draft& draft, const std::string& name);
 

@@ -13,7 +13,7 @@
 namespace jf::plan {
 
 // kEmpty: the results have no elements, so that nothing is launched.
-enum class Strategy : uint8_t { kPointwise, kReduction, kGrouped, kEmpty };
+enum class Strategy : uint8_t { kPointwise, kReduction, kGrouped, kNested, kEmpty };
 
 struct Segment {
   ir::Fusion fusion;  // reads and writes memory only through its inputs and outputs

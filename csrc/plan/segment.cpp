@@ -20,6 +20,7 @@ using ir::ValueId;
 constexpr size_t kMaxOutputs = 32;
 // Far below what a launch can pass, 512 pointers, since values of other segments are not counted.
 constexpr size_t kMaxInputs = 256;
+constexpr size_t kMaxNested = 8;  // results of a kernel of nested values
 
 // Axes of extent 1 do not change what iterates.
 std::vector<int64_t> iteration_shape(const ir::Value& value) {
@@ -52,6 +53,7 @@ struct Key {
 // What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
 struct Again {
   int cost = 0;
+  bool moves = false;          // whether elements are read in another order than memory's
   std::vector<ValueId> reads;  // a few at most; `kMany` for more
 };
 constexpr int kMany = 1000;
@@ -59,6 +61,9 @@ constexpr int kMany = 1000;
 // and little arithmetic.
 constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
 constexpr int kDearOp = 8;
+// Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
+// reads as much as it would otherwise and a store is saved.
+constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
 // Searching a short table takes a thread no longer than reading what another kernel found: a few reads that its cache
 // has. In a longer one, what many elements need is found once and stored.
 constexpr int64_t kShortTable = 4096, kFewReaders = 64;
@@ -80,10 +85,12 @@ class Drafter {
         level_(fusion.values.size(), 0),
         cluster_level_(clusters_.all.size(), 0),
         again_(fusion.values.size()),
+        definition_(fusion.values.size(), 0),
         wanted_(fusion.values.size()),
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     while (raise_levels()) continue;
+    for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
     for (const Op& op : fusion.ops) {
       again_[op.output] = again(op);
       is_spread_[op.output] = op.kind == OpKind::kSpread;
@@ -149,7 +156,8 @@ class Drafter {
         level = cluster_level_[cluster] + 1;
       } else {
         const bool moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
-        level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) || op.kind == OpKind::kGroupedMatmul;
+        level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) ||
+                 op.kind == OpKind::kGroupedMatmul || leaves_nested(op);
       }
       rose = rose || level > level_[op.output];
       level_[op.output] = level;
@@ -163,15 +171,26 @@ class Drafter {
     return cluster >= 0 && iteration_shape(fusion_.values[value]).size() < clusters_.all[cluster].space.extents.size();
   }
 
+  bool is_nested(ValueId value) const { return ir::ragged_axis(fusion_.values[value]) >= 0; }
+  // Whether an op makes a dense value of a nested one.
+  bool leaves_nested(const Op& op) const {
+    return !op.inputs.empty() && is_nested(op.inputs[0]) && !is_nested(op.output);
+  }
+
   // In the order of the ops.
   Again again(const Op& op) const {
     const OpClass op_class = ir::info(op.kind).op_class;
-    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped) return {kMany, {}};
+    const Again dear{kMany, false, {}};
+    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped ||
+        is_nested(op.output) || leaves_nested(op)) {
+      return dear;
+    }
     Again result;
+    result.moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
     // What parts begin with is known only where the loops go along the parts.
     if (op.kind == OpKind::kSpread ||
         std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
-      return {kMany, {}};
+      return dear;
     }
     if (op_class == OpClass::kSearch) result.cost = kDearOp;
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
@@ -182,6 +201,7 @@ class Drafter {
       const bool in_memory = is_input_[id] || is_small(id) || again_[id].cost >= kMany;
       if (!in_memory) {
         result.cost = std::min(kMany, result.cost + again_[id].cost);
+        result.moves = result.moves || again_[id].moves;
         reads = again_[id].reads;
       }
       for (ValueId read : reads) {
@@ -190,18 +210,30 @@ class Drafter {
         }
       }
     }
-    if (result.reads.size() > 16) return {kMany, {}};
+    if (result.reads.size() > 16) return dear;
     return result;
   }
 
   // Whether kernels that use the value had better compute it than read it.
   bool better_again(ValueId value) const {
+    return again_[value].cost <= kMaxAgainCost && !is_small(value) && large_reads(value) <= kMaxAgainReads;
+  }
+  bool is_trivial(ValueId value) const {
     const Again& again = again_[value];
-    if (again.cost > kMaxAgainCost || is_small(value)) return false;
+    return again.cost <= kMaxTrivialCost && !again.moves && !is_small(value) &&
+           large_reads(value) <= kMaxTrivialReads &&
+           std::all_of(again.reads.begin(), again.reads.end(),
+                       [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
+  }
+
+  // How many values of its size it takes to compute a value again.
+  int64_t large_reads(ValueId value) const {
+    const Again& again = again_[value];
     const int64_t size = ir::elements(fusion_.values[value]);
     return std::count_if(again.reads.begin(), again.reads.end(),
-                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; }) <= kMaxAgainReads;
+                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; });
   }
+  static int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
 
   bool is_searched_first(const Op& op, const std::vector<Key>& users) const {
     if (ir::shape(fusion_.values[op.inputs[0]]).back() <= kShortTable) return false;
@@ -254,6 +286,7 @@ class Drafter {
     users.erase(std::unique(users.begin(), users.end()), users.end());
     Want want = wanted_[value];
     if (users.empty() && !want.in_memory) return;  // reaches no output
+    if (leaves_nested(op)) return place_nested(number);
 
     if (ir::reads_memory(op.kind) && !is_input_[op.inputs[0]]) {
       want_in_memory(op.inputs[0], level_[value] - 1, "its values are read at other places, of iteration domain ");
@@ -269,7 +302,8 @@ class Drafter {
     if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
       want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
     }
-    if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {
+    const bool again = is_cheap(op) || is_trivial(value) || (feeds_reduction && better_again(value));
+    if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
         want = {true, kNever, "the next kernel has as many inputs as it can take; iteration domain "};
@@ -326,8 +360,8 @@ class Drafter {
     auto can_store = [&](const Key& home) {
       const bool after_pointwise = home.kind != DraftKind::kPointwise;
       const auto found = drafts_.find(home);
-      return home.level + after_pointwise <= deadline && home.shape == iteration_shape(fusion_.values[value]) &&
-             (found == drafts_.end() || !found->second.full());
+      return home.kind != DraftKind::kNested && home.level + after_pointwise <= deadline &&
+             home.shape == iteration_shape(fusion_.values[value]) && (found == drafts_.end() || !found->second.full());
     };
     if (!users.empty() && can_store(users.front())) return users.front();
     if (const int cluster = clusters_.beside[value]; cluster >= 0) {
@@ -350,6 +384,51 @@ class Drafter {
     }
   }
 
+  // Folds of the same rows along the same axes share a kernel, and so do values that are combined alike. Each kernel
+  // computes the nested values that it needs.
+  void place_nested(size_t number) {
+    const Op& op = fusion_.ops[number];
+    const int level = level_[op.output] - 1;
+    const ir::Value& from = fusion_.values[op.inputs[0]];
+    const ir::Axis& ragged = from.axes[ir::ragged_axis(from)];
+    std::vector<int64_t> space = ir::shape(from);
+    space.push_back(ragged.extents);
+    space.insert(space.end(), ragged.by.begin(), ragged.by.end());
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    space.push_back(reduce == nullptr ? -std::get<ir::Combine>(op.attribute).components : 0);
+    if (reduce != nullptr) space.insert(space.end(), reduce->dims.begin(), reduce->dims.end());
+    Key home{level, DraftKind::kNested, space.size(), space, 0};
+    while (drafts_[home].draft.outputs.size() >= kMaxNested) ++home.part;
+    Building& building = drafts_[home];
+    building.store(op.output, reduce == nullptr ? "it combines the rows of components"
+                                                : "its reductions fold the rows of components");
+    std::vector<size_t> todo = {number};
+    for (size_t i = 0; i < todo.size(); ++i) {
+      const Op& needed = fusion_.ops[todo[i]];
+      const bool indexes =
+          needed.kind == OpKind::kPartition || needed.kind == OpKind::kStretch || needed.kind == OpKind::kCombine;
+      for (size_t operand = 0; operand < needed.inputs.size(); ++operand) {
+        const ValueId id = needed.inputs[operand];
+        if (is_input_[id]) continue;
+        const bool reads = needed.kind == OpKind::kPartition || (indexes && operand > 0) || !is_computed_along(id);
+        if (reads) {
+          want_in_memory(id, level, "a kernel of nested values reads its values from memory, of iteration domain ");
+        } else if (std::find(todo.begin(), todo.end(), definition_[id]) == todo.end()) {
+          todo.push_back(definition_[id]);
+        }
+      }
+    }
+    std::vector<size_t>& ops = building.draft.ops;
+    ops.insert(ops.end(), todo.begin(), todo.end());
+    std::sort(ops.begin(), ops.end());
+    ops.erase(std::unique(ops.begin(), ops.end()), ops.end());
+  }
+  // Whether a kernel of nested values that needs a value computes it.
+  bool is_computed_along(ValueId value) const {
+    const Op& op = fusion_.ops[definition_[value]];
+    return is_nested(value) || op.inputs.empty() || op.kind == OpKind::kBroadcast || op.kind == OpKind::kSqueeze;
+  }
+
   void want_in_memory(ValueId value, int deadline, const char* why) {
     Want& want = wanted_[value];
     if (!want.in_memory || want.deadline > deadline) want = {true, std::min(want.deadline, deadline), why};
@@ -370,6 +449,7 @@ class Drafter {
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
   std::vector<Again> again_;
+  std::vector<size_t> definition_;  // by value: its op
   std::vector<Want> wanted_;
   std::vector<std::vector<Key>> users_;  // by value: the segments that use it in registers or load it
   std::map<Key, int> parts_;

@@ -14,7 +14,8 @@
 
 namespace jf::plan {
 
-enum class DraftKind : uint8_t { kPointwise, kReduction, kGrouped };
+// kNested: what folds the rows of nested values or combines them, with all nested values that leads to it.
+enum class DraftKind : uint8_t { kPointwise, kReduction, kGrouped, kNested };
 
 struct Draft {
   DraftKind kind = DraftKind::kPointwise;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "ir/unused.h"
 #include "plan/extract.h"
 #include "plan/pointwise.h"
 #include "plan/reduction.h"
@@ -35,6 +36,8 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
                " is a grouped product, which has kernels of its own");
     JF_REQUIRE(op.kind != OpKind::kConcat, "[", strategy, "] ", value,
                " is put together in memory by the kernels of its parts; see propose");
+    JF_REQUIRE(ir::ragged_axis(fusion.values[op.output]) < 0, "[", strategy, "] ", value,
+               " is nested; see propose, which plans kernels for its rows, or schedule it by hand");
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
       folds = true;
@@ -80,12 +83,13 @@ Fusion in_order(const Fusion& whole, const Segment& segment) {
   return fusion;
 }
 
-Fusion one_kernel(const Fusion& fusion, std::string_view strategy, const Target& target) {
+Fusion one_kernel(const Fusion& given, std::string_view strategy, const Target& target) {
   const std::vector<std::string>& all = strategies();
   JF_REQUIRE(std::find(all.begin(), all.end(), strategy) != all.end(), "[schedule] unknown strategy '", strategy,
              "'; expected pointwise, transpose or reduction");
   JF_REQUIRE(strategy != "transpose" || target.platform == Platform::kCuda,
              "[transpose] it goes through the shared memory of CUDA devices; use pointwise");
+  const Fusion fusion = ir::without_unused(given);
   check_ops(fusion, strategy);
   const std::vector<Draft> drafts = draft_segments(fusion);
   std::string reasons;

@@ -184,6 +184,10 @@ class Rewriter {
                                    scalar ? value : fresh(value, "nothing", value.dtype), op.label);
       return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
     }
+    // Rows of nested values are in parts already, and none of their axes is known to have one element.
+    if (ir::ragged_axis(whole_.values[op.inputs[0]]) >= 0) {
+      return add(op.kind, std::move(inputs), op.attribute, value, op.label);
+    }
     // Axes of extent 1 go first, so that the reductions of one space fold the same axes of it.
     ir::Dims single;
     Reduce rest{{}, reduce->parts};

@@ -49,7 +49,8 @@ ir::Constant constant(DType dtype, nb::handle value) {
 void bind_builder(nb::module_& m) {
   using ir::Builder;
   nb::class_<Builder>(m, "Builder", "Builds a fusion op by op; values are numbers.")
-      .def(nb::init<std::string>(), "name"_a)
+      .def(nb::init<std::string, size_t>(), "name"_a, "max_ops"_a = size_t{Builder::kMaxOps})
+      .def_prop_ro("is_full", &Builder::is_full)
       .def(
           "input",
           [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
@@ -160,6 +161,22 @@ void bind_builder(nb::module_& m) {
                                     parse_dtype(dtype), label);
           },
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
+      .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
+           "The rows of each component as a component and a ragged axis of at most `most` of them.")
+      .def(
+          "stretch",
+          [](Builder& b, ir::ValueId value, ir::ValueId extents, int64_t axis, int64_t most,
+             const std::vector<int64_t>& by) { return b.stretch(value, extents, {axis, most, by}); },
+          "value"_a, "extents"_a, "axis"_a, "most"_a, "by"_a,
+          "The same for each element of a ragged axis in the place of one of extent 1.")
+      .def(
+          "broadcast_like",
+          [](Builder& b, ir::ValueId value, ir::ValueId like, const std::vector<int64_t>& dims) {
+            return b.broadcast_like(value, like, dims);
+          },
+          "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
+      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a,
+           "The rows of all components of a nested value in one axis, zeros between them.")
       .def("output", &Builder::output, "value"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/integers.h"
 
 namespace jf::schedule {
 namespace {
@@ -18,6 +19,12 @@ std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
   std::vector<int64_t> weights(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) weights[i - 1] = weights[i] * shape[i];
   return weights;
+}
+
+// A product of numbers that are not negative, or the largest number.
+int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
 struct Applier {
@@ -43,12 +50,10 @@ struct Applier {
     JF_REQUIRE(s.factor <= kMaxFactor, "[split] axis ", s.axis, " of ", value, ": expected a factor up to ", kMaxFactor,
                ", got ", s.factor);
     const int input = tree.loop[s.axis];
-    const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
+    const int64_t extent = tree.extents[input], quotient = extent / s.factor + (extent % s.factor != 0);
     const bool reduced = tree.reduced[input], inserted = tree.inserted[input];
     const int64_t apart = tree.scanned[input], within = s.inner ? s.factor : quotient;
-    int64_t further = 0;
-    if (__builtin_mul_overflow(apart, within, &further)) further = std::numeric_limits<int64_t>::max();
-    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, further);
+    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, times(apart, within));
     const int inner = add(within, reduced, inserted, apart);
     tree.steps.push_back(SplitStep{input, outer, inner});
     tree.loop[s.axis] = outer;
@@ -59,7 +64,7 @@ struct Applier {
     const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
     JF_REQUIRE(tree.reduced[outer] == tree.reduced[inner], "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": one is reduced and the other is not; reorder first");
-    const bool goes_on = tree.scanned[outer] == tree.scanned[inner] * tree.extents[inner];
+    const bool goes_on = tree.scanned[outer] == times(tree.scanned[inner], tree.extents[inner]);
     JF_REQUIRE(goes_on, "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": it is scanned along one of them and the other does not go on from it; reorder first");
     int64_t extent = 0;
@@ -148,10 +153,9 @@ int scan_position(const Domain& domain, const std::string& value) {
   bool threads = false;
   for (size_t l = 0; l < domain.loop.size(); ++l) {
     const auto& [extent, parallel] = domain.loop[l];
-    const bool thread = parallel == Parallel::kThread || parallel == Parallel::kThreadY;
     if (tree.scanned[tree.loop[l]] == 0 || extent == 1) continue;
-    if (position < 0 && (thread || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
-    threads = threads || thread;
+    if (position < 0 && (is_thread(parallel) || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
+    threads = threads || is_thread(parallel);
   }
   return threads ? position : -1;
 }
@@ -159,7 +163,10 @@ int scan_position(const Domain& domain, const std::string& value) {
 std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
   std::vector<int> nodes;
   for (size_t root = 0; root < domain.logical.size(); ++root) {
-    const bool reduced = !domain.reduced.empty() && domain.reduced[root];
+    const bool joined =
+        domain.ragged && std::find(domain.ragged->by.end() - domain.ragged->combined, domain.ragged->by.end(),
+                                   static_cast<int>(root)) != domain.ragged->by.end();
+    const bool reduced = joined || (!domain.reduced.empty() && domain.reduced[root]);
     const Split* parts =
         domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
     if (parts != nullptr && parts->axis == static_cast<int>(root)) {
@@ -211,6 +218,18 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < from.size(); ++i) {
       if (static_cast<int64_t>(i) != dims->dims[0]) axes[i] = static_cast<int>(i);
     }
+  } else if (const ir::Nest* nest = std::get_if<ir::Nest>(&op.attribute)) {
+    const auto axis = static_cast<size_t>(nest->axis);
+    const bool partition = op.kind == ir::OpKind::kPartition;
+    if (operand > 0) {
+      const std::vector<int64_t>& by = to[ir::ragged_axis(fusion.values[op.output])].by;
+      return {by.begin(), by.end()};
+    }
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (i != axis) axes[i] = static_cast<int>(partition && i > axis ? i + nest->components : i);
+    }
+  } else if (op.kind == ir::OpKind::kCombine) {
+    for (size_t i = 0; operand == 0 && i < from.size(); ++i) axes[i] = static_cast<int>(i);
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
              op.kind == ir::OpKind::kSearch || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
@@ -225,7 +244,7 @@ Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   if (op.kind == ir::OpKind::kReshape) return {dense(ir::shape(fusion.values[op.output]))};
   const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
   const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
-  const bool folds = std::holds_alternative<ir::Reduce>(op.attribute);
+  const bool folds = std::holds_alternative<ir::Reduce>(op.attribute) || op.kind == ir::OpKind::kCombine;
   Reading reading{std::vector<int64_t>(folds ? extents.size() : fusion.values[op.output].axes.size(), 0)};
   const ir::Take* take = operand == 0 ? std::get_if<ir::Take>(&op.attribute) : nullptr;
   int64_t stride = 1;

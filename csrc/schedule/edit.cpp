@@ -112,6 +112,8 @@ ValueId compute_before(Editor& editor, ValueId value, const char* call) {
   const std::optional<size_t> number = editor.definition(value);
   JF_REQUIRE(number.has_value(), "[", call, "] ", editor.name(value),
              " is an input, which no op computes; use cache_after");
+  JF_REQUIRE(editor.ops()[*number].kind != OpKind::kCombine, "[", call, "] ", editor.name(value),
+             " is combined, which is a way to store it; cache what it combines");
   const bool folds = std::holds_alternative<Reduce>(editor.ops()[*number].attribute);
   const ValueId made = editor.add_cache(value);
   editor.ops()[*number].output = made;
@@ -205,6 +207,7 @@ std::vector<ValueId> number_as_text(Fusion& fusion, Schedule& schedule) {
   moved.domains.resize(renumbered.size());
   for (size_t id = 0; id < renumbered.size(); ++id) {
     Domain& domain = moved.domains[renumbered[id]] = std::move(schedule.domains[id]);
+    if (domain.ragged) domain.ragged->extents = renumbered[domain.ragged->extents];
     for (Transform& transform : domain.transforms) {
       if (auto* insert = std::get_if<Insert>(&transform)) insert->like = renumbered[insert->like];
     }

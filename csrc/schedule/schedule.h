@@ -22,6 +22,9 @@ using ir::ValueId;
 // instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads.
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY, kBulk };
 constexpr int kParallelTypes = 9;
+constexpr bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
+constexpr bool is_block(Parallel parallel) { return parallel == Parallel::kBlock || parallel == Parallel::kBlockY; }
+constexpr bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
 
 // A split by more only makes iterations without an element.
 constexpr int64_t kMaxFactor = int64_t{1} << 40;
@@ -79,13 +82,23 @@ struct LoopAxis {
   bool operator==(const LoopAxis&) const = default;
 };
 
+// Root axis `axis` is ragged: it has only so many elements as value `extents` says at the indices of root axes `by`.
+struct Ragged {
+  int axis;
+  ValueId extents;
+  std::vector<int> by;
+  int combined = 0;  // the value has one axis for it and so many of `by`, the last ones
+  bool operator==(const Ragged&) const = default;
+};
+
 // A value is computed over its root axes: its own axes, or for a reduction those of its operand, some of which are
-// reduced. A reduction in parts begins with the split of its first reduced axis into (part, element of the part); the
-// part is the value's axis.
+// reduced; what combine makes of a nested value over the axes of that. A reduction in parts begins with the split of
+// its first reduced axis into (part, element of the part); the part is the value's axis.
 struct Domain {
   std::vector<int64_t> logical;       // extents of the root axes
   std::vector<bool> reduced;          // which of them are reduced; empty for none
   bool in_parts = false;              // also of a scan in parts, and of what spreads over parts
+  std::optional<Ragged> ragged = {};  // of a nested value, and of what is made of one
   int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results

@@ -53,6 +53,13 @@ std::pair<int, int64_t> parts_along(const ir::Fusion& fusion, const ir::Op& op) 
   return {static_cast<int>(axis), fusion.values[op.inputs[0]].axes[axis].extent};
 }
 
+std::optional<Ragged> ragged(const ir::Value& value, int combined) {
+  const int axis = ir::ragged_axis(value);
+  if (axis < 0) return std::nullopt;
+  const std::vector<int64_t>& by = value.axes[axis].by;
+  return Ragged{axis, value.axes[axis].extents, {by.begin(), by.end()}, combined};
+}
+
 }  // namespace
 
 Schedule unscheduled(const ir::Fusion& fusion) {
@@ -60,6 +67,7 @@ Schedule unscheduled(const ir::Fusion& fusion) {
   for (const ir::Value& value : fusion.values) {
     Domain domain;
     domain.logical = ir::shape(value);
+    domain.ragged = ragged(value, 0);
     schedule.domains.push_back(std::move(domain));
   }
   for (const ir::Op& op : fusion.ops) {
@@ -72,9 +80,13 @@ Schedule unscheduled(const ir::Fusion& fusion) {
       domain.transforms = {Split{axis, parts, /*inner=*/false}};
     }
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    if (reduce == nullptr) continue;
+    const bool combines = op.kind == ir::OpKind::kCombine;
+    if (reduce == nullptr && !combines) continue;
     Domain& domain = schedule.domains[op.output];
     domain.logical = ir::shape(fusion.values[op.inputs[0]]);
+    const int combined = combines ? static_cast<int>(std::get<ir::Combine>(op.attribute).components) : 0;
+    domain.ragged = ragged(fusion.values[op.inputs[0]], combined);
+    if (combines) continue;
     domain.reduced.resize(domain.logical.size(), false);
     for (int64_t dim : reduce->dims) domain.reduced[dim] = true;
   }

@@ -20,7 +20,7 @@ void check_parallel(const Domain& domain, const std::string& value) {
   const int rank = static_cast<int>(domain.loop.size());
   for (int i = 0; i < rank; ++i) {
     const auto [extent, parallel] = domain.loop[i];
-    const bool repeats = parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBulk;
+    const bool repeats = is_serial(parallel) || parallel == Parallel::kBulk;
     JF_REQUIRE(++count[static_cast<size_t>(parallel)] == 1 || repeats, "[parallelize] ", value, " has a second ",
                name(parallel), " axis, ", i, "; merge the two first");
     if (parallel == Parallel::kVector) {
@@ -65,8 +65,8 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule) {
     const std::string& value = fusion.values[id].name;
     const Domain& start = unchanged.domains[id];
     const bool same_roots = domain.logical == start.logical && domain.reduced == start.reduced &&
-                            domain.in_parts == start.in_parts && domain.scanned == start.scanned &&
-                            domain.transforms.size() >= start.transforms.size() &&
+                            domain.ragged == start.ragged && domain.in_parts == start.in_parts &&
+                            domain.scanned == start.scanned && domain.transforms.size() >= start.transforms.size() &&
                             std::equal(start.transforms.begin(), start.transforms.end(), domain.transforms.begin());
     JF_REQUIRE(same_roots, "[schedule] ", value, " has other axes in the schedule than in the fusion, where it is ",
                ir::print_type(fusion.values[id]));

@@ -1,0 +1,23 @@
+// What ops do with nested values, those with a ragged axis: the rules of ir/verify.h for them.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ir/fusion.h"
+
+namespace jf::ir {
+
+// Throws UserError where an op cannot take its operands because one of them is nested; it says what to do instead.
+void check_nested(const Fusion& fusion, const OpInfo& op, const std::vector<ValueId>& inputs,
+                  const Attribute& attribute);
+
+// As infer, which checks dtypes before.
+Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);
+Value infer_stretch(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);
+Value infer_combine(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);
+
+// A ragged axis among axes that are an operand's: what was the operand's axis i is now axis to[i].
+void renumber_by(std::vector<Axis>& axes, std::span<const int64_t> to);
+
+}  // namespace jf::ir

@@ -1,0 +1,97 @@
+#include "lower/index_reads.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace jf::lower {
+namespace {
+
+using loops::IndexPtr;
+
+bool shares_variable(const IndexPtr& a, const IndexPtr& b) {
+  if (a->kind == loops::IndexKind::kConst) return false;
+  if (a->kind == loops::IndexKind::kVar) return depends(b, a->value);
+  return shares_variable(a->a, b) || shares_variable(a->b, b);
+}
+
+IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at, ir::ValueId value,
+                  int64_t high, bool& even) {
+  const std::vector<int64_t> strides = graph::strides(ir::shape(fusion.values[value]));
+  const int last = *std::max_element(ragged.by.begin(), ragged.by.end());
+  std::vector<int64_t> weights(static_cast<size_t>(last) + 1, 0);
+  for (size_t i = 0; i < ragged.by.size(); ++i) weights[ragged.by[i]] = strides[i];
+  const graph::Position p = at.position(weights);
+  even = even && p.lane_step == 0;
+  IndexRead read{value, p.at, high, {}};
+  for (const graph::Bound& bound : at.bounds()) {
+    if (shares_variable(bound.index.at, p.at)) read.exists.push_back({bound.index.at, bound.bound});
+  }
+  return read;
+}
+
+}  // namespace
+
+std::vector<IndexRead> counts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
+                                 bool folded, bool& even) {
+  if (!domain.ragged) return {};
+  const schedule::Ragged& ragged = *domain.ragged;
+  if (folded && !domain.reduced.empty() && domain.reduced[ragged.axis]) return {};
+  return {read_of(fusion, ragged, at, ragged.extents, domain.logical[ragged.axis], even)};
+}
+
+std::vector<IndexRead> starts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
+                                 const ir::Op& op, bool& even) {
+  int64_t rows = 0;
+  if (const ir::Combine* combine = std::get_if<ir::Combine>(&op.attribute)) {
+    rows = combine->rows;
+  } else if (op.kind == ir::OpKind::kPartition) {
+    rows = fusion.values[op.inputs[0]].axes[std::get<ir::Nest>(op.attribute).axis].extent;
+  } else {
+    return {};
+  }
+  return {read_of(fusion, *domain.ragged, at, op.inputs[1], rows, even)};
+}
+
+bool IndexReads::is_open(const IndexPtr& index) const {
+  if (index->kind == loops::IndexKind::kConst) return true;
+  if (index->kind == loops::IndexKind::kVar) return open_.count(index->value) > 0;
+  return is_open(index->a) && is_open(index->b);
+}
+
+void IndexReads::offer(const IndexRead& read, int& next_variable, ThreadVariables& threads) {
+  auto same = [&](const Known& known) {
+    return known.read.value == read.value && known.read.high == read.high &&
+           graph::same(known.read.offset, read.offset);
+  };
+  if (std::any_of(known_.begin(), known_.end(), same) || !is_open(read.offset)) return;
+  for (const loops::Below& bound : read.exists) {
+    if (!is_open(bound.index)) return;
+  }
+  auto differs = [&](const IndexPtr& index) {
+    return std::any_of(threads.begin(), threads.end(), [&](int64_t thread) { return depends(index, thread); });
+  };
+  const bool apart = differs(read.offset) || std::any_of(read.exists.begin(), read.exists.end(),
+                                                         [&](const loops::Below& b) { return differs(b.index); });
+  if (apart) threads.insert(next_variable);
+  known_.push_back({read, next_variable++});
+}
+
+std::vector<Guarded> IndexReads::close(size_t first, std::vector<Guarded> statements, const ThreadVariables& threads) {
+  for (; known_.size() > first; known_.pop_back()) {
+    const auto& [read, variable] = known_.back();
+    statements = together(std::move(statements), variable, threads);
+    loops::ReadIndex statement{variable, input_number_[read.value], read.offset, read.high};
+    statements.insert(statements.begin(), {read.exists, {std::move(statement)}});
+  }
+  return statements;
+}
+
+int IndexReads::variable(const IndexRead& read) const {
+  for (const auto& [known, variable] : known_) {
+    if (known.value == read.value && known.high == read.high && graph::same(known.offset, read.offset)) return variable;
+  }
+  JF_CHECK(false, "value ", read.value, " is read as an index where its loops are not open");
+}
+
+}  // namespace jf::lower

@@ -1,0 +1,200 @@
+#include "plan/ragged.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "plan/strategy_loops.h"
+
+namespace jf::plan {
+namespace {
+
+using schedule::Domain;
+using schedule::Parallel;
+using schedule::Scheduler;
+
+constexpr int64_t kMaxLanes = 16, kColumns = 16;
+constexpr int64_t kThreads = 256, kWarp = 32, kUnroll = 4;
+// Elements below which another core gains nothing, and calls enough for any machine.
+constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
+
+// The loops of what folds or combines, as its root axes.
+struct Shape {
+  std::vector<int64_t> extents;
+  int ragged = -1, column = -1;             // column: the innermost axis where it is dense; -1 for none
+  std::vector<int> kept = {}, folded = {};  // the others, parts before their component
+  bool folds_columns = false;
+};
+
+Shape shape_of(const ir::Fusion& segment) {
+  const Domain domain = schedule::unscheduled(segment).domains[segment.outputs.front()];
+  JF_CHECK(domain.ragged.has_value(), segment.name, " neither folds nor combines rows");
+  Shape shape{domain.logical, domain.ragged->axis};
+  const std::vector<int>& by = domain.ragged->by;
+  const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
+  const auto is_folded = [&](int axis) { return !domain.reduced.empty() && domain.reduced[axis]; };
+  const int rank = static_cast<int>(domain.logical.size());
+  if (rank > 0 && shape.ragged != rank - 1 && !is_by(rank - 1) && domain.logical[rank - 1] > 1) {
+    shape.column = rank - 1;
+    shape.folds_columns = is_folded(rank - 1);
+  }
+  shape.kept.assign(by.rbegin(), by.rend());
+  std::erase_if(shape.kept, is_folded);
+  for (int axis = 0; axis < rank; ++axis) {
+    if (axis == shape.ragged || axis == shape.column) continue;
+    if (is_folded(axis)) shape.folded.push_back(axis);
+    if (!is_folded(axis) && !is_by(axis)) shape.kept.push_back(axis);
+  }
+  return shape;
+}
+
+int64_t power_of_two(int64_t least, int64_t most) {
+  int64_t n = 1;
+  while (n < least && n < most) n *= 2;
+  return n;
+}
+
+// Moves the loops of a reference by what they are; positions change with each call.
+class Loops {
+ public:
+  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
+  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
+  void split(int axis, int64_t factor) { scheduler_.split(reference_, axis, factor); }
+  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
+  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
+  void merge(int count) {
+    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, 0);
+  }
+
+ private:
+  Scheduler& scheduler_;
+  ir::ValueId reference_;
+};
+
+// Kept axes, rows, other folded axes, columns.
+std::vector<int> order_of(const Shape& shape) {
+  std::vector<int> order = shape.kept;
+  order.push_back(shape.ragged);
+  order.insert(order.end(), shape.folded.begin(), shape.folded.end());
+  if (shape.column >= 0) order.push_back(shape.column);
+  return order;
+}
+
+void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
+  loops.reorder(order_of(shape));
+  int outer = static_cast<int>(shape.kept.size());
+  if (shape.column >= 0) {
+    // [kept, columns, rows, columns side by side, lanes]
+    const int column = static_cast<int>(shape.extents.size()) - 1;
+    loops.split(column, p.lanes);
+    loops.parallelize(column + 1, Parallel::kVector);
+    if (!shape.folds_columns) {
+      loops.split(column, p.columns);
+      std::vector<int> order;
+      for (int i = 0; i < column + 3; ++i) {
+        if (i != column) order.push_back(i);
+      }
+      order.insert(order.begin() + outer, column);
+      loops.reorder(order);
+      ++outer;
+    }
+  }
+  if (p.tasks < 2 || outer == 0) return;
+  loops.merge(outer);
+  const int64_t pieces = loops.extent(0);
+  if (pieces > p.tasks) loops.split(0, divide_up(pieces, p.tasks));
+  loops.parallelize(0, Parallel::kTask);
+}
+
+void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) {
+  loops.reorder(order_of(shape));
+  int outer = static_cast<int>(shape.kept.size());
+  const int rank = static_cast<int>(shape.extents.size()), rows = outer;
+  if (shape.column < 0) {
+    loops.split(rows, p.columns);
+    loops.parallelize(rows + 1, Parallel::kThread);
+  } else {
+    // Columns: [blocks, thread, lanes], or folded by the thread.
+    int column = rank - 1;
+    loops.split(column, p.lanes);
+    if (p.lanes > 1) loops.parallelize(column + 1, Parallel::kVector);
+    loops.split(column, p.columns);
+    loops.parallelize(column + 1, Parallel::kThread);
+    loops.split(rows, p.rows);
+    loops.parallelize(rows + 1, Parallel::kThreadY);
+    column += 1;
+    if (p.unroll > 1) {
+      loops.split(rows, p.unroll);
+      loops.parallelize(rows + 1, Parallel::kUnroll);
+      column += 1;
+    }
+    if (!shape.folds_columns) {
+      std::vector<int> order;
+      for (int i = 0; i < column + 3; ++i) {
+        if (i != column && i != column + 1) order.push_back(i);
+      }
+      order.insert(order.begin() + outer, {column, column + 1});
+      loops.reorder(order);
+      ++outer;
+    }
+  }
+  if (outer == 0) return;
+  loops.merge(outer);
+  loops.parallelize(0, Parallel::kBlock);
+}
+
+}  // namespace
+
+NestedParameters propose_nested(const ir::Fusion& segment, const Target& target) {
+  const Shape shape = shape_of(segment);
+  int64_t columns = shape.column < 0 ? 1 : shape.extents[shape.column], widest = 4, elements = 0;
+  for (const ir::Value& value : segment.values) {
+    if (ir::ragged_axis(value) >= 0) widest = std::max(widest, size_of(compute_dtype(value.dtype)));
+  }
+  int64_t narrowest = widest;
+  for (const ir::Op& op : segment.ops) {
+    if (op.kind != ir::OpKind::kPartition) continue;
+    narrowest = std::min(narrowest, size_of(segment.values[op.inputs[0]].dtype));
+    elements = std::max(elements, ir::elements(segment.values[op.inputs[0]]));
+  }
+  NestedParameters p;
+  if (target.platform == Platform::kCpu) {
+    p.lanes = shape.column < 0 ? 1 : power_of_two(columns, std::min(kMaxLanes, target.vector_bytes / widest));
+    p.columns = shape.folds_columns ? 1 : std::clamp<int64_t>(divide_up(columns, p.lanes), 1, kColumns);
+    if (elements >= kSmall) p.tasks = kMaxTasks;
+    return p;
+  }
+  const int64_t rows = shape.extents[shape.ragged];
+  if (shape.column < 0) {
+    p.columns = power_of_two(rows, kThreads);
+    return p;
+  }
+  p.lanes = kMaxVectorBytes / narrowest;
+  while (p.lanes > 1 && (columns % p.lanes != 0 || columns < p.lanes * kWarp / 4)) p.lanes /= 2;
+  p.columns = power_of_two(divide_up(columns, p.lanes), kWarp);
+  p.rows = power_of_two(rows, kThreads / p.columns);
+  p.unroll = std::clamp<int64_t>(rows / p.rows, 1, kUnroll);
+  return p;
+}
+
+std::string print(const NestedParameters& p) {
+  return cat("lanes=", p.lanes, " columns=", p.columns, p.rows > 1 ? cat(" rows=", p.rows, " unroll=", p.unroll) : "",
+             p.tasks > 1 ? cat(" tasks=", p.tasks) : "");
+}
+
+schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
+  const Shape shape = shape_of(segment);
+  const ir::ValueId reference = segment.outputs.front();
+  Scheduler scheduler(segment);
+  Loops loops(scheduler, reference);
+  if (platform == Platform::kCpu) {
+    schedule_cpu(loops, shape, parameters);
+  } else {
+    schedule_cuda(loops, shape, parameters);
+  }
+  scheduler.transform_like(reference);
+  scheduler.parallelize_like(reference);
+  scheduler.inline_most();
+  return scheduler.schedule();
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,285 @@
+"""What the compiler plans by itself for nested values: folds of rows in parts, and rows combined, on every platform."""
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from test_cuda_sources import nvrtc_or_skip
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16, "s32": jnp.int32}
+FOLDS = {
+    "sum": (np.sum, 0),
+    "max": (np.max, -np.inf),
+    "min": (np.min, np.inf),
+    "prod": (np.prod, 1),
+}
+
+
+def sizes_of(groups, rows):
+    """Return lists of sizes; what they leave over is padding."""
+    draw = np.random.default_rng(groups * rows)
+    uneven = draw.multinomial(max(rows - 3, 0), draw.dirichlet(np.full(groups, 0.3)))
+    return {
+        "all empty": [0] * groups,
+        "all in the first": [rows] + [0] * (groups - 1),
+        "nearly all in the last": [0] * (groups - 1) + [max(rows - 5, 0)],
+        "even": [rows // groups] * groups,
+        "uneven": list(uneven),
+    }
+
+
+def inputs(sizes, rows, columns, dtype="f32"):
+    draw = np.random.default_rng(0)
+    groups = len(sizes)
+    x = draw.uniform(0.5, 1.5, (rows, columns)).astype(np.float32)
+    w = draw.uniform(0.9, 1.1, (groups, columns)).astype(np.float32)
+    if dtype == "s32":
+        x, w = np.round(4 * x), np.round(w)
+    else:
+        x[sum(sizes) :] = np.nan
+    ends = np.cumsum(sizes)
+    starts, extents = (ends - sizes).astype(np.int32), np.asarray(sizes, np.int32)
+    return np.asarray(jnp.asarray(x, DTYPES[dtype])), np.asarray(jnp.asarray(w, DTYPES[dtype])), starts, extents
+
+
+def start(groups, rows, columns, dtype="f32"):
+    b = jf.ir.Builder("nested")
+    x, w = b.input("x", dtype, [rows, columns]), b.input("w", dtype, [groups, columns])
+    s, e = b.input("starts", "s32", [groups]), b.input("sizes", "s32", [groups])
+    n = b.partition(x, s, e, 0, rows)
+    return b, b.pointwise("mul", [n, b.broadcast_like(w, n, [0, 2])]), s, e
+
+
+def folds(groups, rows, columns, dtype="f32", ops=("sum", "max")):
+    b, scaled, *_ = start(groups, rows, columns, dtype)
+    for op in ops:
+        b.output(b.reduce(f"reduce_{op}", scaled, [1]))
+    return b.finish()
+
+
+def fold_truth(arrays, ops):
+    x, w, starts, extents = arrays
+    parts = [np.float64(x[s : s + n]) * np.float64(w[g]) for g, (s, n) in enumerate(zip(starts, extents))]
+    return [np.stack([FOLDS[op][0](p, axis=0, initial=FOLDS[op][1]) for p in parts]) for op in ops]
+
+
+def interpreted(fusion, *arrays):
+    """Run the planned kernels for CUDA one after the other as their loops say."""
+    known = dict(zip(fusion.inputs, arrays))
+    for schedule in jf.ir.propose(fusion, "cuda"):
+        made = loop_interpreter.run(schedule, *(known[name] for name in schedule.fusion.inputs))
+        known.update(zip(schedule.fusion.outputs, made))
+    return [known[name] for name in fusion.outputs]
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 5, 4), (4, 13, 6), (2, 700, 5), (8, 2048, 96), (5, 4096, 1), (16, 300, 33)]
+)
+def test_folds_of_rows(device, shape):
+    groups, rows, columns = shape
+    fusion = folds(*shape)
+    for name, sizes in sizes_of(groups, rows).items():
+        arrays = inputs(sizes, rows, columns)
+        got = jf.ir.run(fusion, *arrays)
+        for g, want in zip(got, fold_truth(arrays, ("sum", "max"))):
+            np.testing.assert_array_equal(np.isinf(g), np.isinf(want), err_msg=name)
+            assert_close(np.where(np.isinf(g), 0, g), np.where(np.isinf(want), 0, want), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "s32"])
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+def test_dtypes_and_folds(device, op, dtype):
+    groups, rows, columns = 4, 640, 24
+    fusion = folds(groups, rows, columns, dtype, (op,))
+    arrays = inputs([0, 3, 600, 2] if op != "prod" else [0, 3, 5, 2], rows, columns, dtype)
+    [got], [want] = jf.ir.run(fusion, *arrays), jf.ir.evaluate(fusion, *arrays)
+    assert got.dtype == DTYPES[dtype]
+    if dtype == "s32":
+        np.testing.assert_array_equal(got, want)
+    else:
+        finite = np.isfinite(np.float32(want))
+        np.testing.assert_array_equal(np.isfinite(np.float32(got)), finite)
+        assert_close(jnp.where(finite, got, 0), jnp.where(finite, want, 0))
+
+
+def test_sums_of_many_rows_are_taken_in_float32(device):
+    """In bf16 a sum of ones stays at 256."""
+    b = jf.ir.Builder("ones")
+    x, s, e = b.input("x", "bf16", [4096, 8]), b.input("starts", "s32", [2]), b.input("sizes", "s32", [2])
+    b.output(b.reduce("reduce_sum", b.partition(x, s, e, 0, 4096), [1]))
+    [got] = jf.ir.run(b.finish(), jnp.ones((4096, 8), jnp.bfloat16), jnp.array([0, 4000]), jnp.array([4000, 96]))
+    np.testing.assert_array_equal(np.float32(got), [[4000] * 8, [96] * 8])
+
+
+def test_a_mean_is_one_program(device):
+    groups, rows, columns = 4, 1000, 16
+    b, scaled, _, e = start(groups, rows, columns)
+    total = b.reduce("reduce_sum", scaled, [1])
+    one = b.broadcast(b.constant("s32", 1), [groups], [])
+    count = b.convert(b.pointwise("max", [e, one]), "f32")
+    b.output(b.pointwise("div", [total, b.broadcast(count, [groups, columns], [0])]))
+    fusion = b.finish()
+    arrays = inputs([0, 990, 3, 1], rows, columns)
+    [sums] = fold_truth(arrays, ("sum",))
+    assert_close(jf.ir.run(fusion, *arrays)[0], sums / np.maximum(arrays[3], 1)[:, None], "float32")
+
+
+def softmax(groups, rows, columns, dtype="f32"):
+    b, scaled, s, _ = start(groups, rows, columns, dtype)
+    scaled = b.convert(scaled, "f32")
+    largest = b.broadcast_like(b.reduce("reduce_max", scaled, [1]), scaled, [0, 2])
+    power = b.pointwise("exp", [b.pointwise("sub", [scaled, largest])])
+    total = b.broadcast_like(b.reduce("reduce_sum", power, [1]), power, [0, 2])
+    b.output(b.combine(b.convert(b.pointwise("div", [power, total]), dtype), s, rows))
+    return b.finish()
+
+
+def softmax_truth(arrays):
+    x, w, starts, extents = arrays
+    want = np.zeros(x.shape)
+    for g, (s, n) in enumerate(zip(starts, extents)):
+        if n:
+            scaled = np.float64(x[s : s + n]) * np.float64(w[g])
+            power = np.exp(scaled - scaled.max(axis=0))
+            want[s : s + n] = power / power.sum(axis=0)
+    return want
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 5), (8, 2048, 96), (4, 640, 3)])
+def test_softmax_over_rows(device, shape):
+    groups, rows, columns = shape
+    fusion = softmax(*shape)
+    for sizes in sizes_of(groups, rows).values():
+        arrays = inputs(sizes, rows, columns)
+        [got] = jf.ir.run(fusion, *arrays)
+        want = softmax_truth(arrays)
+        np.testing.assert_array_equal(np.asarray(got)[sum(sizes) :], 0)
+        assert_close(got, want, "float32")
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 5), (2, 160, 40), (3, 130, 1)])
+def test_kernels_for_cuda(shape):
+    groups, rows, columns = shape
+    for sizes in sizes_of(groups, rows).values():
+        arrays = inputs(sizes, rows, columns)
+        for got, want in zip(interpreted(folds(*shape), *arrays), fold_truth(arrays, ("sum", "max"))):
+            assert_close(np.where(np.isinf(got), 0, got), np.where(np.isinf(want), 0, want), "float32")
+        assert_close(interpreted(softmax(*shape), *arrays)[0], softmax_truth(arrays), "float32")
+
+
+def test_cuda_sources_compile():
+    nvrtc_or_skip()
+    for dtype in ("f32", "bf16"):
+        for shape in [(3, 7, 5), (8, 2048, 96), (64, 8192, 1024), (5, 4096, 1)]:
+            for fusion in (folds(*shape, dtype=dtype), softmax(*shape, dtype=dtype)):
+                for _, _, cubin in _core.compile_cuda(str(fusion), _core.cuda_target_for(90)):
+                    assert cubin
+
+
+def test_a_fold_of_components_and_rows(device):
+    groups, rows, columns = 4, 1000, 16
+    b, scaled, *_ = start(groups, rows, columns)
+    b.output(b.reduce("reduce_sum", scaled, [0, 1]))
+    b.output(b.reduce("reduce_sum", scaled, [1, 2]))
+    b.output(b.reduce("reduce_sum", scaled, [0, 1, 2]))
+    fusion = b.finish()
+    for sizes in sizes_of(groups, rows).values():
+        arrays = inputs(sizes, rows, columns)
+        [sums] = fold_truth(arrays, ("sum",))
+        for got, axes in zip(jf.ir.run(fusion, *arrays), (0, 1, None)):
+            assert_close(got, sums.sum(axis=axes), "float32")
+
+
+def test_outer_axes_have_extents_of_their_own(device):
+    b = jf.ir.Builder("outer")
+    x = b.input("x", "f32", [2, 640, 6])
+    s, e = b.input("starts", "s32", [2, 3]), b.input("sizes", "s32", [2, 3])
+    n = b.transpose(b.partition(x, s, e, 1, 640), [3, 2, 0, 1])
+    b.output(b.reduce("reduce_sum", n, [1]))
+    b.output(b.combine(b.transpose(b.pointwise("neg", [n]), [2, 3, 1, 0]), s, 640))
+    fusion = b.finish()
+    (x0, _, s0, e0), (x1, _, s1, e1) = inputs([0, 500, 3], 640, 6), inputs([2, 0, 638], 640, 6)
+    x, s, e = np.stack([x0, x1]), np.stack([s0, s1]), np.stack([e0, e1])
+    sums, rows = jf.ir.run(fusion, x, s, e)
+    ones = np.ones((3, 6), np.float32)
+    want = np.stack([fold_truth((x[i], ones, s[i], e[i]), ("sum",))[0].T for i in range(2)], axis=1)
+    assert_close(sums, want, "float32")
+    ends = e.sum(axis=1)[:, None, None]
+    np.testing.assert_array_equal(rows, np.where(np.arange(640)[None, :, None] < ends, -x, 0))
+
+
+def test_extents_and_rows_may_be_computed(device):
+    """Counts come from a scan and rows from a fold, each in a kernel of its own; what is combined is read again."""
+    groups, rows, columns = 4, 700, 8
+    b = jf.ir.Builder("computed")
+    x, e = b.input("x", "f32", [rows, columns]), b.input("sizes", "s32", [groups])
+    twice = b.pointwise("add", [e, e])
+    s = b.pointwise("sub", [b.scan("scan_sum", twice, 0), twice])
+    norm = b.pointwise("sqrt", [b.reduce("reduce_sum", b.pointwise("square", [x]), [1])])
+    unit = b.pointwise("div", [x, b.broadcast(norm, [rows, columns], [0])])
+    n = b.partition(unit, s, twice, 0, rows)
+    b.output(b.reduce("reduce_sum", n, [1]))
+    back = b.combine(b.pointwise("exp", [n]), s, rows)
+    b.output(b.reduce("reduce_max", b.pointwise("neg", [back]), [0]))
+    fusion = b.finish()
+    x, sizes = inputs([rows, 0, 0, 0], rows, columns)[0], np.array([0, 150, 1, 190], np.int32)
+    unit = x / np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    ends = np.cumsum(2 * sizes)
+    want = np.stack([unit[end - 2 * n : end].sum(axis=0) for end, n in zip(ends, sizes)])
+    sums, least = jf.ir.run(fusion, x, sizes)
+    assert_close(sums, want, "float32")
+    assert_close(least, -np.append(np.exp(unit[: ends[-1]]), np.zeros((1, columns)), axis=0).min(axis=0), "float32")
+
+
+def test_equal_inputs_give_equal_bits(device):
+    fusion = folds(8, 4096, 64, ops=("sum",))
+    arrays = inputs([0, 4000, 1, 2, 3, 4, 5, 6], 4096, 64)
+    first, second = jf.ir.run(fusion, *arrays), jf.ir.run(fusion, *arrays)
+    np.testing.assert_array_equal(first[0], second[0])
+    # A row that moves to another component leaves the others as they are.
+    moved = [*arrays[:3], arrays[3] - np.eye(8, dtype=np.int32)[1]]
+    np.testing.assert_array_equal(np.delete(jf.ir.run(fusion, *moved)[0], 1, 0), np.delete(first[0], 1, 0))
+
+
+def test_gradients_and_batches(device):
+    groups, rows, columns = 3, 100, 4
+    fusion = folds(groups, rows, columns, ops=("sum",))
+    x, w, starts, extents = inputs([0, 60, 30], rows, columns)
+    got = jax.grad(lambda x: jnp.square(jf.ir.run(fusion, x, w, starts, extents)[0]).sum())(jnp.asarray(x))
+    [sums] = fold_truth((x, w, starts, extents), ("sum",))
+    want = np.zeros(x.shape)
+    for g, (s, n) in enumerate(zip(starts, extents)):
+        want[s : s + n] = 2 * sums[g] * w[g]
+    assert_close(got, want, "float32")
+    batch = jnp.stack([jnp.asarray(x), 2 * jnp.asarray(x)])
+    [many] = jax.vmap(lambda x: jf.ir.run(fusion, x, w, starts, extents))(batch)
+    assert_close(many, np.stack([sums, 2 * sums]), "float32")
+
+
+def test_nothing(device):
+    for groups, rows in ((0, 5), (3, 0), (0, 0)):
+        fusion = folds(groups, rows, 4, ops=("sum",))
+        x, w, e = jnp.ones((rows, 4)), jnp.ones((groups, 4)), jnp.zeros(groups, jnp.int32)
+        np.testing.assert_array_equal(jf.ir.run(fusion, x, w, e, e)[0], np.zeros((groups, 4)))
+        b, scaled, s, _ = start(groups, rows, 4)
+        b.output(b.combine(scaled, s, rows + 2))
+        np.testing.assert_array_equal(jf.ir.run(b.finish(), x, w, e, e)[0], np.zeros((rows + 2, 4)))
+
+
+def test_parts_share_one_large_component():
+    """On the CPU the parts of a component are tasks of their own, on CUDA blocks."""
+    for platform, parallel in (("cpu", "task"), ("cuda", "block")):
+        nested = [s for s in jf.ir.propose(folds(8, 8192, 256), platform) if "partition" in str(s.fusion)]
+        [schedule] = nested
+        extents = dict((kind, extent) for extent, kind in schedule.loops(schedule.fusion.outputs[0]))
+        assert extents[parallel] >= 64
+
+
+def test_strategies_say_where_nested_values_are_planned():
+    reason = jf.ir.can_schedule(folds(3, 5, 4), "reduction", "cpu")[1]
+    assert "is nested; see propose" in reason
