@@ -149,7 +149,8 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        return np.broadcast_to(eval(arithmetic(text), {"min": np.minimum}, self.variables), self.thread.shape)
+        functions = {"min": np.minimum, "where": np.where}
+        return np.broadcast_to(eval(arithmetic(text), functions, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
@@ -202,7 +203,7 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, when, within = where
+        step, here, when, within = where
         buffer = self.buffer(name)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
@@ -212,6 +213,9 @@ class Block:
             position = self.index(index)[:, None] + np.arange(self.kernel.width) * bool(lane)
             inside = (position >= int(begin)) & (position < (int(end) if end else np.inf))
             active = Active(active.threads & (inside[:, 0] | bool(lane)), active.lanes & inside)
+        if here:
+            conditions = " & ".join(f"({bound})" for bound in here.split(" and "))
+            at = f"where({conditions}, {at}, 0)"
         element, where = self.touched(active, buffer, at, step)
         thread = np.broadcast_to(self.thread[:, None], where.shape)
         touched, by = element[where], thread[where]
@@ -443,7 +447,8 @@ STATEMENTS = [
         (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
-            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: if (.+?))?((?: within .+)?)",
+            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
+            r"((?: within .+)?)",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),

@@ -1,5 +1,6 @@
 #include "codegen/index_text.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
@@ -89,6 +90,20 @@ int64_t multiple_of(const IndexPtr& index, const Variables& variables) {
     }
   }
   JF_CHECK(false, "index kind ", static_cast<int>(index->kind));
+}
+
+std::optional<int64_t> largest(const IndexPtr& index, const Variables& variables) {
+  if (index->kind == IndexKind::kConst) return index->value;
+  if (index->kind == IndexKind::kVar) return variables.at(index->value).last;
+  const std::optional<int64_t> a = largest(index->a, variables), b = largest(index->b, variables);
+  if (!a || !b) return std::nullopt;
+  switch (index->kind) {
+    case IndexKind::kAdd: return *a + *b;
+    case IndexKind::kMul: return *a * *b;
+    case IndexKind::kMod: return std::min(*a, *b - 1);
+    case IndexKind::kDiv: return index->b->kind == IndexKind::kConst ? *a / *b : *a;
+    default: return std::nullopt;
+  }
 }
 
 }  // namespace jf::codegen

@@ -27,6 +27,7 @@ bool has_short_form(ir::OpKind op) {
 // The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
 std::string dtype_arguments(const Compute& compute, DType result) {
   if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
+  if (result == DType::kF32 && compute.op == ir::OpKind::kExp && compute.loose) return "<jf::fold::add>";
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
     return cat("<", type_name(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
@@ -63,9 +64,32 @@ struct Printer {
     std::string result;
     for (const Below& b : below) {
       const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
-      result += cat(result.empty() ? "" : " && ", index(b.index), " < ", bound);
+      const std::string text = cat(index(b.index), " < ", bound), sure = holds_anyway(b);
+      const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
+      const bool brackets = !sure.empty() && below.size() > 1;
+      result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
     }
     return result;
+  }
+  // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
+  // compiler does not know of how many threads there are.
+  std::string holds_anyway(const Below& below) const {
+    const auto& [at, bound, read, implied] = below;
+    if (read >= 0) return "";
+    for (const auto& [id, variable] : variables) {
+      if (!variable.unrolled || !contains(at, id)) continue;
+      Variables first = variables;
+      for (int64_t count = *variable.last; count > 0; --count) {
+        first.at(id).last = count - 1;
+        const std::optional<int64_t> most = largest(at, first);
+        if (most && *most < bound) return cat(variable.name, " < ", count);
+      }
+    }
+    return "";
+  }
+  static bool contains(const IndexPtr& index, int64_t id) {
+    if (index->kind == IndexKind::kVar) return index->value == id;
+    return index->kind != IndexKind::kConst && (contains(index->a, id) || contains(index->b, id));
   }
   bool varies(const IndexPtr& index) const {
     if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
@@ -123,12 +147,15 @@ struct Printer {
   void unroll(const For& loop) {
     const std::string outer = unrolled;
     unrolled += cat(", ", bind(loop.variable, 1));
+    variables.at(loop.variable).unrolled = true;
+    variables.at(loop.variable).last = loop.extent - 1;
     line(dialect.unroll, loop.extent);
     loop_body(loop);
     unrolled = outer;
   }
   void serial(const For& loop) {
     bind(loop.variable, 1);
+    variables.at(loop.variable).last = loop.extent - 1;
     loop_body(loop);
   }
   void loop_body(const For& loop) {
@@ -153,6 +180,7 @@ struct Printer {
     JF_CHECK(!number.empty(), "kernel ", kernel.name, " has a loop that its language cannot run in parallel");
     JF_CHECK(loop.extent <= count, "kernel ", kernel.name, " runs ", loop.extent, " iterations on ", count);
     const std::string i = bind(loop.variable, 1);
+    variables.at(loop.variable).last = loop.extent - 1;
     const bool threads = loop.parallel == Parallel::kThread || loop.parallel == Parallel::kThreadY;
     if (threads) thread_variables.insert(loop.variable);
     if (loop.extent == count) {
@@ -198,6 +226,7 @@ struct Printer {
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
     std::string at = offset(load.offset), each;
+    if (!load.or_first.empty()) at = cat("(", condition(load.or_first), " ? ", at, " : 0)");
     int64_t multiple_of_steps = 0;
     for (const Step& step : load.steps) {
       const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");

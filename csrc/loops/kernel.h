@@ -98,6 +98,7 @@ struct Load {
   Condition when = {};             // elsewhere nothing is read and the register holds zeros
   std::vector<Range> within = {};  // likewise; one in lanes at most
   std::vector<Step> steps = {};    // added to the offset
+  Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -120,6 +121,7 @@ struct Compute {
   ir::Attribute attribute;
   DType from;  // dtype of the first operand's value (a convert or bitcast needs both)
   std::string comment;
+  bool loose = false;  // only sums and products that are rounded to 16 bits come of it: some bits may be wrong
 };
 struct Store {
   int buffer;

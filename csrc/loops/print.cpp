@@ -96,6 +96,7 @@ struct Printer {
   }
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
+         load.or_first.empty() ? "" : cat(" where ", condition(load.or_first), " else first"),
          load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps));
   }
   void operator()(const ReadIndex& read) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/legal.h"
+#include "lower/loads_first.h"
 #include "lower/loop_tree.h"
 #include "lower/write.h"
 
@@ -91,7 +92,10 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     write(segment, scalar, tree, kernel);
   }
 
-  // 4. How often all of it runs.
+  // 4. Loads of CUDA threads do not wait for each other.
+  if (target.platform != Platform::kCpu) loads_first(kernel);
+
+  // 5. How often all of it runs.
   kernel.grid = extent_of(tree, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
   kernel.grid_y = extent_of(tree, Parallel::kBlockY);
   kernel.block = static_cast<int>(extent_of(tree, Parallel::kThread));

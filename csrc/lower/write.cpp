@@ -7,6 +7,7 @@
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/index_reads.h"
+#include "lower/loose.h"
 #include "lower/places.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
@@ -44,7 +45,8 @@ class Writer : Places {
       : Places(fusion, schedule, tree, kernel),
         reads_(input_number_),
         register_of_(fusion.values.size(), -1),
-        is_operand_(fusion.values.size(), false) {
+        is_operand_(fusion.values.size(), false),
+        loose_(loose_values(fusion)) {
     for (const ir::Op& op : fusion.ops) {
       for (ValueId id : op.inputs) is_operand_[id] = true;
     }
@@ -449,7 +451,7 @@ class Writer : Places {
         }
         const DType from = op.inputs.empty() ? own : fusion_.values[op.inputs[0]].dtype;
         result = new_register(own);
-        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label});
+        emit(loops::Compute{result, op.kind, std::move(operands), op.attribute, from, op.label, loose_[op.output]});
         break;
       }
       case OpClass::kReduce:
@@ -571,6 +573,7 @@ class Writer : Places {
   IndexReads reads_;
   std::vector<RegisterId> register_of_;            // by value
   std::vector<bool> is_operand_;                   // by value
+  std::vector<bool> loose_;                        // by value: see loops::Compute
   std::vector<Guarded> statements_;                // of the body being written
   std::vector<std::pair<ValueId, Loaded>> loads_;  // in scope
   std::optional<graph::LaneVariable> lane_;        // inside a Vector

@@ -106,18 +106,21 @@ class Splitter {
       }
       if (reduces || !in_rows_[op->output]) {
         // Outside of the rows only a reduction needs a value of the rows.
-        for (ValueId id : op->inputs) needed_[id].insert(reduces ? phase_[op->output] - 1 : kOutside);
+        for (size_t i = 0; i < op->inputs.size(); ++i) {
+          if (!is_memory(*op, i)) needed_[op->inputs[i]].insert(reduces ? phase_[op->output] - 1 : kOutside);
+        }
         continue;
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
       const bool again = keep_ == Keep::kRows && ir::reads_memory(op->kind);
       const bool dear = cost_[op->output] >= kDear || rounded || again;
       kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
-      for (ValueId id : op->inputs) {
+      for (size_t i = 0; i < op->inputs.size(); ++i) {
+        if (is_memory(*op, i)) continue;
         if (kept_[op->output]) {
-          needed_[id].insert(*needed.begin());
+          needed_[op->inputs[i]].insert(*needed.begin());
         } else {
-          needed_[id].insert(needed.begin(), needed.end());
+          needed_[op->inputs[i]].insert(needed.begin(), needed.end());
         }
       }
     }
@@ -128,14 +131,19 @@ class Splitter {
     }
   }
 
+  // Whether the op reads its operand in memory, at places of its own.
+  bool is_memory(const Op& op, size_t operand) const {
+    return operand == 0 && ir::reads_memory(op.kind) && is_input_[op.inputs[0]];
+  }
+
   // Whether the input has every element of the iteration domain and every use in the rows has the same element.
   bool is_row_of(ValueId input) const {
     int64_t size = 0;
     std::optional<std::vector<int64_t>> seen;
     for (const Op& op : segment_.ops) {
       if (op.kind == OpKind::kTranspose) return false;
-      for (ValueId id : op.inputs) {
-        if (id != input) continue;
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        if (op.inputs[i] != input || is_memory(op, i)) continue;
         const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
         const OpClass op_class = ir::info(op.kind).op_class;
         const bool same_axes = reduce != nullptr || op_class == OpClass::kPointwise || op_class == OpClass::kScan;
@@ -196,7 +204,10 @@ class Splitter {
         if (!copies && in_rows_[op.output] && !needed_[op.output].empty()) used_in = *needed_[op.output].begin();
         if (folds_across(op)) used_in = *needed_[op.inputs[0]].begin();
         std::vector<ValueId> operands;
-        for (ValueId id : op.inputs) operands.push_back(in_phase(id, used_in));
+        for (size_t i = 0; i < op.inputs.size(); ++i) {
+          const ValueId id = op.inputs[i];
+          operands.push_back(is_memory(op, i) ? fusion.inputs[input_number(id)] : in_phase(id, used_in));
+        }
         made_[op.output][phase] = add_op(op, std::move(operands), segment_.values[op.output]);
       }
     }

@@ -1,0 +1,201 @@
+#include "lower/loads_first.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <utility>
+
+namespace jf::lower {
+namespace {
+
+using namespace loops;
+
+// Registers of 4 bytes that the loads of one loop may take.
+constexpr int64_t kRegisters = 128;
+
+Body* body_of(Stmt& stmt) {
+  if (auto* loop = std::get_if<For>(&stmt.node)) return &loop->body;
+  if (auto* vector = std::get_if<Vector>(&stmt.node)) return &vector->body;
+  if (auto* guard = std::get_if<Guard>(&stmt.node)) return &guard->body;
+  return nullptr;
+}
+
+bool is_thread_loop(const Stmt& stmt) {
+  const auto* loop = std::get_if<For>(&stmt.node);
+  return loop != nullptr && (loop->parallel == Parallel::kThread || loop->parallel == Parallel::kThreadY);
+}
+
+// The statements that the loop's iterations run, below threads, conditions and lanes that hold nothing else; whether a
+// condition is among these.
+std::pair<Body*, bool> innermost(For& loop) {
+  Body* body = &loop.body;
+  bool guarded = false;
+  while (body->size() == 1) {
+    Stmt& only = body->front();
+    const bool guard = std::holds_alternative<Guard>(only.node);
+    if (!guard && !is_thread_loop(only) && !std::holds_alternative<Vector>(only.node)) break;
+    guarded = guarded || guard;
+    body = body_of(only);
+  }
+  return {body, guarded};
+}
+
+int highest_variable(const Body& body) {
+  int highest = -1;
+  for (const Stmt& stmt : body) {
+    if (const auto* loop = std::get_if<For>(&stmt.node)) highest = std::max(highest, loop->variable);
+    if (const auto* vector = std::get_if<Vector>(&stmt.node)) highest = std::max(highest, vector->variable);
+    if (const auto* read = std::get_if<ReadIndex>(&stmt.node)) highest = std::max(highest, read->variable);
+    if (const Body* inner = body_of(const_cast<Stmt&>(stmt))) highest = std::max(highest, highest_variable(*inner));
+  }
+  return highest;
+}
+
+class LoadsFirst {
+ public:
+  explicit LoadsFirst(Kernel& kernel) : kernel_(kernel), next_variable_(highest_variable(kernel.body) + 1) {
+    for (const Ring& ring : kernel.rings) next_variable_ = std::max(next_variable_, ring.variable + 1);
+  }
+
+  void run(Body& body) {
+    for (size_t i = 0; i < body.size(); ++i) {
+      auto* loop = std::get_if<For>(&body[i].node);
+      if (loop != nullptr && loop->parallel == Parallel::kUnroll && loop->extent > 1) {
+        Body before = split(*loop);
+        const size_t added = before.size();
+        body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), std::make_move_iterator(before.begin()),
+                    std::make_move_iterator(before.end()));
+        i += added;
+      } else if (Body* inner = body_of(body[i])) {
+        run(*inner);
+      }
+    }
+  }
+
+ private:
+  bool is_early(const Stmt& stmt) const {
+    const auto* load = std::get_if<Load>(&stmt.node);
+    if (load == nullptr || !load->steps.empty()) return false;
+    const Buffer& buffer = kernel_.buffers[load->buffer];
+    return buffer.shared_size == 0 && !buffer.written;
+  }
+
+  // Takes the loads out of the loop; returns what stands before it, nothing where it stays as it is.
+  Body split(For& loop) {
+    auto [statements, guarded] = innermost(loop);
+    if (!guarded) return {};
+    std::vector<RegisterId> loaded;
+    bool works = false;
+    int64_t words = 0;
+    for (const Stmt& stmt : *statements) {
+      if (std::holds_alternative<ReadIndex>(stmt.node)) return {};  // which loads may need
+      works = works || std::holds_alternative<Compute>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node);
+      if (!is_early(stmt)) continue;
+      loaded.push_back(std::get<Load>(stmt.node).result);
+      words += loop.extent * kernel_.width * std::max<int64_t>(1, size_of(kernel_.registers[loaded.back()]) / 4);
+    }
+    if (loaded.empty() || !works || words > kRegisters) return {};
+
+    Body early, late, before;
+    std::vector<const Set*> kept(loaded.size());  // by load, where the loop keeps it anyway
+    for (Stmt& stmt : *statements) {
+      const auto* set = std::get_if<Set>(&stmt.node);
+      const size_t n = set == nullptr ? loaded.size() : number(loaded, set->value);
+      if (is_early(stmt)) {
+        early.push_back(std::move(stmt));
+      } else if (n < loaded.size() && !set->existing && kept[n] == nullptr) {
+        kept[n] = set;
+      } else {
+        late.push_back(std::move(stmt));
+      }
+    }
+    const For around = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
+    Body gets;
+    for (size_t n = 0; n < loaded.size(); ++n) {
+      Load& load = std::get<Load>(early[n].node);
+      Set set = kept[n] != nullptr ? *kept[n] : keep(load, loop, before);
+      gets.push_back({Get{loaded[n], set.array, set.at}});
+      load.result = set.value = static_cast<RegisterId>(kernel_.registers.size());
+      kernel_.registers.push_back(kernel_.registers[loaded[n]]);
+      early.push_back({std::move(set)});
+    }
+    late.insert(late.begin(), std::make_move_iterator(gets.begin()), std::make_move_iterator(gets.end()));
+    *statements = std::move(early);
+    For loads = around;
+    std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
+    loads.body = unconditional(loop.body, names, {});
+    *statements = std::move(late);
+    before.push_back({std::move(loads)});
+    return before;
+  }
+
+  static size_t number(const std::vector<RegisterId>& loaded, RegisterId r) {
+    return static_cast<size_t>(std::find(loaded.begin(), loaded.end(), r) - loaded.begin());
+  }
+
+  // An array for what the loop loads.
+  Set keep(const Load& load, const For& loop, Body& before) {
+    const int array = static_cast<int>(kernel_.arrays.size());
+    kernel_.arrays.push_back(
+        {kernel_.buffers[load.buffer].name + "_ahead", kernel_.registers[load.result], loop.extent});
+    before.push_back({Declare{array, std::nullopt}});
+    return {array, variable(loop.variable), load.result};
+  }
+
+  // The loops and lanes around loads, with variables of their own and no conditions but those of the loads.
+  Body unconditional(const Body& body, std::map<int64_t, IndexPtr> names, Condition when) {
+    const auto fresh = [&](int& variable_of_loop) {
+      const int old = std::exchange(variable_of_loop, next_variable_++);
+      names[old] = variable(variable_of_loop);
+    };
+    const auto rename = [&](IndexPtr& index) { index = substitute(index, names); };
+    Body result;
+    for (Stmt stmt : body) {
+      if (auto* guard = std::get_if<Guard>(&stmt.node)) {
+        for (Below& below : guard->below) {
+          rename(below.index);
+          when.push_back(below);
+        }
+        Body inner = unconditional(guard->body, names, when);
+        std::move(inner.begin(), inner.end(), std::back_inserter(result));
+        continue;
+      }
+      if (auto* loop = std::get_if<For>(&stmt.node)) {
+        fresh(loop->variable);
+      } else if (auto* vector = std::get_if<Vector>(&stmt.node)) {
+        rename(vector->base);
+        fresh(vector->variable);
+      } else if (auto* load = std::get_if<Load>(&stmt.node)) {
+        rename(load->offset);
+        for (Below& below : load->when) rename(below.index);
+        for (Range& range : load->within) rename(range.index);
+        load->or_first = when;
+      } else {
+        rename(std::get<Set>(stmt.node).at);
+      }
+      if (Body* inner = body_of(stmt)) *inner = unconditional(*inner, names, when);
+      result.push_back(std::move(stmt));
+    }
+    return result;
+  }
+
+  static IndexPtr substitute(const IndexPtr& index, const std::map<int64_t, IndexPtr>& names) {
+    if (index->kind == IndexKind::kConst) return index;
+    if (index->kind == IndexKind::kVar) {
+      const auto found = names.find(index->value);
+      return found == names.end() ? index : found->second;
+    }
+    return std::make_shared<const Index>(
+        Index{index->kind, index->value, substitute(index->a, names), substitute(index->b, names)});
+  }
+
+  Kernel& kernel_;
+  int next_variable_;
+};
+
+}  // namespace
+
+void loads_first(Kernel& kernel) { LoadsFirst(kernel).run(kernel.body); }
+
+}  // namespace jf::lower
