@@ -1,4 +1,5 @@
 # make demo: train the example. make test: run every test. Both set up what they need in .venv.
+# Tests run side by side; each is the same whatever ran before it in its process.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,7 @@ demo: $(VENV)/installed
 	$(BIN)/python examples/train_moe.py
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks grouped --quick

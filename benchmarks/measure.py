@@ -12,6 +12,10 @@ from typing import Any
 import jax
 
 
+# Seconds between contenders: what the last one used is still being given back to the system when its results are ready.
+SETTLE = 0.02
+
+
 @dataclass
 class Contender:
     """One way to do the work: a function of no arguments whose result can be waited for."""
@@ -62,6 +66,7 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
             spent = samples[c.name]
             if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner > seconds):
                 continue
+            time.sleep(SETTLE)
             begin = time.perf_counter()
             result = None
             for _ in range(inner):

@@ -1,17 +1,18 @@
 """A builder of fusions that knows which axes are one index, and so how the fusion looks on a part of its arrays.
 
 Every pointwise op joins the axes of its operands and its result; a broadcast, a slice or a reduction joins the axes
-that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it:
-its index would have to be shifted on each device. A reshape joins the slowest axes of each run that it merges or takes
-apart, though their extents differ: what splits one into equal parts splits the other. A reduction over a split class
-gives each device its own part of the result; `stages` cuts the program there, so that the parts can be joined before
-they are read.
+that it keeps. A mesh may split a class of joined axes, unless an iota counts along it or a slice or concat cuts it, so
+that its index would have to be shifted on each device, or one value has two axes of it. A reshape joins the slowest
+axes of each run that it merges or takes apart, though their extents differ: what splits one into equal parts splits the
+other. A reduction over a split class gives each device its own part of the result; `stages` cuts the program there, so
+that the parts can be joined before they are read.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,9 +108,9 @@ class Stage:
 class Builder:
     """`_core.Builder` that notes the axes of each value. The program has `inputs` and `outputs`."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, max_ops: int | None = None):
         self._name = name
-        self._core = _core.Builder(name)
+        self._core = _core.Builder(name) if max_ops is None else _core.Builder(name, max_ops)
         # In order, to make each value again: (call on another builder with shape and operands, operands).
         self._calls: dict[int, tuple[Callable[..., int], Sequence[int]]] = {}
         self._axes: dict[int, list[int]] = {}
@@ -228,6 +229,16 @@ class Builder:
                 self._counted.append(self._axes[result][dim])
         return result
 
+    def search(self, table: int, numbers: int, side: str, dims: Sequence[int], label: str) -> int:
+        """Search numbers in a sorted table, whose axes but the last go along axes `dims` of the numbers."""
+        value = self._add(lambda b, to, t, x: b.search(t, x, side, list(dims), label), [table, numbers], ())
+        result = self._note(value, self._axes[numbers])
+        *outer, along = self._axes[table]
+        for axis, dim in zip(outer, dims):
+            self._join(axis, self._axes[result][dim])
+        self._counted.append(along)
+        return result
+
     def concat(self, values: Sequence[int], axis: int, shape: Sequence[int]) -> int:
         """Put values side by side along an axis."""
         if len(values) == 1:
@@ -257,6 +268,12 @@ class Builder:
         self._counted.append(self._axes[result][axis])
         return result
 
+    @property
+    def is_full(self) -> bool:
+        """Whether an op more is refused."""
+        full: bool = self._core.is_full
+        return full
+
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""
         program = finished(self._core, self.inputs, values)
@@ -272,8 +289,15 @@ class Builder:
         return self._common[self._root(axis)]
 
     def counted(self) -> set[int]:
-        """Return the classes that an iota counts along."""
-        return {self._root(axis) for axis in self._counted}
+        """Return the classes that no mesh may split: an iota counts along them, or a value has two axes of one.
+
+        Of all pairs of elements, `x[:, None] - x[None, :]`, a device would make those of its own part alone.
+        """
+        found = {self._root(axis) for axis in self._counted}
+        for value in self._axes:
+            seen = Counter(self.axes(value))
+            found.update(axis for axis, times in seen.items() if times > 1)
+        return found
 
     def folded(self, value: int) -> list[int]:
         """Return the classes that a reduction folds."""

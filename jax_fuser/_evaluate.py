@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_fuser import _evaluate_nested, _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
+from jax_fuser._search import binary_search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
 _COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
@@ -67,7 +68,8 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
     Raises:
       TypeError: for another number of arrays.
       ValueError: for an array of another shape or dtype.
-      UserError: for an op that only kernels have.
+      UserError: for an op that only kernels have, and for 64-bit values (those of `lax.top_k`, say) without
+        `jax_enable_x64`: JAX would cut them to 32 bits.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,6 +79,13 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
       [Array([1., 1., 1.], dtype=float32)]
     """
     operands = checked_operands("evaluate", fusion, arrays)
+    for value in fusion.values:
+        wide = _ffi.dtype_named(fusion.dtype(value))
+        if jax.dtypes.canonicalize_dtype(wide) != wide:
+            raise UserError(
+                f"evaluate: {value} of {fusion.name} is {fusion.dtype(value)}, which JAX computes with jax_enable_x64 "
+                "alone; run the fusion instead"
+            )
     values = {name: _computed(x, fusion.dtype(name)) for name, x in zip(fusion.inputs, operands)}
     ragged = {}
     for op in _ir_text.ops(fusion):
@@ -151,6 +160,8 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return _evaluate_nested.partition(op, *x)
         case "stretch":
             return jnp.broadcast_to(x[0], op.shape)
+        case "search":
+            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import Var, jaxprs_in_params
 
-from jax_fuser import _core, _ffi, _random, _regions, _trace
+from jax_fuser import _core, _ffi, _random, _regions, _trace, _trace_updates
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 
 STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
@@ -275,6 +275,8 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         reason = _trace.unsupported(eqn)
         if reason is None and i in reduced:
             reason = "feeds only reductions, which compute it"
+        elif reason is None and name in _trace_updates.UPDATES:
+            reason = "writes into an array of XLA's, in place where it can"
         elif reason is None and (_trace.is_view(eqn) or name == "convert_element_type"):
             reason = "moves or casts data between ops of XLA"
         elif reason is None and any(0 in v.aval.shape for v in eqn.outvars):

@@ -95,8 +95,9 @@ def fuse(
     Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, argmax, any,
     softmax, layer norm), scans along an axis (cumsum) and top_k on floats (f64, f32, bf16, f16), integers and booleans
     fuse, across calls of `jax.jit` and of `jax.nn`, and so do slices, concatenations, padding, reshapes and gathers
-    (`x[i]`) between them, and the bits that `jax.random` draws with threefry keys (the same bits): dropout is in the
-    kernels. Matrix products, scatters, control flow and complex numbers stay with XLA between the regions; `explain`
+    (`x[i]`) between them, updates at one place (`x.at[i].set`, `dynamic_update_slice`), and the bits that `jax.random`
+    draws with threefry keys (the same bits): dropout is in the kernels. Matrix products, scatters to several places,
+    control flow and complex numbers stay with XLA between the regions; `explain`
     names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
     function by itself.
 
@@ -360,6 +361,8 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
         flat = _regions.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
         inner = fused_jaxpr(flat, params["name"], linear, leave_draws=True)
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
+    if on_a_mesh and not operands:
+        return _lower_as_xla(ctx, *operands, **params)  # nothing says how to split it
     program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:

@@ -15,10 +15,10 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
-from jax_fuser._nested_moves import take_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
 from jax_fuser._row_groups import ordered_starts, row_groups, spans
+from jax_fuser._spread_sum import take_rows
 from jax_fuser._varying import same_varying
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]

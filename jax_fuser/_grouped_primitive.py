@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
+from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._sum_rows import sum_rows
@@ -208,11 +209,10 @@ def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.A
     Folding would copy the weights once per entry; this copies activations.
     """
     size, m = lhs.shape[:2]
-    order = jnp.argsort(row_groups(count, first, m).reshape(-1), stable=True).astype(jnp.int32)
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(size * m, dtype=jnp.int32), unique_indices=True)
+    order, place, extents = group_order(row_groups(count, first, m).reshape(-1), count.shape[1])
     order, place = order[:, None], place[:, None]
     rows = sum_rows(lhs.reshape(size * m, lhs.shape[2]), order, place)
-    out = product(rows, rhs, count.sum(axis=0, dtype=jnp.int32), **_without_starts(params))
+    out = product(rows, rhs, extents, **_without_starts(params))
     return sum_rows(out, place, order).reshape(size, m, out.shape[1])
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _nested_checks as checks
+from jax_fuser._group_order import count_sorted, group_order
 from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import as_flattened, over_rows
@@ -201,7 +202,7 @@ def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = T
     elif validate and values is None:
         checks.debug_check(lambda: jnp.all(jnp.diff(ids) >= 0), f"{fn}: ids must be sorted; use sort_by_group")
         checks.debug_check(lambda: jnp.all(ids >= 0), f"{fn}: ids must be non-negative")
-    return _poison_padding(NestedTensor(data, _count_sorted(checks.to_int32(ids), groups)))
+    return _poison_padding(NestedTensor(data, count_sorted(checks.to_int32(ids), groups)))
 
 
 def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTensor:
@@ -311,29 +312,27 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
     """
     fn = "sort_by_group"
     x, groups = _as_rows(fn, x), _group_count(fn, num_groups)
-    ids = checks.to_int32(checks.index_array(fn, "ids", ids, validate))
+    ids = checks.index_array(fn, "ids", ids, validate)
+    ids = checks.to_int32(ids) if isinstance(ids, np.ndarray) else ids
     if x.ndim < 1 or ids.ndim not in (1, 2) or ids.shape[0] != x.shape[0]:
         raise ValueError(f"{fn}: ids need shape [t] or [t, k] with t={x.shape[:1]}; got {ids.shape}")
     if ids.shape[1:] == (0,):
         raise ValueError(f"{fn}: ids [t, k] need k >= 1; got {ids.shape}")
-    data, extents, perm = _sort_rows(x, ids, groups)
-    return _poison_padding(NestedTensor(data, extents)), perm
+    nt, perm, _ = sort_rows(x, ids, groups)
+    return nt, perm
+
+
+def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, jax.Array, jax.Array]:
+    """Return what `sort_by_group` does, and the inverse of the permutation."""
+    data, *order, extents = _sort_rows(x, ids, groups)
+    return _poison_padding(NestedTensor(data, extents)), *order
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    flat = ids.reshape(-1)
-    keys = jnp.where((flat >= 0) & (flat < groups), flat, groups)
-    rows = jnp.arange(flat.shape[0], dtype=jnp.int32)
-    sorted_keys, perm = jax.lax.sort_key_val(keys, rows, is_stable=True)
-    inverse = jnp.zeros_like(perm).at[perm].set(rows, unique_indices=True)
-    source = jnp.where(sorted_keys < groups, perm, -1)
-    target = jnp.where(keys < groups, inverse, -1)
+def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    perm, place, extents = group_order(ids.reshape(-1), groups)
+    total = jnp.sum(extents, dtype=jnp.int32)
+    source = jnp.where(jnp.arange(perm.shape[0], dtype=jnp.int32) < total, perm, -1)
+    target = jnp.where(place < total, place, -1)
     copies = ids.shape[1] if ids.ndim == 2 else 1
-    return move_rows(x, source, target, copies), _count_sorted(sorted_keys, groups), perm
-
-
-def _count_sorted(ids: jax.Array, groups: int) -> jax.Array:
-    """Return how often each of `0..groups-1` occurs in sorted ids."""
-    edges = jnp.searchsorted(ids, jnp.arange(groups + 1, dtype=jnp.int32), method="scan_unrolled")
-    return jnp.diff(edges).astype(jnp.int32)
+    return move_rows(x, source, target, copies), perm, place, extents

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser._nested_map import elementwise
-from jax_fuser._nested_moves import accumulator, extreme_groups, lowest, sum_groups
+from jax_fuser._nested_moves import extreme_groups, lowest
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._spread_sum import accumulator, sum_groups
 
 Axis = int | str
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._nested_checks import concrete, debug_check, first, readable, spell
-from jax_fuser._nested_moves import move_rows, spread_groups
+from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._spread_sum import spread_groups
 
 
 def as_flattened(nt: NestedTensor) -> jax.Array:

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._row_groups import row_groups
+
 
 class _Ragged:
     """Stands for the ragged size in `NestedTensor.shape`; equal to itself and to the string "ragged"."""
@@ -54,24 +56,7 @@ class _Layout:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _row_ids(extents: jax.Array, starts: jax.Array | None, capacity: int) -> jax.Array:
-    groups = extents.shape[-1]
-
-    def contiguous(extents: jax.Array) -> jax.Array:
-        ends, rows = jnp.cumsum(extents, dtype=jnp.int32), jnp.arange(capacity, dtype=jnp.int32)
-        return jnp.searchsorted(ends, rows, side="right", method="scan_unrolled").astype(jnp.int32)
-
-    def gapped(extents: jax.Array, starts: jax.Array) -> jax.Array:
-        # +id at the first row, -id past the last: the running sum names the owner, whatever the order of groups.
-        owner = jnp.where(extents > 0, jnp.arange(1, groups + 1, dtype=jnp.int32), 0)
-        steps = jnp.zeros((capacity + 1,), jnp.int32)
-        steps = steps.at[starts].add(owner, mode="drop").at[starts + extents].add(-owner, mode="drop")
-        owners = jnp.cumsum(steps[:capacity], dtype=jnp.int32)
-        return jnp.where(owners > 0, owners - 1, groups)
-
-    find: Callable[..., jax.Array] = contiguous if starts is None else gapped
-    for _ in range(extents.ndim - 1):
-        find = jax.vmap(find)
-    return find(extents) if starts is None else find(extents, starts)
+    return row_groups(extents, starts, capacity, ordered=False)
 
 
 def _binary(name: str, fn: Callable[..., Any], reflected: bool = False) -> Callable[[Any, Any], Any]:

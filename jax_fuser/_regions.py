@@ -5,7 +5,8 @@
    makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
    in. Only a view that the program returns is written by the region of its source. One element made of constants is a
    view. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
-   such values inside the reduction and never stores them.
+   such values inside the reduction and never stores them. So does an update (x.at[i].set) of what a region neither
+   makes nor alone reads: XLA may write it in place.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
    is at the largest depth of its producers. In the order region 0, cuts 0, region 1, cuts 1, ... everything is defined
    before its use, so no cycle can arise. An equation whose readers all lie deeper moves down to them: a store is saved.
@@ -30,7 +31,7 @@ from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
-from jax_fuser import _random, _trace
+from jax_fuser import _random, _trace, _trace_updates
 
 # Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
 MAX_BUFFERS = 64
@@ -191,6 +192,8 @@ class _Partition:
         self.linear = [not linear_values.isdisjoint(eqn.outvars) for eqn in self.eqns]
         self.cut = [_trace.unsupported(eqn) is not None for eqn in self.eqns]
         for i in feeds_reductions(self.eqns, self.returned):
+            self.cut[i] = True
+        for i in _trace_updates.in_place(self.eqns, self.returned, self.cut, _trace.is_view):
             self.cut[i] = True
         if leave_draws:
             self.cut = [cut or _random.draws(_trace.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
@@ -360,9 +363,11 @@ class _Partition:
         return list(parts.values())
 
     def _pieces(self, members: list[int], again: list[int]) -> list[list[int]]:
-        """Cut a program that is too large in two, in the order of its equations."""
-        if len(members) == 1 or self._fits(self._region(members, again)):
-            return [members]
+        """Cut a program that is too large in two, in the order of its equations; what is too large alone is XLA's."""
+        region = self._region(members, again)
+        grows = _trace.grows(region.invars, region.eqns)
+        if len(members) == 1 or (self._fits(region) and not grows):
+            return [] if grows else [members]
         half = len(members) // 2
         return self._pieces(members[:half], again) + self._pieces(members[half:], again)
 
@@ -467,5 +472,5 @@ def _sorted_by_need(steps: list[tuple[int, Region | JaxprEqn]]) -> list[Region |
 def _is_worth_a_program(region: Region) -> bool:
     if any(0 in shape(v) for v in (*region.invars, *region.outvars)):
         return False
-    moves = ("convert_element_type", "pad", "gather", "dynamic_slice")
+    moves = ("convert_element_type", "pad", "gather", "dynamic_slice", "dynamic_update_slice", "scatter")
     return any(not _trace.is_view(e) and e.primitive.name not in moves for e in region.eqns)

@@ -1,4 +1,9 @@
-"""Choosing experts: scores, weights, and the losses that keep the load even."""
+"""Choosing experts: scores, weights, and the losses that keep the load even.
+
+Two fused functions: `_choose` finds the experts and what follows from them in one pass over the logits; `_weigh` is the
+same for experts that are known, and what is differentiated. So a derivative reads logits and choice, searches nothing
+again, and has no scatter: a chosen score is a masked sum, whose derivative is elementwise.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from jax_fuser._fuse import fuse
+
+# Up to here each choice has a reduction of its own along the experts, in the kernel that makes the scores.
+_UNROLLED_CHOICES = 16
 
 
 def spell(x: Any) -> str:
@@ -62,6 +72,9 @@ def route(
       over tokens (Switch Transformer, eq. 4; `f` has no gradient).
     - z loss: mean over tokens of `logsumexp(logits) ** 2` (ST-MoE, eq. 5).
 
+    Scores, choice and losses are fused kernels (up to 16 choices among up to 4096 experts; XLA chooses beyond), as by
+    `fuse`: compiled once for each shape, on any platform without a compiler plain XLA ops.
+
     Args:
         logits: `(.., experts)`, any float dtype; computed in float32. Differentiable.
         top_k: choices per token, `1 <= top_k <= experts`.
@@ -92,50 +105,110 @@ def route(
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
-    return _route(logits, bias, mask, top_k=top_k, scores=scores, normalize=normalize, scale=scale)
+    return _route(_How(top_k, scores, normalize), logits, bias, mask, scale)
 
 
-@functools.partial(jax.jit, static_argnames=("top_k", "scores", "normalize"))
-def _route(
-    logits: jax.Array, bias: Any, mask: Any, *, top_k: int, scores: str, normalize: bool, scale: float
-) -> tuple[jax.Array, jax.Array, Routing]:
+@functools.partial(jax.jit, static_argnums=0)
+def _route(how: _How, logits: jax.Array, bias: Any, mask: Any, scale: Any) -> tuple[jax.Array, jax.Array, Routing]:
     # One compilation when called eagerly.
-    num_experts = logits.shape[-1]
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    scale, bias = jnp.asarray(scale, wide), None if bias is None else jnp.asarray(bias, wide)
+    mask = None if mask is None else jnp.asarray(mask, bool)
+    choose = fuse(functools.partial(_choose, how), name="route")
+    experts, load, *known = choose(*jax.lax.stop_gradient((logits, scale, bias, mask)))
+    weights, score_sums, z = _weighed(how, logits, scale, mask, experts, known)
+    tokens = jnp.asarray(max(z.size, 1), wide) if mask is None else jnp.maximum(jnp.sum(mask, dtype=wide), 1)
+    shares = load.astype(wide) / (tokens * how.top_k)
+    balance = logits.shape[-1] * jnp.sum(shares * (score_sums / tokens))
+    return weights, experts, Routing(balance, jnp.sum(z) / tokens, load)
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """What is static about a router."""
+
+    top_k: int
+    scores: str
+    normalize: bool
+
+    def clean(self, logits: jax.Array, mask: Any) -> jax.Array:
+        """Return logits in float32; what a masked token holds reaches no gradient either."""
+        logits = logits if mask is None else jnp.where(mask[..., None], logits, 0)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    def score(self, logits: jax.Array) -> jax.Array:
+        """Return the scores of clean logits."""
+        return jax.nn.sigmoid(logits) if self.scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
+
+    def chooses(self, logits: jax.Array) -> jax.Array:
+        """Return what the choice is made by, bias aside, and weights are made of."""
+        return logits if self.scores == "topk_softmax" else self.score(logits)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _weighed(how: _How, logits: jax.Array, scale: jax.Array, mask: Any, experts: jax.Array, known: Any) -> Any:
+    """Return what `_weigh` does, which is `known`."""
+    return known
+
+
+@_weighed.defjvp
+def _weighed_jvp(how: _How, primals: Any, tangents: Any) -> Any:
+    logits, scale, mask, experts, _ = primals
+
+    def weigh(logits: jax.Array, scale: jax.Array) -> Any:
+        return list(fuse(functools.partial(_weigh, how), name="route")(logits, scale, mask, experts))
+
+    return _weighed(how, *primals), jax.jvp(weigh, (logits, scale), tangents[:2])[1]
+
+
+def _choose(how: _How, logits: jax.Array, scale: jax.Array, bias: Any, mask: Any) -> tuple[jax.Array, ...]:
+    choice = how.chooses(how.clean(logits, mask))
+    found, experts = jax.lax.top_k(choice if bias is None else choice + bias, how.top_k)
+    experts = experts.astype(jnp.int32)
     if mask is not None:
-        # What a masked token holds reaches no gradient either.
-        mask = jnp.asarray(mask, bool)
-        logits = jnp.where(mask[..., None], logits, 0)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    score = jax.nn.sigmoid(logits) if scores == "sigmoid" else jax.nn.softmax(logits, axis=-1)
-    choice = logits if scores == "topk_softmax" else score
-    if bias is not None:
-        choice = choice + jnp.asarray(bias, choice.dtype)
-    experts = jax.lax.top_k(jax.lax.stop_gradient(choice), top_k)[1].astype(jnp.int32)
-    chosen = experts[..., None] == jnp.arange(num_experts, dtype=jnp.int32)
+        experts = jnp.where(mask[..., None], experts, logits.shape[-1])
+    is_chosen = experts[..., None] == jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    load = jnp.sum(is_chosen, axis=tuple(range(experts.ndim)), dtype=jnp.int32)
+    columns = _columns(found) if bias is None else None
+    return experts, load, *_weigh(how, logits, scale, mask, experts, columns)
 
-    def pick(values: jax.Array) -> jax.Array:
-        # A masked sum: its derivative is elementwise, where that of an index would scatter.
-        return jnp.sum(jnp.where(chosen, values[..., None, :], 0), axis=-1)
 
-    if scores == "topk_softmax":
-        weights = jax.nn.softmax(pick(logits), axis=-1)
-    else:
-        weights = pick(score)
-        if normalize:
-            weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
-    weights = weights * scale
+def _weigh(
+    how: _How, logits: jax.Array, scale: jax.Array, mask: Any, experts: jax.Array, chosen: Any = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the weights, the sum over tokens of each expert's normalised scores, and the z loss of each token.
 
-    mean_score = score / (jnp.sum(score, axis=-1, keepdims=True) + 1e-20) if scores == "sigmoid" else score
+    `chosen`: the chosen scores, where they are known, choice by choice: what adds them up stays in one kernel.
+    """
+    logits = how.clean(logits, mask)
+    score = how.score(logits)
+    if chosen is None:
+        # Any expert will do for a masked token, whose scores are finite: none has weight zero, which divides.
+        known = experts if mask is None else jnp.where(mask[..., None], experts, 0)
+        chosen = _pick(how.chooses(logits), known)
+    if how.scores == "topk_softmax":
+        largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, chosen))
+        chosen = [jnp.exp(c - largest) for c in chosen]
+    if how.scores == "topk_softmax" or how.normalize:
+        total = functools.reduce(jnp.add, chosen) + 1e-20
+        chosen = [c / total for c in chosen]
+    weights = jnp.stack(chosen, axis=-1) * scale
+    mean_score = score / (jnp.sum(score, axis=-1, keepdims=True) + 1e-20) if how.scores == "sigmoid" else score
     z = jnp.square(jax.nn.logsumexp(logits, axis=-1))
     if mask is not None:
-        chosen = chosen & mask[..., None, None]
         weights = jnp.where(mask[..., None], weights, 0)
-        experts = jnp.where(mask[..., None], experts, num_experts)
         mean_score, z = jnp.where(mask[..., None], mean_score, 0), jnp.where(mask, z, 0)
-        tokens = jnp.maximum(jnp.sum(mask, dtype=z.dtype), 1)
-    else:
-        tokens = jnp.asarray(max(z.size, 1), z.dtype)
-    load = jnp.sum(chosen.reshape(-1, num_experts), axis=0, dtype=jnp.int32)
-    per_expert = jnp.sum(mean_score.reshape(-1, num_experts), axis=0) / tokens
-    balance = num_experts * jnp.sum(load.astype(z.dtype) / (tokens * top_k) * per_expert)
-    return weights, experts, Routing(balance, jnp.sum(z) / tokens, load)
+    return weights, jnp.sum(mean_score, axis=tuple(range(z.ndim))), z
+
+
+def _pick(values: jax.Array, experts: jax.Array) -> list[jax.Array]:
+    """Return `values[.., experts]`, choice by choice, as masked sums."""
+    numbers = jnp.arange(values.shape[-1], dtype=jnp.int32)
+    if experts.shape[-1] > _UNROLLED_CHOICES:
+        return _columns(jnp.sum(jnp.where(experts[..., None] == numbers, values[..., None, :], 0), axis=-1))
+    return [jnp.sum(jnp.where(e[..., None] == numbers, values, 0), axis=-1) for e in _columns(experts)]
+
+
+def _columns(x: jax.Array) -> list[jax.Array]:
+    # XLA knows its top_k by a slice; a slice of that slice would leave it a sort, ten times slower.
+    return list(jnp.moveaxis(x, -1, 0))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
+
+from jax_fuser._search import search
 
 
 def spans(extents: jax.Array, starts: jax.Array | None, m: int) -> tuple[jax.Array, jax.Array]:
@@ -24,22 +24,30 @@ def ordered_starts(starts: jax.Array, extents: jax.Array, m: int) -> jax.Array:
     return jax.lax.cummin(jnp.where(extents > 0, starts, m), axis=extents.ndim - 1, reverse=True)
 
 
-def row_groups(extents: jax.Array, starts: jax.Array | None, m: int) -> jax.Array:
-    """Return the group of each row, int32 `[.., m]`; `groups` for padding."""
-    if extents.ndim > 1:
-        axes = (0, None if starts is None else 0)
-        return jax.vmap(functools.partial(row_groups, m=m), in_axes=axes)(extents, starts)
-    groups = extents.shape[0]
-    rows = jnp.arange(m, dtype=jnp.int32)
-    if groups == 0:
+def row_groups(extents: jax.Array, starts: jax.Array | None, m: int, ordered: bool = True) -> jax.Array:
+    """Return the group of each row, int32 `[.., m]`; `groups` for padding.
+
+    Unless `ordered`, groups may lie in any order: their starts are sorted.
+    """
+    outer, groups = extents.shape[:-1], extents.shape[-1]
+    rows = jax.lax.broadcasted_iota(jnp.int32, (*outer, m), len(outer))
+    if groups == 0 or m == 0:
         return jnp.zeros_like(rows)
+    along = range(len(outer))
+    if starts is None:
+        ends = jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32)
+        return search(jnp.minimum(ends, m), rows, along=along)
     starts, extents = spans(extents, starts, m)
-    group = (
-        jnp.searchsorted(ordered_starts(starts, extents, m), rows, side="right", method="scan_unrolled").astype(
-            jnp.int32
-        )
-        - 1
-    )
-    inside = jnp.maximum(group, 0)
-    owned = (group >= 0) & (rows < starts[inside] + extents[inside])
-    return jnp.where(owned, group, groups)
+    ends = starts + extents
+    if ordered:
+        number = None
+        first = ordered_starts(starts, extents, m)
+    else:
+        # Empty groups come last, so that they hide no row.
+        number = jax.lax.broadcasted_iota(jnp.int32, extents.shape, len(outer))
+        first, ends, number = jax.lax.sort((jnp.where(extents > 0, starts, m), ends, number), num_keys=1)
+    place = search(first, rows, along=along) - 1
+    inside = jnp.maximum(place, 0)
+    owned = (place >= 0) & (rows < jnp.take_along_axis(ends, inside, axis=-1, mode="clip"))
+    owner = inside if number is None else jnp.take_along_axis(number, inside, axis=-1, mode="clip")
+    return jnp.where(owned, owner, groups)

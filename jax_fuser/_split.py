@@ -128,21 +128,33 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
         return placed
 
     sizes: dict[str, int] = {}
+    kept_whole: dict[str, None] = {}  # in the order in which the rule names them
 
-    def factor(axis: int, extent: int) -> Any:
-        """Return the class's name; where an axis is longer, with a second factor for the rest of it."""
+    def factor(axis: int, extent: int, copy: int) -> Any:
+        """Return the class's name, another one for each further axis of an array; where an axis is longer, with a
+        second factor for the rest of it.
+        """
+        name = names[axis] + f"c{copy}" * (copy > 0)
+        if axis in whole:
+            kept_whole[name] = None
         if extent == builder.extent(axis):
-            return names[axis]
-        rest = f"{names[axis]}x{extent // builder.extent(axis)}"
-        sizes.update({names[axis]: builder.extent(axis), rest: extent // builder.extent(axis)})
-        return CompoundFactor(names[axis], rest)
+            return name
+        rest = f"{name}x{extent // builder.extent(axis)}"
+        sizes.update({name: builder.extent(axis), rest: extent // builder.extent(axis)})
+        kept_whole[rest] = None
+        return CompoundFactor(name, rest)
 
     def mapping(values: Sequence[int]) -> tuple[ArrayMapping, ...]:
-        return tuple(ArrayMapping(*map(factor, builder.axes(v), builder.shape(v, {}))) for v in values)
+        arrays = []
+        for v in values:
+            axes = builder.axes(v)
+            copies = [axes[:i].count(axis) for i, axis in enumerate(axes)]
+            arrays.append(ArrayMapping(*map(factor, axes, builder.shape(v, {}), copies)))
+        return tuple(arrays)
 
     f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
     operands, results = mapping(builder.inputs), mapping(builder.outputs)
-    needed_whole = (*(names[axis] for axis in classes if axis in whole), *(n for n in sizes if n not in names.values()))
+    needed_whole = tuple(kept_whole)
     # A size that some array shows must not be given.
     shown = {name for array in (*operands, *results) for name in array if isinstance(name, str)}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves, _trace_updates
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -24,8 +24,7 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "adds up what has one place": "scatter_add scatter-add",
-    "writes into a copy, which XLA makes in place where it can": "scatter dynamic_update_slice",
+    "adds up the rows of each group": "jax_fuser_sum_groups",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
@@ -58,6 +57,9 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
+# What reads a part of a value, or puts parts together; then how many ops a program of those may have.
+_SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
+_FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
 
@@ -65,8 +67,8 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
 class Writer:
     """One fusion being built; `values` maps the variables of the jaxpr at hand to value numbers of the builder."""
 
-    def __init__(self, name: str):
-        self.builder = _axes.Builder(_core.identifier(name))
+    def __init__(self, name: str, max_ops: int | None = None):
+        self.builder = _axes.Builder(_core.identifier(name), max_ops)
         self.values: dict[Any, int] = {}
         self.known: dict[int, Any] = {}  # scalar constants
 
@@ -99,6 +101,10 @@ class Writer:
     def op(self, name: str, inputs: Ids, eqn: Equation) -> int:
         """Add a pointwise op under the user's name for it."""
         return self.builder.pointwise(name, inputs, label(eqn))
+
+    def label(self, eqn: Equation) -> str:
+        """Return the user's name for an equation."""
+        return label(eqn)
 
     def call(self, jaxpr: Any, consts: Sequence[Any], inputs: Ids) -> Ids:
         """Add the equations of an open jaxpr, with scalars and values for its variables."""
@@ -144,10 +150,37 @@ class Writer:
 def write_program(jaxpr: Any, name: str) -> tuple[_axes.Program, _axes.Builder]:
     """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes."""
     writer = Writer(name)
-    for i, var in enumerate(jaxpr.invars):
-        writer.values[var] = writer.builder.input(f"x{i}", _dtype(var.aval.dtype), list(var.aval.shape))
-    writer.run(jaxpr.eqns)
+    _write(writer, jaxpr.invars, jaxpr.eqns)
     return writer.builder.finish([writer.read(var) for var in jaxpr.outvars]), writer.builder
+
+
+def grows(invars: Sequence[Any], eqns: Sequence[Equation]) -> bool:
+    """Whether slices of slices would make a program of very many more ops than equations.
+
+    Each slice of a computed value computes it again: of values that are cut and put together in every one of n steps
+    there may be 4**n.
+    """
+    if not any(eqn.primitive.name in _SLICING for eqn in eqns):
+        return False
+    writer = Writer("size", _FEW_OPS + _OPS_OF_AN_EQUATION * _count(eqns))
+    try:
+        _write(writer, invars, eqns)
+    except _core.UserError:
+        if not writer.builder.is_full:
+            raise
+        return True
+    return False
+
+
+def _count(eqns: Sequence[Equation]) -> int:
+    bodies = (body_of(eqn) for eqn in eqns)
+    return sum(1 if body is None else _count(body[0].eqns) for body in bodies)
+
+
+def _write(writer: Writer, invars: Sequence[Any], eqns: Sequence[Equation]) -> None:
+    for i, var in enumerate(invars):
+        writer.values[var] = writer.builder.input(f"x{i}", _dtype(var.aval.dtype), list(var.aval.shape))
+    writer.run(eqns)
 
 
 def label(eqn: Equation) -> str:
@@ -251,8 +284,8 @@ def _refuse_reduction(eqn: Equation) -> str | None:
     return "folds no element" if 0 in eqn.invars[0].aval.shape else None
 
 
-def _equality(op: str) -> Rule:
-    # The derivative of a maximum asks where it is.
+def _of_rounded(op: str) -> Rule:
+    # The derivative of a maximum asks where it is, a loss scale whether f16 became infinite.
     return Rule(lambda w, eqn, x: [w.op(op, [w.rounded(i, eqn.invars[0].aval.dtype) for i in x], eqn)])
 
 
@@ -446,7 +479,7 @@ def _refuse_call(eqn: Equation) -> str | None:
 
 
 _SAME_NAME = (
-    "neg abs sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
+    "neg abs sign square population_count floor ceil exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
     "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
     "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic lt le gt ge"
 )
@@ -459,7 +492,7 @@ RULES: dict[str, Rule] = {
     **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
     **{name: _reduction(name) for name in _FOLDS.split()},
-    **{name: _equality(name) for name in ("eq", "ne")},
+    **{name: _of_rounded(name) for name in ("eq", "ne", "is_finite")},
     "cumsum": _scan("scan_sum"),
     "cumprod": _scan("scan_prod"),
     "cummax": _scan("scan_max"),
@@ -487,8 +520,12 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
     "slice": Rule(_trace_moves.slice, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
+    "jax_fuser_spread_groups": Rule(_trace_moves.spread_groups, refuse=_trace_moves.refuse_taking, fits=False),
     "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
+    "dynamic_update_slice": Rule(_trace_updates.dynamic_update_slice, refuse=_trace_updates.refuse, fits=False),
+    **{name: Rule(_trace_updates.scatter, refuse=_trace_updates.refuse, fits=False) for name in _trace_updates.JOINS},
     "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
     "split": Rule(_trace_moves.split, is_view=_always),
     "stack": Rule(_trace_moves.stack, fits=False),

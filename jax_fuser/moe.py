@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
-from jax_fuser._nested import sort_by_group
+from jax_fuser._nested import sort_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
@@ -129,10 +129,8 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
 @functools.partial(jax.jit, static_argnums=2)
 def _dispatch(x: jax.Array, experts: jax.Array, num_experts: int) -> tuple[NestedTensor, DispatchState]:
     # One compilation when called eagerly.
-    nt, order = sort_by_group(x, experts, num_experts, validate=False)
-    rows = jnp.arange(order.shape[0], dtype=jnp.int32)
-    place = jnp.zeros_like(order).at[order].set(rows, unique_indices=True)
-    source = jnp.where(rows < nt.total, order, -1)
+    nt, order, place = sort_rows(x, experts, num_experts)
+    source = jnp.where(jnp.arange(order.shape[0], dtype=jnp.int32) < nt.total, order, -1)
     target = jnp.where(place < nt.total, place, -1).reshape(experts.shape)
     return nt, DispatchState(source, target, nt.extents)
 

@@ -10,11 +10,18 @@ HAS_CUDA_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (
 os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if HAS_CUDA_PLUGIN else "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
+import arrays  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # XLA's own float32 products, which serve as truth, are TF32 on GPUs otherwise.
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture(autouse=True)
+def same_arrays():
+    """Give each test the arrays that it has by itself, whatever ran before it in this process."""
+    arrays.begin()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -193,22 +193,21 @@ class Block:
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
         self.run(body, Active(active.threads & self.condition(condition), active.lanes))
 
-    def touched(self, active: Active, buffer: Buffer, offset: str, step: str | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return elements by thread and lane, and where they are touched."""
-        stride = int(step or 0)
-        element = self.index(offset)[:, None] + np.arange(self.kernel.width) * stride
-        where = active.threads[:, None] & (active.lanes if stride else np.arange(self.kernel.width) == 0)
+    def touched(
+        self, active: Active, buffer: Buffer, offset: str, step: str | None, moved: Any = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return elements by thread and lane, and where they are touched: without a step in the first lane alone."""
+        element = self.index(offset)[:, None] + np.arange(self.kernel.width) * int(step or 0) + moved
+        where = active.threads[:, None] & (active.lanes if step else np.arange(self.kernel.width) == 0)
         outside = where & ((element < 0) | (element >= buffer.data.size))
         assert not outside.any(), f"{buffer.name}[{offset}] reaches {element[outside][0]} of {buffer.data.size}"
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, here, when, within = where
+        step, here, when, within, taken = where
         buffer = self.buffer(name)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
-        if " at " in within:
-            raise NotImplementedError(within)
         for begin, index, lane, end in re.findall(RANGE, within):
             position = self.index(index)[:, None] + np.arange(self.kernel.width) * bool(lane)
             inside = (position >= int(begin)) & (position < (int(end) if end else np.inf))
@@ -216,7 +215,11 @@ class Block:
         if here:
             conditions = " & ".join(f"({bound})" for bound in here.split(" and "))
             at = f"where({conditions}, {at}, 0)"
-        element, where = self.touched(active, buffer, at, step)
+        moved: Any = 0
+        for weight, register, each, limit in re.findall(STEP, taken):
+            index = np.clip(self.registers[register].astype(np.int64), 0, int(limit)) * int(weight)
+            moved, step = moved + (index if each else index[:, :1]), step or (each and "0")
+        element, where = self.touched(active, buffer, at, step, moved)
         thread = np.broadcast_to(self.thread[:, None], where.shape)
         touched, by = element[where], thread[where]
         assert buffer.written[touched].all(), f"{name} is read before it is written"
@@ -227,7 +230,7 @@ class Block:
             buffer.reader[touched] = np.where(met, EVERY_THREAD, by)
         result = np.zeros(where.shape, computed_in(dtype))
         result[where] = buffer.data[touched].astype(result.dtype)
-        if int(step or 0) == 0:
+        if not step:
             result[:] = result[:, :1]
         self.registers[to] = result
 
@@ -265,6 +268,23 @@ class Block:
     def from_index(self, active: Active, _: Any, to: str, dtype: str, at: str, step: str | None) -> None:
         element = self.index(at)[:, None] + np.arange(self.kernel.width) * int(step or 0)
         self.registers[to] = element.astype(computed_in(dtype))
+
+    def search(self, active: Active, _: Any, to: str, name: str, at: str, step: str | None, *how: str) -> None:
+        count, number, each, left, when = how
+        if when:
+            active = Active(active.threads & self.condition(when), active.lanes)
+        wanted, data, stride = self.registers[number], self.buffer(name).data, int(step or 0)
+        first = self.index(at)[:, None] + np.arange(self.kernel.width) * stride
+        where = active.threads[:, None] & (active.lanes if each else np.arange(self.kernel.width) == 0)
+        result = np.zeros(where.shape, np.int32)
+        for thread, lane in zip(*np.nonzero(where)):
+            begin = first[thread, lane]
+            assert 0 <= begin <= data.size - int(count), f"{name}[{at}] is outside of {data.size} elements"
+            table = data[begin : begin + int(count)]
+            result[thread, lane] = np.searchsorted(table, wanted[thread, lane], "left" if left else "right")
+        if not each:
+            result[:] = result[:, :1]
+        self.registers[to] = result
 
     def compute(self, active: Active, _: Any, to: str, dtype: str, op: str, operands: str) -> None:
         shape = (self.thread.size, self.kernel.width)
@@ -309,6 +329,33 @@ class Block:
             last = np.repeat(value[:, :1] if back else value[:, -1:], self.kernel.width, 1) if lanes else value
             array[self.thread, element] = np.where(active.threads[:, None] if lanes else on, last, old)
         self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
+
+    def scan_threads(self, active: Active, _: Any, name: str, fold: str, carry: str, at: str, *how: str) -> None:
+        lanes, over, run, back = how
+        assert active.threads.all(), f"not all threads reach the scan of {name}"
+        (x, y), array, turn = self.kernel.block, self.arrays[name], slice(None, None, -1 if back else 1)
+        if x > WARP or over == "threads_y":
+            self.meet()
+        # What is scanned comes last: runs, threads, the elements of a run, and lanes where they lie along it.
+        parts = array.reshape(y, x, -1, int(run), self.kernel.width)
+        order = (0, 2, 1, 3, 4) if over == "threads" else (1, 4, 2, 0, 3)
+        if over == "threads" and not lanes:
+            parts = parts[..., :1]
+        parts = parts.transpose(order)
+        kept = 1 if over == "threads" else 2
+        line = parts.reshape(*parts.shape[:kept], -1)
+        ufunc = FOLDS[fold][0]
+        line = ufunc.accumulate(line[..., turn], axis=-1)
+        if carry:
+            element, carries = self.element(active, carry, at), self.arrays[carry]
+            old = carries[self.thread, element].reshape(y, x, -1)
+            before = old[:, 0, 0] if over == "threads" else old[0]
+            line = ufunc(before[..., None], line)
+            last = np.broadcast_to(line[:, -1, None, None] if over == "threads" else line[..., -1], old.shape)
+            carries[self.thread, element] = last.reshape(self.thread.size, -1)
+        scanned = line[..., turn].reshape(parts.shape).transpose(np.argsort(order))
+        scanned = np.broadcast_to(scanned, (*scanned.shape[:-1], self.kernel.width))
+        self.arrays[name] = scanned.reshape(array.shape).copy()
 
     def accumulate(self, active: Active, _: Any, name: str, at: str, fold: str, register: str) -> None:
         element, array = self.element(active, name, at), self.arrays[name]
@@ -439,6 +486,7 @@ def identity(fold: str, dtype: Any) -> Any:
 
 
 RANGE = r" within (\d+) <= (.+?)( \+ lane)?(?: < (\d+))?(?= within|$)"
+STEP = r" at (\d+) \* (r\d+)( of each lane)? up to (\d+)"
 EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
 STATEMENTS = [
     (re.compile(pattern), method)
@@ -448,18 +496,27 @@ STATEMENTS = [
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+)?)",
+            r"((?: within .+?)?)((?: at .+)?)",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
         (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
+        (
+            r"(r\d+): s32 = search (\w+)\[(.+?)\](?: lane \* (\d+))? of (\d+) for (r\d+)"
+            r"( of each lane)?( left)?(?: if (.+))?",
+            Block.search,
+        ),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
             Block.scan,
         ),
         (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
+        (
+            r"scan (\w+) by (\w+)(?: from (\w+)\[(.+?)\])? over( lanes)? (threads(?:_y)?) in runs of (\d+)( reverse)?",
+            Block.scan_threads,
+        ),
         (r"declare (\w+)(?: for (\w+))?", Block.declare),
         (r"(\w+)\[(.+)\] = (r\d+)( where it exists)?", Block.set),
         (r"(\w+)\[(.+)\] (\w+)= (r\d+)", Block.accumulate),

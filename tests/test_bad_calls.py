@@ -17,11 +17,14 @@ FUSION = """fusion f(x: f32[16,10], r: f32[10]) -> (y) {
 }"""
 
 
-def lowered(*calls, platform="cuda"):
+ALONE = "fusion g(x: f32[16]) -> (y) { y: f32[16] = neg(x) }"
+
+
+def lowered(*calls, platform="cuda", fusion=FUSION):
     """Return what makes these calls, each (name, value, arguments...), and lowers the schedule."""
 
     def run():
-        s = jf.ir.Scheduler(jf.ir.Fusion(FUSION))
+        s = jf.ir.Scheduler(jf.ir.Fusion(fusion))
         for name, *arguments in calls:
             getattr(s, name)(*arguments)
         jf.ir.lower(s.schedule, platform)
@@ -159,6 +162,22 @@ BAD: dict[str, tuple[Callable, str]] = {
     # What a machine or a kernel cannot do.
     "cpu": (lowered(("parallelize", "y", 0, "block"), platform="cpu"), r"\[lower\] y has a block axis, .* use task"),
     "cuda": (lowered(("parallelize", "y", 0, "task")), r"\[lower\] y has a task axis, .* use block and thread"),
+    "threads": (
+        lowered(("split", "y", 0, 2**32), ("parallelize", "y", 1, "thread"), fusion=ALONE),
+        r"\[lower\] g has 4294967296 threads; the target has 1024 in a block, split the axis",
+    ),
+    "blocks": (
+        lowered(("split", "y", 0, 2**33), ("parallelize", "y", 1, "block"), fusion=ALONE),
+        r"\[lower\] g has 8589934592 iterations of block; at most 2147483647: split the axis",
+    ),
+    "blocks along y": (
+        lowered(("split", "y", 0, 2**16), ("parallelize", "y", 1, "block_y"), fusion=ALONE),
+        r"\[lower\] g has 65536 iterations of block_y; at most 65535: use block for the longer axis",
+    ),
+    "iterations": (
+        lowered(SHARED, ("split", "t", 0, 2**32), ("split", "t", 2, 2**32)),
+        r"\[lower\] the loops of t have more than 1e\+14 iterations; split its axes by smaller factors",
+    ),
     "apart": (
         lowered(("parallelize", "total", 1, "block")),
         r"total is folded along loop axis 1, .* fold in parts first",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from random_programs import Program
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -123,6 +124,59 @@ def test_an_axis_that_is_counted_is_gathered():
     f = lambda x: jnp.tanh(x) * jnp.arange(12.0)  # noqa: E731
     run, args = compiled(f, [(X, ROWS, P(None, "d"))])
     assert_close(run(*args), f(X))
+
+
+@pytest.mark.parametrize("spec", [P("d"), P(None, "d"), P()], ids=str)
+def test_axes_that_are_cut_before_others_are_kept_whole(spec):
+    f = lambda x: (x.reshape(x.shape[0] // 2, 2, -1) * 2).sum((1, 2))  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, spec)])
+    assert_close(run(*args), f(X), scale=3)
+
+
+PAIRS = {
+    "distances": lambda v: jnp.abs(v[:, None] - v[None, :]).max(1),
+    "all pairs": lambda v: jnp.sin(v)[:, None] * jnp.cos(v),
+    "sum over all pairs": lambda v: (jnp.sin(v)[:, None] * jnp.cos(v)).sum(),
+    "symmetric part": lambda v: (lambda x: (x + x.T) * 0.5)(v.reshape(4, 4) * 2),
+    "products of rows": lambda v: (lambda x: jax.nn.softmax((x[:, None] * x[None]).sum(2), 1))(v.reshape(8, 2)),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_of_elements_need_them_all(name):
+    v = jnp.linspace(-1, 2, 16)
+    run, args = compiled(PAIRS[name], [(v, ROWS, P("d"))])
+    assert_close(run(*args), PAIRS[name](v), scale=3)
+
+
+def test_a_matrix_and_its_transpose():
+    x = jnp.linspace(-1, 2, 64).reshape(8, 8)
+    for f in (lambda x: x * 2 + x.T, lambda x: (x * 2 + x.T).sum(1)):
+        for spec in (P("d"), P(None, "d")):
+            run, args = compiled(f, [(x, ROWS, spec)])
+            assert_close(run(*args), f(x), scale=3)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_on_random_parts(seed):
+    rng = np.random.default_rng(seed)
+
+    def placed(x):
+        dims = [dim for dim, extent in enumerate(x.shape) if extent % 4 == 0]
+        spec = [None] * int(rng.choice(dims)) + ["d"] if dims else []
+        return jax.device_put(x, NamedSharding(ROWS, P(*spec)))
+
+    for i in range(15):
+        program = Program([50, seed, i], sizes=[1, 2, 4, 8, 12])
+        outputs = jax.jit(jf.fuse(program.run))(jax.tree.map(placed, program.arguments))
+        assert not any(program.wrong(*one) for one in zip(outputs, program.outputs)), program.report()
+
+
+def test_what_is_made_of_nothing_has_no_sharding():
+    f = lambda x: (jnp.tril(x * 2) + 1, jnp.arange(48).reshape(8, 6) * 3 + 7)  # noqa: E731
+    run, args = compiled(f, [(X, ROWS, P("d"))])
+    for got, want in zip(run(*args), f(X)):
+        assert_close(got, want)
 
 
 def test_conflicting_shardings_are_resolved():

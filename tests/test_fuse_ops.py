@@ -221,3 +221,12 @@ def test_transposes_of_axes_that_move_together(device, shape, order):
 def test_function_named_like_a_result():
     x = jnp.arange(4.0)
     np.testing.assert_array_equal(jf.fuse(lambda x: x * 2 + 1, name="t1")(x), x * 2 + 1)
+
+
+def test_what_is_too_large_for_its_dtype_is_not_finite(device):
+    # Computed in f32, 300 * 300 fits; as the f16 that it is, a loss scale must see it.
+    x = jnp.asarray([300.0, 1.0, 2.0], F16)
+    finite, infinite, product = jf.fuse(lambda x: (jnp.isfinite(x * x), jnp.isinf(x * x), x * x))(x)
+    np.testing.assert_array_equal(finite, [False, True, True])
+    np.testing.assert_array_equal(infinite, [True, False, False])
+    np.testing.assert_array_equal(finite, jnp.isfinite(product))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -13,14 +14,7 @@ from tolerances import assert_close
 import jax_fuser as jf
 from jax_fuser import _core
 
-RNG = np.random.default_rng(0)
 DTYPES = ["float32", "bfloat16", "int32", "int8", "bool"]
-
-
-def array(*shape, dtype="float32"):
-    if dtype == "bool":
-        return jnp.asarray(RNG.standard_normal(shape) > 0)
-    return jnp.asarray(4 * RNG.standard_normal(shape), dtype)
 
 
 def pad(x, low, high, by=0):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import array
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -12,12 +13,6 @@ from tolerances import assert_close
 
 import jax_fuser as jf
 from jax_fuser import _axes, _core
-
-RNG = np.random.default_rng(0)
-
-
-def array(*shape, dtype="float32"):
-    return jnp.asarray(4 * RNG.standard_normal(shape), dtype)
 
 
 def rms_norm(x):

@@ -285,3 +285,25 @@ def test_axes_without_elements():
     for shape in ((0, 3), (3, 0)):
         for axis in (0, 1):
             assert jf.fuse(lambda x, axis=axis: jnp.cumsum(x * 2, axis) + 1)(jnp.zeros(shape)).shape == shape
+
+
+PARTS = """fusion g(x: f32[64], s: f32[4]) -> (t3) {
+  t1: f32[64] = scan_sum(x) {axis=0 parts=4}
+  t2: f32[64] = spread(s) {dims=[0]}
+  t3: f32[64] = add(t1, t2)
+}
+"""
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_only_a_scan_in_parts_begins_with_something(platform):
+    assert "scan" in jf.ir.lower(jf.ir.Fusion(PARTS), platform).as_text("loops")
+    message = r"\[spread\] t2 is what 4 parts of axis 0 begin with; only .* not the add that makes t3"
+    for old, new in ((" parts=4", ""), (" parts=4", " parts=8"), ("add(t1", "add(x")):
+        with pytest.raises(jf.UserError, match=message):
+            jf.ir.lower(jf.ir.Fusion(PARTS.replace(old, new)), platform)
+    x = values((64,), "float32")
+    if platform == "cpu":
+        starts = jnp.arange(4, dtype="float32")
+        want = np.cumsum(np.asarray(x).reshape(4, 16), 1) + np.asarray(starts)[:, None]
+        assert_close(jf.ir.run(jf.ir.Fusion(PARTS), x, starts)[0], want.reshape(64))

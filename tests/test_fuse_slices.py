@@ -1,5 +1,8 @@
 """Static slices, splits and concatenations inside fusions: what is asked for is loaded once and stored in place."""
 
+import functools
+
+import arrays
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +11,7 @@ from tolerances import assert_close
 
 import jax_fuser as jf
 
-RNG = np.random.default_rng(0)
-
-
-def array(*shape, dtype="float32"):
-    return jnp.asarray(RNG.standard_normal(shape), dtype)
+array = functools.partial(arrays.array, scale=1)
 
 
 def swiglu(x):
@@ -50,6 +49,9 @@ CASES = {
     "parts of a reduction": lambda x: jnp.concatenate([jax.nn.softmax(x, -1), x + x.sum(1, keepdims=True)], axis=1),
     "slice across parts": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 300:700] + 1,
     "slice of one part": lambda x: jnp.concatenate([x * 2, x], axis=1)[:, 3:300],
+    "empty parts": lambda x: (lambda c: (c + 1, c.sum(0), c.max(0)))(jnp.concatenate([x[:0] * 3, x[:2] * 2, x[:0]])),
+    "empty parts beside columns": lambda x: jnp.concatenate([x[:0], x[:2] * 2]) * jnp.concatenate([x[:1], x[1:2] - 1]),
+    "nothing but empty parts": lambda x: (jnp.concatenate([x[:0] * 2, x[:0]]) + 1, jnp.tanh(x)),
     "constant parts": lambda x: jnp.concatenate([jnp.zeros((33, 4), x.dtype), x * 2], axis=1),
 }
 

@@ -182,6 +182,8 @@ def test_row_groups():
     # An empty group that starts inside another one hides nothing.
     assert find(jnp.array([4, 0, 1]), jnp.array([0, 2, 5]), 6).tolist() == [0, 0, 0, 0, 3, 2]
     assert find(jnp.zeros((0,), jnp.int32), None, 2).tolist() == [0, 0]
+    unordered = jnp.array([2, 0, 1]), jnp.array([3, 4, 0])
+    assert row_groups(*unordered, 6, ordered=False).tolist() == [2, 3, 3, 0, 0, 3]
 
 
 @pytest.mark.parametrize("mode", MODES)

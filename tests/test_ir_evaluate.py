@@ -152,3 +152,20 @@ def test_evaluate_checks_its_arrays():
 def test_evaluate_is_plain_jax():
     text = str(jax.make_jaxpr(lambda x, b: jf.ir.evaluate(jf.ir.trace(softmax, X, B), x, b))(X, B))
     assert "jax_fuser" not in text and "reduce_sum" in text and "reduce_max" in text
+
+
+def test_64_bit_values_need_x64():
+    # top_k packs an element and its index into 64 bits, of which JAX by itself keeps 32.
+    fusion = jf.ir.trace(lambda x: jax.lax.top_k(x, 2), X, name="best")
+    with pytest.raises(
+        jf.UserError, match=r"evaluate: t\d+ of best is s64, which JAX computes with jax_enable_x64 alone"
+    ):
+        jf.ir.evaluate(fusion, X)
+    want = jax.lax.top_k(X, 2)
+    jax.tree.map(np.testing.assert_array_equal, tuple(jf.ir.run(fusion, X)), tuple(want))
+    with pytest.raises(NotImplementedError, match=r"run: .* no derivative and no batch; evaluate: .*use jf.fuse"):
+        jax.vmap(lambda x: jf.ir.run(fusion, x))(X[None])
+    with jax.enable_x64(True):
+        jax.tree.map(np.testing.assert_array_equal, tuple(jf.ir.evaluate(fusion, X)), tuple(want))
+        [values, _] = jax.vmap(lambda x: jf.ir.run(fusion, x))(jnp.stack([X, -X]))
+        np.testing.assert_array_equal(values[1], jax.lax.top_k(-X, 2)[0])

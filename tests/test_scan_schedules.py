@@ -1,6 +1,7 @@
 """Scans under scheduling calls: any loops in order give the same result, and others are refused by name."""
 
 import jax.numpy as jnp
+import loop_interpreter
 import numpy as np
 import pytest
 from tolerances import assert_close
@@ -136,6 +137,58 @@ def test_threads_scan_together(edit, reverse):
         assert _core.compile_cuda(f"{schedule.fusion}{schedule}", _core.cuda_target_for(90))
 
 
+def one_thread_outside(s):
+    s.split(SUMMED, 1, 8)
+    s.split(SUMMED, 1, 1, False)
+    s.parallelize(SUMMED, 1, "thread")
+    s.parallelize(SUMMED, 3, "thread_y")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("edit", [*CUDA, one_thread_outside])
+def test_threads_scan_every_element_in_order(edit, reverse):
+    axis = CUDA.get(edit, 1)
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    [got] = loop_interpreter.run(scheduled(fusion(axis, reverse), edit), x)
+    assert_close(got, truth(x, axis, reverse))
+
+
+def test_a_scan_by_threads_stands_beside_lanes_of_others():
+    b = jf.ir.Builder("beside")
+    x = b.input("x", "f32", [ROWS, COLUMNS])
+    b.output(b.scan("scan_sum", x, 1))
+    b.output(b.pointwise("neg", [x]))
+    s = jf.ir.Scheduler(b.finish())
+    summed, negative = s.fusion.outputs
+    s.split(summed, 1, 5)
+    s.parallelize(summed, 1, "thread")
+    s.split(negative, 1, 4)
+    s.parallelize(negative, 2, "vector")
+    for value in (summed, negative):
+        s.parallelize(value, 0, "block")
+    s.inline_most()
+    got = loop_interpreter.run(s.schedule, np.ones((ROWS, COLUMNS), np.float32))
+    assert_close(got[0], np.broadcast_to(np.arange(1, COLUMNS + 1), (ROWS, COLUMNS)))
+    if _core.nvrtc()[0] is not None:
+        assert _core.compile_cuda(f"{s.fusion}{s.schedule}", _core.cuda_target_for(90))
+
+
+def test_threads_scan_what_they_folded():
+    """In loops that the scan's result lacks."""
+    b = jf.ir.Builder("after")
+    fold = b.reduce("reduce_sum", b.input("x", "f32", [ROWS, COLUMNS]), [1])
+    b.output(b.scan("scan_sum", fold, 0))
+    s = jf.ir.Scheduler(b.finish())
+    fold = s.fusion.values[1]
+    s.split(fold, 0, 8)
+    s.parallelize(fold, 1, "thread")
+    s.transform_like(fold)
+    s.parallelize_like(fold)
+    s.inline_most()
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    assert_close(loop_interpreter.run(s.schedule, x)[0], np.cumsum(x.astype(np.float64).sum(1)))
+
+
 def out_of_order(s):
     s.split(SUMMED, 1, 8)
     s.reorder(SUMMED, [0, 2, 1])
@@ -164,12 +217,22 @@ def lanes_along_threads_y(s):
     s.parallelize(SUMMED, 2, "vector")
 
 
+def lanes_of_no_step(s):
+    """Columns in thirteens, and those in lanes of 4: both end within a vector."""
+    s.split(SUMMED, 1, 13)
+    s.split(SUMMED, 2, 4)
+    s.reorder(SUMMED, [1, 2, 0, 3])
+    s.parallelize(SUMMED, 2, "thread_y")
+    s.parallelize(SUMMED, 3, "vector")
+
+
 REFUSED = {
     out_of_order: ("cpu", rf"{SUMMED} is scanned along loop axis 2, .*reorder"),
     tasks_along: ("cpu", rf"{SUMMED} is scanned along loop axis 1, which is task"),
     two_kinds_of_threads: ("cuda", rf"{SUMMED} is scanned along loop axes 1 and 2, both threads"),
     lanes_elsewhere: ("cuda", rf"{SUMMED} is scanned by the threads of axis 1, but its lanes lie along another"),
     lanes_along_threads_y: ("cuda", rf"{SUMMED} is scanned along loop axis 1 and along its lanes; use thread"),
+    lanes_of_no_step: ("cuda", rf"{SUMMED} is scanned by threads, 4 columns in lanes .* split them off an axis that 4"),
 }
 
 
@@ -177,7 +240,7 @@ REFUSED = {
 def test_loops_that_are_refused(edit):
     platform, message = REFUSED[edit]
     with pytest.raises(_core.UserError, match=message):
-        jf.ir.lower(scheduled(fusion(), edit), platform)
+        jf.ir.lower(scheduled(fusion(axis=0 if edit is lanes_of_no_step else 1), edit), platform)
 
 
 def test_calls_that_are_refused():

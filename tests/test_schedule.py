@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from schedules import check_schedule
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -284,11 +285,7 @@ EDITS_OF_THE_FUSION = {
 
 def check_act(scheduler: jf.ir.Scheduler) -> None:
     x, r = inputs()
-    got = jf.ir.run(scheduler.schedule, x, r)
-    assert_close(got[0], np.tanh(x + r) * x)
-    assert_close(got[1], x + r)
-    assert jf.ir.Fusion(str(scheduler.fusion)) == scheduler.fusion
-    assert jf.ir.Schedule(scheduler.fusion, str(scheduler)) == scheduler.schedule
+    check_schedule(scheduler.schedule, jf.ir, (x, r), np.tanh(x + r) * x, x + r)
 
 
 @pytest.mark.parametrize("edit", EDITS_OF_THE_FUSION)

@@ -4,6 +4,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jax_fuser as jf
@@ -113,3 +114,25 @@ def test_the_caller_s_mistakes_are_no_bugs():
     with pytest.raises(jf.UserError) as error:
         _core.stages(SOFTMAX.replace("exp(", "no_op("), _ffi.target_text("cpu"))
     assert "report" not in str(error.value)
+
+
+UNUSED = """fusion f(x: f32[4,6]) -> (t1, x, t4) {
+  t1: f32[4,6] = tanh(x)
+  t2: f32[6] = reduce_sum(x) {dims=[0]}
+  t3: f32[6] = exp(t2)
+  t5: f32[] = constant() {value=3}
+  t4: f32[b4,b6] = broadcast(t5) {dims=[]}
+}
+"""
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_what_reaches_no_output_is_not_computed(platform):
+    fusion = jf.ir.Fusion(UNUSED)
+    text = jf.ir.lower(fusion, platform).as_text("segments")
+    assert "reduce_sum" not in text and "exp(" not in text
+    assert jf.ir.find_compatible_schedulers(fusion, platform) == ["pointwise"]
+    assert jf.ir.can_schedule(fusion, "reduction", platform) == (False, "[reduction] f folds no axis; use pointwise")
+    x = jnp.linspace(-1, 1, 24).reshape(4, 6)
+    for got, want in zip(jf.ir.run(fusion, x), (jnp.tanh(x), x, jnp.full((4, 6), 3.0))):
+        np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import loop_interpreter
 import numpy as np
 import pytest
+from arrays import numbers as array
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -15,10 +16,6 @@ ROW_MAJOR = {1: (0,), 2: (0, 1), 3: (0, 1, 2), 4: (0, 1, 2, 3)}
 CHANNELS_LAST = {1: (0,), 2: (1, 0), 3: (0, 2, 1), 4: (0, 2, 3, 1)}
 ORDERS = {"row major": ROW_MAJOR, "channels last": CHANNELS_LAST}
 SHAPES = {1: (37,), 2: (19, 34), 3: (3, 7, 20), 4: (2, 5, 6, 7)}
-
-
-def array(*shape):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
 def to_logical(order):

@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from arrays import numbers as array
+from schedules import check_schedule
 from tolerances import assert_close
 
 import jax_fuser as jf
-
-
-def array(*shape):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
 def scheduled(fusion: jf.ir.Fusion, edit: Callable, machine, reference: str = "y") -> jf.ir.Schedule:
@@ -23,12 +21,6 @@ def scheduled(fusion: jf.ir.Fusion, edit: Callable, machine, reference: str = "y
     s.parallelize_like(reference)
     s.inline_most()
     return s.schedule
-
-
-def check(schedule: jf.ir.Schedule, machine, arrays, *wants):
-    assert jf.ir.Schedule(schedule.fusion, str(schedule)) == schedule
-    for got, want in zip(machine.run(schedule, *arrays), wants, strict=True):
-        assert_close(got, want)
 
 
 # Loops that a value shares although it has no axis of its own there, on their way through merges and splits.
@@ -209,7 +201,7 @@ def test_values_that_lack_axes_are_computed_inside_of_loops_over_them(edit, mach
         arrays = [array(*shape) for shape in shapes]
         schedule = scheduled(jf.ir.Fusion(text), edit, machine)
         assert schedule.inline_position("wide" if "wide" in schedule.fusion.values else "rows") > 0, name
-        check(schedule, machine, arrays, f(*arrays))
+        check_schedule(schedule, machine, arrays, f(*arrays))
 
 
 @pytest.mark.parametrize("position", range(4))
@@ -222,7 +214,7 @@ def test_inlined_less_than_could_be(position, machine):
     s.inline_most()
     for value in ("t", "wide", "u", "wider"):
         s.inline_at(value, position, best_effort=True)
-    check(s.schedule, machine, arrays, (-arrays[0][:, None] + arrays[1])[:, :, None] * arrays[2])
+    check_schedule(s.schedule, machine, arrays, (-arrays[0][:, None] + arrays[1])[:, :, None] * arrays[2])
 
 
 def test_two_consumers_of_one_value_each_inline_it(machine):
@@ -236,7 +228,7 @@ def test_two_consumers_of_one_value_each_inline_it(machine):
     for edit in (merged_and_split, uneven, lanes, threads):
         schedule = scheduled(fusion, edit, machine)
         assert schedule.loops("z") == schedule.loops("y")
-        check(schedule, machine, [r, x], -r[:, None] + x, -r[:, None] * x)
+        check_schedule(schedule, machine, [r, x], -r[:, None] + x, -r[:, None] * x)
 
 
 # Two places of one array in one loop.
@@ -276,7 +268,7 @@ def test_an_array_and_its_transpose(machine):
     }""")
     x = array(6, 6)
     for edit in (as_it_is, merged_and_split, uneven, lanes, threads, swizzled):
-        check(scheduled(fusion, edit, machine), machine, [x], x.T - x)
+        check_schedule(scheduled(fusion, edit, machine), machine, [x], x.T - x)
 
 
 # Transposes through shared memory: the same tile, written along one axis and read along the other.
@@ -318,7 +310,7 @@ def test_transposes_through_shared_memory(shape, rows, columns, lanes, pad, mach
     x = array(*shape)
     loops = jf.ir.lower(s.schedule, "cuda").as_text("loops")
     assert f"f32[{columns * (rows + pad)}]" in loops and loops.count("sync") == 1
-    check(s.schedule, machine, [x], x.T)
+    check_schedule(s.schedule, machine, [x], x.T)
 
 
 @pytest.mark.parametrize("x_axis", [1, 2])
@@ -338,7 +330,7 @@ def test_a_swizzled_tile_in_shared_memory(x_axis, machine):
     s.inline_most()
     x = array(8, 24)
     try:
-        check(s.schedule, machine, [x], x.T)
+        check_schedule(s.schedule, machine, [x], x.T)
         assert "^" in jf.ir.lower(s.schedule, "cuda").as_text("loops")
     except jf.UserError as refused:
         assert "set_allocation" in str(refused)
@@ -357,7 +349,7 @@ def test_sixty_four_elements_on_more_threads(machine):
     s.merge("y", 0)
     s.parallelize("y", 0, machine.inner)
     x = array(64)
-    check(s.schedule, machine, [x], -x)
+    check_schedule(s.schedule, machine, [x], -x)
 
 
 @pytest.mark.parametrize("inner", [True, False])
@@ -374,7 +366,7 @@ def test_splits_that_do_not_divide(factors, inner, machine):
         s.transform_like("y")
         s.parallelize_like("y")
         s.inline_most()
-        check(s.schedule, machine, [x], abs(x))
+        check_schedule(s.schedule, machine, [x], abs(x))
 
 
 @pytest.mark.parametrize("fold", ["reduce_sum", "reduce_max", "reduce_min"])
@@ -394,7 +386,7 @@ def test_iterations_without_an_element_are_not_folded(fold, calls, machine):
     s.parallelize_like("y")
     s.inline_most()
     x = -abs(array(6, 13)) if fold == "reduce_max" else array(6, 13)
-    check(s.schedule, machine, [x], getattr(np, fold.removeprefix("reduce_"))(np.exp(x), axis=1))
+    check_schedule(s.schedule, machine, [x], getattr(np, fold.removeprefix("reduce_"))(np.exp(x), axis=1))
 
 
 def test_threads_that_share_a_loop_with_fewer_are_guarded(machine):
@@ -407,4 +399,4 @@ def test_threads_that_share_a_loop_with_fewer_are_guarded(machine):
     for value in ("y", "w"):
         s.parallelize(value, 0, machine.inner)
     x, z = array(8), array(5)
-    check(s.schedule, machine, [x, z], -x, abs(z))
+    check_schedule(s.schedule, machine, [x, z], -x, abs(z))

@@ -9,13 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
 from tolerances import assert_close
 
 import jax_fuser as jf
-
-
-def array(*shape, dtype=np.float32):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
 
 
 def lowered(f, *args, platform="cuda"):
@@ -259,3 +256,26 @@ def test_more_than_shared_memory_holds_is_refused():
     s.set_memory("t", "register")
     # Each thread's 782 elements are no more than an array of registers and stack.
     jf.ir.lower(s.schedule, "cuda")
+
+
+def norms(n):
+    def f(x):
+        for _ in range(n):
+            x = x - x.mean(-1, keepdims=True)
+            x = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5) + 0.1
+        return x
+
+    return f
+
+
+@pytest.mark.parametrize("width", [2048, 8192, 65536])
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_many_folds_of_a_row_one_after_the_other_keep_what_fits(platform, width):
+    # Each kept value has an array of its own: what is alive at the same time may fit where all of them do not.
+    x = jax.ShapeDtypeStruct((64, width), jnp.float32)
+    assert 0 < launches(norms(14), x, platform=platform) < 14
+
+
+def test_iterations_over_long_rows(device):
+    x = array(3, 8192)
+    assert_close(jf.fuse(norms(6))(x), norms(6)(np.float64(x)), "float32", scale=4)

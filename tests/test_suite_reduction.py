@@ -5,15 +5,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
 from tolerances import assert_close
 
 import jax_fuser as jf
 
 SIZES = [1, 2, 3, 31, 32, 33, 127, 1000, 4097]
-
-
-def array(*shape, dtype=np.float32):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
 
 
 def sums(axis):

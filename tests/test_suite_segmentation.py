@@ -9,16 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
 from random_programs import Program
 from tolerances import assert_close
 
 import jax_fuser as jf
 
 PLATFORMS = ["cpu", "cuda"]
-
-
-def array(*shape, dtype=np.float32):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
 
 
 class Segments:
@@ -160,6 +157,25 @@ def test_a_cheap_chain_is_computed_where_it_is_read():
     """Two kernels that read 2 x + 1 both compute it from x."""
     found = segments(lambda x: ((2 * x + 1).sum(0) * (2 * x + 1), (2 * x + 1) / (2 * x + 1).max(1, keepdims=True)), X)
     assert found.workspace == 0 and all(fusion.inputs == ["x0"] for fusion in found.fusions)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_so_is_next_to_nothing_without_a_reduction(platform):
+    """Two kernels of other shapes read as much either way, and a store is saved."""
+
+    def shapes(y):
+        return jnp.tanh(y), jnp.sin(y.T)
+
+    found = segments(lambda x: shapes(2 * x + 1), X, platform=platform)
+    assert len(found.heads) == 2 and found.workspace == 0
+    assert all(fusion.inputs == ["x0"] for fusion in found.fusions)
+    # Much arithmetic, two arrays instead of one, and a wider array are worth a store.
+    for f, *args in (
+        (lambda x: shapes(jnp.exp(x)), X),
+        (lambda x, z: shapes(x + z), X, X + 1),
+        (lambda x: shapes(2 * x.astype(jnp.bfloat16)), X),
+    ):
+        assert segments(f, *args, platform=platform).workspace > 0
 
 
 def test_a_value_that_is_an_output_is_not_stored_twice():

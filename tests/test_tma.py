@@ -438,6 +438,10 @@ def test_tiles_do_not_change_the_result(case):
     [
         ((64, 96, "f32", (32, 30), 0), r"copy rows of 120 bytes; expected a multiple of 16"),
         ((64, 94, "f32", (32, 32), 0), r"copy from rows 376 bytes apart; expected a multiple of 16"),
+        (
+            (2**32, 64, "f32", (32, 32), 0),
+            r"copy from an array with 4294967296 elements along an axis, .* at most 2147483647 and",
+        ),
         ((600, 96, "f32", (512, 32), 0), r"copy 512 elements along an axis; at most 256: split it, the outer serial"),
     ],
 )

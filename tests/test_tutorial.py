@@ -5,14 +5,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from arrays import numbers as array
+from schedules import check_schedule
 from test_schedule import nvrtc_compiles
-from tolerances import assert_close
 
 import jax_fuser as jf
-
-
-def array(*shape):
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
 def extents(s, value):
@@ -20,9 +17,7 @@ def extents(s, value):
 
 
 def check(s, machine, arrays, *wants):
-    assert jf.ir.Schedule(s.fusion, str(s)) == s.schedule
-    for got, want in zip(machine.run(s.schedule, *arrays), wants, strict=True):
-        assert_close(got, want)
+    check_schedule(s.schedule, machine, arrays, *wants)
     if machine.platform == "cuda":
         nvrtc_compiles(s.schedule)
 

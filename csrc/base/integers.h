@@ -1,9 +1,13 @@
-// Integer arithmetic that rounds up, for numbers that are not negative.
+// Integer arithmetic that rounds up, for numbers that are not negative; ends of ranges.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace jf {
+
+// The end of a range that has none.
+constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t multiple) { return divide_up(a, multiple) * multiple; }

@@ -14,6 +14,9 @@ enum class Platform : uint8_t { kCpu, kCuda };
 // it.
 enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
+// Threads of a CUDA warp, on every device.
+constexpr int64_t kWarp = 32;
+
 struct Target {
   Platform platform = Platform::kCpu;
   // CPU

@@ -3,21 +3,7 @@
 
 #include "codegen/cpu_prelude.h"
 
-#define JF_UNROLL _Pragma("GCC unroll 16")
-
 namespace jf {
-
-// What numbers the lanes of a part of T.
-template <class T>
-struct LaneNumberOf {
-  using Type = Signed<T>;
-};
-template <>
-struct LaneNumberOf<pred> {
-  using Type = s32;
-};
-template <class T>
-using LaneNumber = typename LaneNumberOf<T>::Type;
 
 template <class T, int... i>
 JF_FUNCTION Part<T> first_of(int count, Part<T> a, Part<T> b, Numbers<i...>) {

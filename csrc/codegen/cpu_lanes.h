@@ -14,6 +14,7 @@
 
 #define JF_FUNCTION static inline __attribute__((always_inline))
 #define JF_LAMBDA __attribute__((always_inline))
+#define JF_UNROLL _Pragma("GCC unroll 16")
 
 namespace jf {
 
@@ -102,6 +103,18 @@ template <class T>
 using Signed = typename IntegerOf<sizeof(T)>::Signed;
 template <class T>
 using Unsigned = typename IntegerOf<sizeof(T)>::Unsigned;
+// What numbers the lanes of a part of T.
+template <class T>
+struct LaneNumberOf {
+  using Type = Signed<T>;
+};
+template <>
+struct LaneNumberOf<pred> {
+  using Type = s32;
+};
+template <class T>
+using LaneNumber = typename LaneNumberOf<T>::Type;
+
 template <class T>
 inline constexpr T kSmallest = is_signed<T> ? T(Unsigned<T>(1) << (8 * sizeof(T) - 1)) : T(0);
 template <class T>
@@ -151,6 +164,21 @@ template <class V>
 JF_FUNCTION Part<pred> to_pred(V mask) {
   return __builtin_convertvector(mask, Part<pred>);
 }
+// Whether a mask holds in any lane.
+#if defined(__clang__)
+JF_FUNCTION bool any(const Part<s32>& mask) { return __builtin_reduce_or(mask) != 0; }
+#elif defined(__AVX512F__) && JF_PART == 16
+JF_FUNCTION bool any(const Part<s32>& mask) { return __builtin_ia32_ptestmd512(mask, mask, -1) != 0; }
+#elif defined(__AVX__) && JF_PART == 8
+JF_FUNCTION bool any(const Part<s32>& mask) { return __builtin_ia32_movmskps256((Part<f32>)mask) != 0; }
+#else
+JF_FUNCTION bool any(const Part<s32>& mask) {
+  s32 some = 0;
+  for (int i = 0; i < JF_PART; ++i) some |= mask[i];
+  return some != 0;
+}
+#endif
+
 // true_value where the pred holds.
 template <class T>
 JF_FUNCTION Part<T> pick(Part<pred> where, Part<T> true_value, Part<T> false_value) {

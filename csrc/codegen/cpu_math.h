@@ -191,20 +191,6 @@ JF_FUNCTION F erf_inv(F x) {
   return x * (w < 5.0f ? centre : end);
 }
 
-#if defined(__clang__)
-JF_FUNCTION bool any(I mask) { return __builtin_reduce_or(mask) != 0; }
-#elif defined(__AVX512F__) && JF_PART == 16
-JF_FUNCTION bool any(I mask) { return __builtin_ia32_ptestmd512(mask, mask, -1) != 0; }
-#elif defined(__AVX__) && JF_PART == 8
-JF_FUNCTION bool any(I mask) { return __builtin_ia32_movmskps256(bits_as<f32>(mask)) != 0; }
-#else
-JF_FUNCTION bool any(I mask) {
-  s32 some = 0;
-  for (int i = 0; i < JF_PART; ++i) some |= mask[i];
-  return some != 0;
-}
-#endif
-
 template <bool kCosine>
 __attribute__((noinline, cold)) static void sine_of_large(f32* lanes) {
   for (int i = 0; i < JF_PART; ++i) lanes[i] = kCosine ? __builtin_cosf(lanes[i]) : __builtin_sinf(lanes[i]);

@@ -3,40 +3,14 @@
 
 #include "codegen/cpu_lanes.h"
 #include "codegen/cpu_masks.h"
+#include "codegen/memory.h"
 
 namespace jf {
 
-// Which lanes of a vector are real: all, or the first `count`. The others never touch memory.
-struct All {};
-struct First {
-  int count;
-};
-
-template <int W>
-JF_FUNCTION int active(All) {
-  return W;
-}
-template <int W>
-JF_FUNCTION int active(First on) {
-  return on.count < W ? on.count : W;
-}
-// Lanes first .. end - 1.
-struct Between {
-  int first, end;
-};
+// The lanes after those that are gone.
 JF_FUNCTION All rest(All, int) { return {}; }
 JF_FUNCTION Between rest(Between on, int gone) { return {on.first - gone, on.end - gone}; }
 JF_FUNCTION First rest(First on, int gone) { return {on.count > gone ? on.count - gone : 0}; }
-
-// Calls body(base, lanes that are below the limit): full vectors run without masks.
-template <int W, class I, class F>
-JF_FUNCTION void vector(I base, long limit, F body) {
-  if (limit - base >= W) {
-    body(base, All{});
-  } else if (base < limit) {
-    body(base, First{int(limit - base)});
-  }
-}
 
 // What memory holds of a type.
 template <class M>
@@ -58,7 +32,17 @@ struct StoredAs<pred> {
 template <class M>
 using Stored = typename StoredAs<M>::Type;
 
-JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(value_as<u32>(x) << 16); }
+// g++ widens sixteen lanes in two halves.
+JF_FUNCTION Part<u32> widened(Part<u16> x) {
+#if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
+  typedef short Half __attribute__((vector_size(32)));
+  typedef int Whole __attribute__((vector_size(64)));
+  return (Part<u32>)__builtin_ia32_pmovzxwd512_mask((Half)x, Whole{}, -1);
+#else
+  return value_as<u32>(x);
+#endif
+}
+JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(widened(x) << 16); }
 JF_FUNCTION Part<u16> encode_exactly(bf16, Part<f32> x) {
   const Part<u32> bits = bits_as<u32>(x);
   const Part<u32> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -240,27 +224,15 @@ template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
 }
-constexpr long kNoEnd = 0x7fffffffffffffff;
-template <int W>
-JF_FUNCTION int lane_number(long lane) {
-  return lane < 0 ? 0 : lane > W ? W : int(lane);
-}
 // Lanes whose index is from `begin` on, below `end`; lane 0 has `index`.
 template <class L, int kMultiple, class M, class Stride, class T, int W, class On>
 JF_FUNCTION L load_within_lanes(Type<Lanes<T, W>>, const M* p, Stride stride, long index, long begin, long end, On on) {
   if (begin <= index && index <= end - W) return load_strided(Type<L>{}, p, stride, on);
-  const int count = active<W>(on), last = lane_number<W>(end - index);
-  return load_strided(Type<L>{}, p, stride, Between{lane_number<W>(begin - index), last < count ? last : count});
+  return load_strided(Type<L>{}, p, stride, between<W>(index, begin, end, on));
 }
 template <class L, int kMultiple = 1, class M, class Stride, class On = All>
 JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
   return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
-}
-// weight * x, x brought into [0, limit].
-template <class T>
-JF_FUNCTION long step_of(T x, long limit, long weight) {
-  if (is_signed<T> && x < T(0)) return 0;
-  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
 }
 template <class T, int W>
 JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {

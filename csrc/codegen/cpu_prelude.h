@@ -4,6 +4,8 @@
 
 #include "codegen/cpu_lanes.h"
 #include "codegen/cpu_memory.h"
+#include "codegen/cpu_stream.h"
+#include "codegen/cpu_turn.h"
 
 namespace jf {
 
@@ -89,6 +91,26 @@ JF_FUNCTION Part<T> sign_of(Part<T> x) {
 }
 JF_UNARY(sign, sign_of<T>(x))
 
+// y where y > x (y < x), else x, which g++ does not know to be one instruction.
+template <class V>
+JF_FUNCTION V greater_of(const V& x, const V& y) {
+  return y > x ? y : x;
+}
+template <class V>
+JF_FUNCTION V lesser_of(const V& x, const V& y) {
+  return y < x ? y : x;
+}
+#if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
+JF_FUNCTION Part<f32> greater_of(const Part<f32>& x, const Part<f32>& y) {
+  return __builtin_ia32_maxps512_mask(y, x, x, -1, 4);
+}
+JF_FUNCTION Part<f32> lesser_of(const Part<f32>& x, const Part<f32>& y) {
+  return __builtin_ia32_minps512_mask(y, x, x, -1, 4);
+}
+#elif !defined(__clang__) && defined(__AVX__) && JF_PART == 8
+JF_FUNCTION Part<f32> greater_of(const Part<f32>& x, const Part<f32>& y) { return __builtin_ia32_maxps256(y, x); }
+JF_FUNCTION Part<f32> lesser_of(const Part<f32>& x, const Part<f32>& y) { return __builtin_ia32_minps256(y, x); }
+#endif
 // NaN wins: one in x fails the comparison and stays. Only y is asked for NaN, because folds keep their result in x and
 // wait for it.
 template <class T>
@@ -96,7 +118,7 @@ JF_FUNCTION Part<T> larger(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x | y;
   } else {
-    const Part<T> result = y > x ? y : x;
+    const Part<T> result = greater_of(x, y);
     if constexpr (is_float<T>) return y != y ? y : result;
     return result;
   }
@@ -106,7 +128,7 @@ JF_FUNCTION Part<T> smaller(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x & y;
   } else {
-    const Part<T> result = y < x ? y : x;
+    const Part<T> result = lesser_of(x, y);
     if constexpr (is_float<T>) return y != y ? y : result;
     return result;
   }
@@ -138,6 +160,23 @@ JF_FUNCTION Part<T> quotient(Part<T> x, Part<T> y) {
   }
 }
 JF_BINARY(div, quotient<T>(x, y))
+
+// The same where a loop divides by one y: its reciprocal is computed once, and what a product with that misses is put
+// in, after P. Markstein.
+JF_FUNCTION Part<f32> quotient_by_same(const Part<f32>& x, const Part<f32>& y) {
+#if defined(__FMA__)
+  const Part<f32> size = magnitude<f32>(y), reciprocal = 1.0f / y;
+  if (__builtin_expect(!any(~((size > 0x1p-100f) & (size < 0x1p100f))), 1)) {
+    const Part<f32> q = x * reciprocal, missing = x - q * y;
+    return missing == missing ? q + missing * reciprocal : q;  // infinities miss a NaN
+  }
+#endif
+  return x / y;
+}
+template <int W>
+JF_FUNCTION Lanes<f32, W> divide_by_same(Lanes<f32, W> a, Lanes<f32, W> b) {
+  return map<f32>([](Part<f32> x, Part<f32> y) JF_LAMBDA { return quotient_by_same(x, y); }, a, b);
+}
 
 template <class T, int W>
 JF_FUNCTION Lanes<T, W> rem(Lanes<T, W> a, Lanes<T, W> b) {

@@ -42,17 +42,22 @@ struct Block {
   }
 };
 
-template <class T>
-JF_FUNCTION T shuffle_xor(u32 mask, T x, int distance) {
+// What another thread of the warp holds; `shuffle` gets a word from it.
+template <class T, class Shuffle>
+JF_FUNCTION T shuffled(T x, Shuffle shuffle) {
   if constexpr (sizeof(T) == sizeof(u64)) {
     const u64 bits = bits_as<u64>(x);
-    const u32 low = __shfl_xor_sync(mask, u32(bits), distance), high = __shfl_xor_sync(mask, u32(bits >> 32), distance);
+    const u32 low = shuffle(u32(bits)), high = shuffle(u32(bits >> 32));
     return bits_as<T>(u64(high) << 32 | low);
   } else if constexpr (is_float<T>) {
-    return bits_as<T>(__shfl_xor_sync(mask, bits_as<u32>(x), distance));
+    return bits_as<T>(shuffle(bits_as<u32>(x)));
   } else {
-    return T(__shfl_xor_sync(mask, u32(x), distance));
+    return T(shuffle(u32(x)));
   }
+}
+template <class T>
+JF_FUNCTION T shuffle_xor(u32 mask, T x, int distance) {
+  return shuffled(x, [=](u32 word) { return __shfl_xor_sync(mask, word, distance); });
 }
 // Folds the threads whose numbers differ in the bits from kLeast to below kMost; all of them get the result.
 template <class Op, class B, int kLeast, int kMost, class T, int V>

@@ -143,27 +143,4 @@ JF_FUNCTION f32 decode_high(f16, u32 pair) { return ptx::f32_from_f16(u16(pair >
 JF_FUNCTION f32 decode_low(bf16, u32 pair) { return bits_as<f32>(pair << 16); }
 JF_FUNCTION f32 decode_high(bf16, u32 pair) { return bits_as<f32>(pair & 0xffff0000u); }
 
-// Which lanes of a vector are real: all, or the first `count`. The others never touch memory.
-struct All {};
-struct First {
-  int count;
-};
-// Lanes first .. end - 1.
-struct Between {
-  int first, end;
-};
-JF_FUNCTION bool is_active(All, int) { return true; }
-JF_FUNCTION bool is_active(Between on, int lane) { return on.first <= lane && lane < on.end; }
-JF_FUNCTION bool is_active(First on, int lane) { return lane < on.count; }
-
-// Calls body(base, lanes that are below the limit): full vectors run without masks.
-template <int W, class I, class F>
-JF_FUNCTION void vector(I base, long limit, F body) {
-  if (limit - base >= W) {
-    body(base, All{});
-  } else if (base < limit) {
-    body(base, First{int(limit - base)});
-  }
-}
-
 }  // namespace jf

@@ -3,8 +3,13 @@
 #pragma once
 
 #include "codegen/cuda_lanes.cuh"
+#include "codegen/memory.h"
 
 namespace jf {
+
+JF_FUNCTION bool is_active(All, int) { return true; }
+JF_FUNCTION bool is_active(Between on, int lane) { return on.first <= lane && lane < on.end; }
+JF_FUNCTION bool is_active(First on, int lane) { return lane < on.count; }
 
 constexpr int kMostBytes = 16;
 
@@ -123,7 +128,6 @@ template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
 }
-constexpr long kNoEnd = 0x7fffffffffffffff;
 // The stride of neighbours.
 struct One {
   __device__ __forceinline__ operator long() const { return 1; }
@@ -136,34 +140,15 @@ template <class L, int kMultiple, class M, class On>
 JF_FUNCTION L load_all(const M* p, long stride, On on) {
   return load_strided(Type<L>{}, p, stride, on);
 }
-template <int W>
-JF_FUNCTION int lane_number(long lane) {
-  return lane < 0 ? 0 : lane > W ? W : int(lane);
-}
-template <int W>
-JF_FUNCTION int active(All) {
-  return W;
-}
-template <int W>
-JF_FUNCTION int active(First on) {
-  return smaller_of(on.count, W);
-}
 // Lanes whose index is from `begin` on, below `end`; lane 0 has `index`.
 template <class L, int kMultiple, class M, class Stride, class T, int W, class On>
 JF_FUNCTION L load_within_lanes(Type<Lanes<T, W>>, const M* p, Stride stride, long index, long begin, long end, On on) {
   if (begin <= index && index <= end - W) return load_all<L, kMultiple>(p, stride, on);
-  const Between lanes{lane_number<W>(begin - index), smaller_of(lane_number<W>(end - index), active<W>(on))};
-  return load_strided(Type<L>{}, p, stride, lanes);
+  return load_strided(Type<L>{}, p, stride, between<W>(index, begin, end, on));
 }
 template <class L, int kMultiple = 1, class M, class Stride, class On = All>
 JF_FUNCTION L load_within(const M* p, long offset, Stride stride, long index, long begin, long end, On on = {}) {
   return load_within_lanes<L, kMultiple>(Type<L>{}, p + offset, stride, index, begin, end, on);
-}
-// weight * x, x brought into [0, limit].
-template <class T>
-JF_FUNCTION long step_of(T x, long limit, long weight) {
-  if (is_signed<T> && x < T(0)) return 0;
-  return (u64(x) > u64(limit) ? limit : long(x)) * weight;
 }
 template <class T, int W>
 JF_FUNCTION long step(const Lanes<T, W>& x, long limit, long weight) {

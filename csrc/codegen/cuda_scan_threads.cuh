@@ -38,15 +38,7 @@ JF_FUNCTION void set_carry(Lanes<T, W>& carry, const Lanes<T, V>& total) {
 // What the thread `source` of this warp holds.
 template <class T>
 JF_FUNCTION T shuffle_from(u32 mask, T x, int source) {
-  if constexpr (sizeof(T) == sizeof(u64)) {
-    const u64 bits = bits_as<u64>(x);
-    const u32 low = __shfl_sync(mask, u32(bits), source), high = __shfl_sync(mask, u32(bits >> 32), source);
-    return bits_as<T>(u64(high) << 32 | low);
-  } else if constexpr (is_float<T>) {
-    return bits_as<T>(__shfl_sync(mask, bits_as<u32>(x), source));
-  } else {
-    return T(__shfl_sync(mask, u32(x), source));
-  }
+  return shuffled(x, [=](u32 word) { return __shfl_sync(mask, word, source); });
 }
 // Scans each value over kWidth neighbouring threads of a warp; `place` numbers them in the order of the scan.
 template <class Op, Order kOrder, int kWidth, class T, int V>
@@ -161,10 +153,10 @@ JF_FUNCTION void scan_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], 
     array[at] = Op::of(sum, array[at]);
   }
   if constexpr (kOver & kX) {
-    static_assert(kInLanes || W == 1, "threads along x scan rows, in which lanes follow each other");
+    constexpr int kLast = kInLanes && !kBack ? W - 1 : 0;  // without lanes along the row, the first one has its element
     Lanes<T, kRuns> totals, before;
 #pragma unroll
-    for (int r = 0; r < kRuns; ++r) totals.v[r] = array[kBack ? r * kRun : r * kRun + kRun - 1].v[kBack ? 0 : W - 1];
+    for (int r = 0; r < kRuns; ++r) totals.v[r] = array[kBack ? r * kRun : r * kRun + kRun - 1].v[kLast];
     scan_columns<Op, B, kOrder>(totals, before, carry, scratch);
 #pragma unroll
     for (int n = 0; n < N; ++n) array[n] = Op::of(splat(Type<Lanes<T, W>>{}, before.v[n / kRun]), array[n]);

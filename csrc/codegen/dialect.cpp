@@ -24,7 +24,7 @@ std::string cpu_settings(const std::vector<loops::Kernel>& kernels, const Target
 }
 
 std::string cpu_opening(const loops::Kernel&, const std::string& entry, const std::vector<Parameter>& parameters) {
-  std::string text = cat("extern \"C\" void ", entry, "(void* const* buffers, long task) {\n");
+  std::string text = cat("extern \"C\" void ", entry, "(void* const* buffers, long task, bool past_caches) {\n");
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& [name, type] = parameters[i];
     text += cat("  ", type, " __restrict__ ", name, " = static_cast<", type, ">(buffers[", i, "]);\n");
@@ -34,11 +34,10 @@ std::string cpu_opening(const loops::Kernel&, const std::string& entry, const st
 
 std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { return ""; }
 
-constexpr int64_t kMostBlocksAlongY = 65535;
-
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
-  JF_CHECK(kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ", kernel.grid_y, " blocks along y");
+  JF_CHECK(kernel.grid <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
+           kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
   for (const auto& [name, type] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
@@ -75,6 +74,7 @@ constexpr Dialect kCpu = {
     .fold_threads = "",
     .scan = "codegen/cpu_scan.h",
     .scan_threads = "",
+    .search = "codegen/cpu_search.h",
     .unroll = "#pragma GCC unroll ",
     .task = "task",
     .block = "",
@@ -84,6 +84,8 @@ constexpr Dialect kCpu = {
     .bulk = "",
     .map = "",
     .sync = "",
+    .past_caches = true,
+    .divides_by_same = true,
     .settings = cpu_settings,
     .opening = cpu_opening,
     .shared = nullptr,
@@ -97,6 +99,7 @@ constexpr Dialect kCuda = {
     .fold_threads = "codegen/cuda_fold_threads.cuh",
     .scan = "codegen/cuda_scan.cuh",
     .scan_threads = "codegen/cuda_scan_threads.cuh",
+    .search = "codegen/cuda_search.cuh",
     .unroll = "#pragma unroll ",
     .task = "",
     .block = "blockIdx.x",
@@ -106,6 +109,8 @@ constexpr Dialect kCuda = {
     .bulk = "codegen/cuda_bulk.cuh",
     .map = "const __grid_constant__ jf::TensorMap",
     .sync = "__syncthreads();",
+    .past_caches = false,
+    .divides_by_same = false,
     .settings = cuda_settings,
     .opening = cuda_opening,
     .shared = cuda_shared,

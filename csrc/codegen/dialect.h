@@ -2,6 +2,8 @@
 // preludes define the same names.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +14,9 @@
 #include "runtime/source.h"
 
 namespace jf::codegen {
+
+// Blocks of a CUDA grid, along x and along y.
+constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max(), kMostBlocksAlongY = 65535;
 
 // A buffer as the kernel's text knows it.
 struct Parameter {
@@ -27,12 +32,16 @@ struct Dialect {
   std::string_view fold_threads;
   std::string_view scan;  // the same with scans, which includes those with folds
   std::string_view scan_threads;
+  std::string_view search;  // and the one with searches in tables
   std::string_view unroll;  // the line before a loop to unroll, without the count
   // The number of the running task, block or thread; empty where the language has none.
   std::string_view task, block, block_y, thread, thread_y;
   std::string_view bulk;  // the header with bulk copies; empty where the language has none
   std::string_view map;   // the type of a parameter that describes the boxes of an array
   std::string_view sync;  // waits for the threads of the block; empty where there are none
+  // Whether a caller may ask for stores of large results past the caches: a parameter `past_caches` of kernels.
+  bool past_caches;
+  bool divides_by_same;  // whether the prelude divides faster by what a loop does not change
   // Definitions that the prelude asks for before it is included.
   std::string (*settings)(const std::vector<loops::Kernel>& kernels, const Target& target);
   // The lines up to the body: the signature with its opening brace, and what binds the buffers to their names.

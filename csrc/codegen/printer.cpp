@@ -1,21 +1,20 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
+#include "runtime/output_pages.h"
 
 namespace jf::codegen {
 namespace {
 
 using namespace loops;
-
-constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
@@ -48,6 +47,8 @@ struct Printer {
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
+  std::vector<int> loops_around = {};       // of each register's definition
+  int loops_now = 0;
   int loads = 0, results = 0, folds = 0;
   Variables variables = {};
 
@@ -111,6 +112,7 @@ struct Printer {
   std::string define(RegisterId id, const char* prefix, int& count) {
     JF_CHECK(registers.at(id).empty(), "kernel ", kernel.name, " defines register ", id, " twice");
     registers[id] = cat(prefix, count++);
+    loops_around[id] = loops_now;
     return cat("const ", lanes(id), " ", registers[id], " = ");
   }
   std::string bind(int id, int64_t multiple) {
@@ -173,7 +175,9 @@ struct Printer {
     }
     const bool differs = varies(loop.runs);
     divergent += differs;
+    ++loops_now;
     block(loop.body);
+    --loops_now;
     divergent -= differs;
   }
   void parallel(const For& loop, std::string_view number, int64_t count) {
@@ -280,6 +284,14 @@ struct Printer {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
   }
+  void operator()(const Search& s) {
+    const std::string &number = use(s.number), type = lanes(s.result);
+    const std::string definition = define(s.result, "t", results), where = condition(s.when);
+    const std::string arguments = cat(s.left ? "<true, " : "<false, ", s.count, ">(", buffers.at(s.buffer), ", ",
+                                      offset(s.offset), ", ", s.each ? cat(s.lane_stride, ", ") : "", number);
+    line(definition, where.empty() ? "" : cat(where, " ? "), s.each ? "jf::search_lanes" : "jf::search", arguments,
+         s.each ? on() : "", ")", where.empty() ? "" : cat(" : ", type, "{}"), ";");
+  }
   void operator()(const Compute& compute) {
     std::string arguments;
     for (RegisterId id : compute.operands) arguments += cat(arguments.empty() ? "" : ", ", use(id));
@@ -289,8 +301,10 @@ struct Printer {
     if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) {
       line(definition, "jf::constant<", lanes(compute.result), ">(", literal(*constant, dtype), ");", comment);
     } else {
-      line(definition, "jf::", ir::info(compute.op).name, dtype_arguments(compute, dtype), "(", arguments, ");",
-           comment);
+      const bool same = compute.op == ir::OpKind::kDiv && compute_dtype(dtype) == DType::kF32 &&
+                        dialect.divides_by_same && loops_around.at(compute.operands[1]) < loops_now;
+      line(definition, "jf::", same ? "divide_by_same" : ir::info(compute.op).name, dtype_arguments(compute, dtype),
+           "(", arguments, ");", comment);
     }
   }
   void operator()(const Store& store) {
@@ -299,12 +313,26 @@ struct Printer {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = multiple(store.offset);
-      const bool shared = kernel.buffers.at(store.buffer).shared_size > 0;
-      line(shared ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at, ", ", value,
-           on(), ");");
+      const Buffer& to = kernel.buffers.at(store.buffer);
+      const bool streams = dialect.past_caches && to.bytes >= runtime::kLargeOutput && n == kernel.width && n > 1;
+      if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");
+      line(to.shared_size > 0 ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at,
+           ", ", value, on(), ");");
     } else {
       line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
     }
+  }
+
+  void operator()(const Prefetch& prefetch) {
+    line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", offset(prefetch.offset), ");");
+  }
+
+  void operator()(const TurnedLoad& load) {
+    const int64_t size = kernel.arrays.at(load.array).size;
+    std::string count = cat(size);
+    for (const Below& b : load.limits) count = cat("jf::below(", count, ", ", index(b.index), ", ", b.bound, ")");
+    line("jf::load_turned<", size, ">(", array(load.array), ", ", buffers.at(load.buffer), ", ", offset(load.offset),
+         ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
   }
 
   // An array of one element is a plain variable.
@@ -492,6 +520,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.rings = rings;
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
+  printer.loops_around.resize(kernel.registers.size());
   std::set<DType> types;
   for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
   for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/integers.h"
+#include "base/target.h"
 
 namespace jf::codegen {
 namespace {
@@ -10,7 +12,6 @@ namespace {
 using namespace loops;
 
 constexpr int64_t kMostStaticBytes = 48 * 1024;
-constexpr int kWarp = 32;
 // A fold of more goes in rounds.
 constexpr int64_t kMostScratchBytes = 16 * 1024;
 // Larger ones share theirs.
@@ -19,12 +20,12 @@ constexpr int64_t kScratchAlignment = 8;
 
 // The same case distinction as codegen/cuda_fold_threads.cuh.
 int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
-  const int x = kernel.block, y = kernel.block_y;
+  const int64_t x = kernel.block, y = kernel.block_y;
   JF_CHECK(x % kWarp == 0 || kWarp % x == 0, "kernel ", kernel.name, " folds over ", x,
-           " threads; expected a power of two up to 32 or a multiple of 32");
+           " threads; expected a power of two up to ", kWarp, " or a multiple of ", kWarp);
   // Whole warps, or a single one that shuffles can fold.
   const bool even = x * y % kWarp == 0 || kWarp % (x * y) == 0;
-  const int warps = (x * y + kWarp - 1) / kWarp;
+  const int64_t warps = divide_up(x * y, kWarp);
   int64_t parts = 1, slots = 1;  // what a result is folded from, after the shuffles; results that stay apart
   if (combine.threads_y && !combine.threads) {
     parts = even && x < kWarp ? warps : y;
@@ -61,11 +62,11 @@ class Assignment {
     for (SharedMemory::Scratch& scratch : memory.folds) {
       if (scratch.bytes > kSmallScratchBytes) shared_ = std::max(shared_, scratch.bytes);
     }
-    memory.scratch = shared_;
+    memory.scratch = round_up(shared_, kScratchAlignment);
     for (SharedMemory::Scratch& scratch : memory.folds) {
       if (scratch.bytes > kSmallScratchBytes) continue;
       scratch.offset = memory.scratch;
-      memory.scratch += (scratch.bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+      memory.scratch += round_up(scratch.bytes, kScratchAlignment);
     }
   }
 
@@ -121,7 +122,7 @@ SharedMemory shared_memory(const Kernel& kernel) {
   memory.bytes = memory.scratch;
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {
-      const int64_t offset = (memory.bytes + buffer.alignment - 1) / buffer.alignment * buffer.alignment;
+      const int64_t offset = round_up(memory.bytes, buffer.alignment);
       memory.alignment = std::max(memory.alignment, buffer.alignment);
       memory.offsets.push_back(offset);
       memory.bytes = offset + buffer.shared_size * size_of(buffer.dtype);

@@ -98,6 +98,14 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
       loaded.launch = std::move(source->launch);
       if (target_.platform == Platform::kCpu) {
         loaded.host = runtime::load_host(loaded.binary);
+        const auto& buffers = kernel->kernel.buffers;
+        for (size_t b = 0; b < compiled.parameters.size(); ++b) {
+          const loops::Buffer& buffer = buffers.at(compiled.parameters[b]);
+          if (!buffer.written || buffer.bytes < runtime::kLargeOutput) continue;
+          // A part of a result is spread over all of it.
+          const auto [kind, number] = loaded.buffers[b];
+          loaded.large.push_back({b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
+        }
         loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
       }
     }
@@ -113,14 +121,14 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
     void* const* pointers = addresses.data.data();
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
       const HostEntry entry = step.host_entry;
-      for (size_t b = 0; b < step.buffers.size(); ++b) {
-        const auto [kind, place] = step.buffers[b];
-        if (kind == BufferKind::kOutput) runtime::prepare_output(pointers[b], program_.output_bytes[place]);
-      }
+      bool past_caches = true;
+      for (const auto& [buffer, bytes] : step.large) past_caches &= runtime::prepare_output(pointers[buffer], bytes);
       if (kernel->kernel.grid == 1) {
-        entry(pointers, 0);
+        entry(pointers, 0, past_caches);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // ends such stores, as the loop's counters do
       } else {
-        runtime::parallel_for(pool, kernel->kernel.grid, [&](int64_t task, int) { entry(pointers, task); });
+        runtime::parallel_for(pool, kernel->kernel.grid,
+                              [&](int64_t task, int) { entry(pointers, task, past_caches); });
       }
     } else {
       run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, pool);

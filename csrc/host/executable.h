@@ -43,12 +43,17 @@ class Executable {
   void run_cuda(const CallBuffers& buffers, runtime::CuStream stream) const;
 
  private:
-  using HostEntry = void (*)(void* const* buffers, long task);
+  using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
+  struct LargeResult {
+    size_t buffer;
+    int64_t bytes;
+  };
   struct LoadedStep {
     std::vector<BufferRef> buffers;                 // in the order in which the kernel takes them
     std::shared_ptr<const runtime::Binary> binary;  // nullptr for ahead-of-time compiled code
     std::shared_ptr<const runtime::HostModule> host;
     HostEntry host_entry = nullptr;
+    std::vector<LargeResult> large;  // of a kernel on the CPU
     std::shared_ptr<const runtime::CudaModule> cuda;
     runtime::CuKernel kernel = nullptr;  // one handle serves every device
     StepLaunch launch;

@@ -33,6 +33,11 @@ int64_t operations(const ir::Fusion& fusion, const ir::Op& op) {
       return grouped.mode == ir::GroupedMode::kContraction ? 2 * ir::elements(lhs) * out.axes.back().extent
                                                            : 2 * ir::elements(out) * lhs.axes.back().extent;
     }
+    case ir::OpClass::kSearch: {
+      int64_t steps = 0;
+      for (int64_t n = ir::shape(fusion.values[op.inputs[0]]).back(); n > 0; n /= 2) ++steps;
+      return steps * computed(fusion.values[op.output]);
+    }
     default: return 0;
   }
 }

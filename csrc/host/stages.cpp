@@ -81,15 +81,16 @@ std::optional<StepSource> step_source(const Step& step, const Target& target) {
 CompiledStep compiled_step(const Step& step, const Target& target) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) {
     codegen::Anonymous anonymous = codegen::generate_anonymous(kernel->kernel, target);
-    CompiledStep result{kernel_source(*kernel, std::move(anonymous.source)), {}};
+    CompiledStep result{kernel_source(*kernel, std::move(anonymous.source)), {}, {}};
     for (int parameter : anonymous.parameters) result.buffers.push_back(kernel->buffers.at(parameter));
+    result.parameters = anonymous.parameters;
     for (StepMap& map : result.source->launch.maps) {
       const auto at = std::find(anonymous.parameters.begin(), anonymous.parameters.end(), map.buffer);
       map.buffer = static_cast<int>(at - anonymous.parameters.begin());
     }
     return result;
   }
-  return {step_source(step, target), std::get<GroupedStep>(step).buffers};
+  return {step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
 }
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {

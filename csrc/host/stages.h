@@ -40,6 +40,7 @@ std::optional<StepSource> step_source(const Step& step, const Target& target);
 struct CompiledStep {
   std::optional<StepSource> source;
   std::vector<BufferRef> buffers;  // in the order in which the kernel takes them
+  std::vector<int> parameters;     // their numbers among a generated kernel's buffers
 };
 CompiledStep compiled_step(const Step& step, const Target& target);
 

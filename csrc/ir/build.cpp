@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ir/text.h"
+#include "ir/unused.h"
 #include "ir/verify.h"
 
 namespace jf::ir {
@@ -34,6 +35,10 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
     for (const auto* list : {&t->axes, &t->limits, &t->dims, &t->starts, &t->strides}) {
       for (int64_t number : *list) text += cat(" t", number);
     }
+  }
+  if (const Search* s = std::get_if<Search>(&attribute)) {
+    text += s->left ? " b" : " n";
+    for (int64_t dim : s->dims) text += cat(" d", dim);
   }
   if (const Place* p = std::get_if<Place>(&attribute)) {
     for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
@@ -71,7 +76,7 @@ std::vector<T> to_vector(std::span<const T> items) {
 
 }  // namespace
 
-Builder::Builder(std::string name) {
+Builder::Builder(std::string name, size_t max_ops) : max_ops_(max_ops) {
   fusion_.name = identifier(name);
   if (is_result_name(fusion_.name)) fusion_.name = "fusion_" + fusion_.name;
 }
@@ -84,7 +89,15 @@ const Value& Builder::value(ValueId id, const char* function) const {
 ValueId Builder::add_value(DType dtype, std::vector<Axis> axes) {
   const auto id = static_cast<ValueId>(fusion_.values.size());
   fusion_.values.push_back({cat("t", id), dtype, std::move(axes)});
+  defined_by_.resize(fusion_.values.size(), -1);
   return id;
+}
+
+void Builder::push(Op op) {
+  JF_REQUIRE(!is_full(), "[", info(op.kind).name, "] ", fusion_.name, " takes more than ", max_ops_,
+             " ops (each slice of a computed value computes it again); cut the function into several");
+  defined_by_[op.output] = static_cast<int64_t>(fusion_.ops.size());
+  fusion_.ops.push_back(std::move(op));
 }
 
 ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype,
@@ -94,7 +107,7 @@ ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attr
   const std::string op_key = key(kind, inputs, attribute, type);
   if (auto found = known_.find(op_key); found != known_.end()) return found->second;
   const ValueId id = add_value(type.dtype, std::move(type.axes));
-  fusion_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), clean_label(label)});
+  push({kind, std::move(inputs), id, std::move(attribute), clean_label(label)});
   known_.emplace(op_key, id);
   return id;
 }
@@ -193,8 +206,7 @@ ValueId Builder::reshape(ValueId x, std::span<const int64_t> to) {
 }
 
 const Op* Builder::definition(ValueId id) const {
-  const auto op = std::find_if(fusion_.ops.begin(), fusion_.ops.end(), [&](const Op& o) { return o.output == id; });
-  return op == fusion_.ops.end() ? nullptr : &*op;
+  return defined_by_[id] < 0 ? nullptr : &fusion_.ops[defined_by_[id]];
 }
 
 std::vector<ValueId> Builder::parts(ValueId id) const {
@@ -251,12 +263,20 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
              whole.size(), ", got ", axis);
   if (values.size() == 1) return values[0];
   whole[axis] = 0;
+  std::vector<ValueId> filled;
   for (ValueId id : values) {
     const Value& x = value(id, "concat");
     JF_REQUIRE(x.axes.size() == whole.size(), "[concat] ranks differ: ", print_type(fusion_.values[values[0]]), " and ",
                print_type(x));
+    for (size_t a = 0; a < whole.size(); ++a) {
+      JF_REQUIRE(static_cast<int64_t>(a) == axis || x.axes[a].extent == whole[a], "[concat] extents differ along axis ",
+                 a, ": ", print_type(fusion_.values[values[0]]), " and ", print_type(x));
+    }
     whole[axis] += x.axes[axis].extent;
+    if (x.axes[axis].extent > 0) filled.push_back(id);
   }
+  // What has no column is no part: parts are counted as columns.
+  if (filled.size() != values.size()) return concat(filled.empty() ? values.first(1) : filled, axis);
   std::vector<ValueId> placed;
   std::vector<int64_t> starts(whole.size(), 0);
   for (ValueId id : values) {
@@ -264,7 +284,7 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
     const Place place{starts, whole};
     Value type = infer(fusion_, OpKind::kPlace, {id}, place, {"", DType::kPred, {}});
     placed.push_back(add_value(type.dtype, std::move(type.axes)));
-    fusion_.ops.push_back({OpKind::kPlace, {id}, placed.back(), place, ""});
+    push({OpKind::kPlace, {id}, placed.back(), place, ""});
     starts[axis] += fusion_.values[id].axes[axis].extent;
   }
   return add_op(OpKind::kConcat, std::move(placed), Dims{{axis}}, DType::kPred, {}, "");
@@ -305,7 +325,8 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
   key.insert(key.end(), where.strides.begin(), where.strides.end());
   key.insert(key.end(), counts.begin(), counts.end());
   if (const auto found = slices_.find({x, key}); found != slices_.end()) return found->second;
-  const Op* defining = definition(x);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(x);
   ValueId result = -1;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
@@ -411,54 +432,23 @@ void Builder::output(ValueId x) {
   fusion_.outputs.push_back(x);
 }
 
-Fusion Builder::finish() {
-  join_read_concats();
-  Fusion kept;
-  std::swap(kept, fusion_);
+Fusion Builder::take_fusion() {
+  Fusion made;
+  std::swap(made, fusion_);
+  defined_by_.clear();
   known_.clear();
   slices_.clear();
   spreads_.clear();
   padded_.clear();
   takes_.clear();
   partitions_.clear();
-  // Walk back from the outputs.
-  std::vector<bool> needed(kept.values.size(), false);
-  for (ValueId id : kept.outputs) needed[id] = true;
-  for (auto op = kept.ops.rbegin(); op != kept.ops.rend(); ++op) {
-    if (needed[op->output]) {
-      for (ValueId id : op->inputs) needed[id] = true;
-    }
-  }
-  // Inputs first, then results in the order of their ops: the order in which the text form defines them.
-  std::vector<ValueId> renumbered(kept.values.size(), -1);
-  Fusion result;
-  result.name = kept.name;
-  auto keep = [&](ValueId id) {
-    renumbered[id] = static_cast<ValueId>(result.values.size());
-    result.values.push_back(std::move(kept.values[id]));
-  };
-  for (ValueId id : kept.inputs) keep(id);
-  for (const Op& op : kept.ops) {
-    if (!needed[op.output]) continue;
-    keep(op.output);
-    result.values.back().name = cat("t", renumbered[op.output]);
-  }
-  auto renumber = [&](std::vector<ValueId>& ids) {
-    for (ValueId& id : ids) id = renumbered[id];
-  };
-  for (Op& op : kept.ops) {
-    if (!needed[op.output]) continue;
-    renumber(op.inputs);
-    op.output = renumbered[op.output];
-    result.ops.push_back(std::move(op));
-  }
-  for (Value& value : result.values) {
-    for (Axis& axis : value.axes) axis.extents = axis.extents < 0 ? -1 : renumbered[axis.extents];
-  }
-  renumber(kept.inputs);
-  renumber(kept.outputs);
-  result.inputs = std::move(kept.inputs);
-  result.outputs = std::move(kept.outputs);
+  return made;
+}
+
+Fusion Builder::finish() {
+  join_read_concats();
+  Fusion result = without_unused(take_fusion());
+  for (const Op& op : result.ops) result.values[op.output].name = cat("t", op.output);
   verify(result);
   return result;
 }

@@ -13,8 +13,11 @@ namespace jf::ir {
 
 class Builder {
  public:
-  // `name` must be an identifier; it names the kernels.
-  explicit Builder(std::string name);
+  // What slices and paddings read is computed for each of them again: of slices of slices there can be too many.
+  static constexpr size_t kMaxOps = 1 << 16;
+
+  // `name` must be an identifier; it names the kernels. An op beyond `max_ops` is refused.
+  explicit Builder(std::string name, size_t max_ops = kMaxOps);
 
   ValueId input(const std::string& name, DType dtype, std::span<const int64_t> shape);
   ValueId constant(DType dtype, Constant value);
@@ -44,6 +47,8 @@ class Builder {
                std::span<const int64_t> dims, std::span<const int64_t> shape);
   // The same by the op's own attribute; `inputs` are its operands.
   ValueId take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
+  // How many elements of a sorted table are not above each number, or with `left` below it; see ir::Search.
+  ValueId search(ValueId table, ValueId numbers, ir::Search how, const std::string& label = "");
   // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "");
@@ -67,10 +72,13 @@ class Builder {
 
   void output(ValueId value);
   const Fusion& fusion() const { return fusion_; }
+  bool is_full() const { return fusion_.ops.size() >= max_ops_; }
   // Drops ops that reach no output and verifies. The builder is empty afterwards.
   Fusion finish();
 
  private:
+  // What was built; nothing is left.
+  Fusion take_fusion();
   const Op* definition(ValueId value) const;
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
@@ -80,8 +88,11 @@ class Builder {
   ValueId by_columns(OpKind kind, const std::vector<ValueId>& inputs, DType dtype, const std::string& label);
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
+  ValueId taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where, const std::vector<int64_t>& shape);
   bool is_elementwise(ValueId value) const;
   ValueId slice_of_take(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_search(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId spread_search(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   // A value of `shape` that has the elements which `where` says, and anything elsewhere.
   ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
@@ -100,11 +111,28 @@ class Builder {
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   ValueId add_value(DType dtype, std::vector<Axis> axes);
+  void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
   const Value& value(ValueId id, const char* function) const;
+  // While it lives, slices, paddings and takes go one op deeper towards the inputs; beyond some the value is read.
+  class Deeper {
+   public:
+    explicit Deeper(Builder& builder) : builder_(builder) { ++builder_.depth_; }
+    ~Deeper() { --builder_.depth_; }
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
 
+   private:
+    Builder& builder_;
+  };
+  bool too_deep() const { return depth_ > kMaxDepth; }
+
+  static constexpr int kMaxDepth = 1000;  // of the stack
+  int depth_ = 0;
+  size_t max_ops_;
   Fusion fusion_;
+  std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
   // A value is zero along `axis` but for these parts of it, in their order.

@@ -46,7 +46,8 @@ void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
 
 // Has the operand in memory in any case. A reshape may be gone before it reads anything.
 bool reads_whole(const Op& op, size_t operand) {
-  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape || (op.kind == OpKind::kTake && operand == 0);
+  return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape ||
+         ((op.kind == OpKind::kTake || op.kind == OpKind::kSearch) && operand == 0);
 }
 
 }  // namespace
@@ -176,13 +177,8 @@ void Builder::join_read_concats() {
     }
   }
   if (!any) return;
-  const Fusion old = std::move(fusion_);
-  fusion_ = {old.name, {}, {}, {}, {}};
-  known_.clear();
-  slices_.clear();
-  spreads_.clear();
-  padded_.clear();
-  takes_.clear();
+  const Fusion old = take_fusion();
+  fusion_.name = old.name;
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
     renamed[id] = add_value(old.values[id].dtype, old.values[id].axes);
@@ -246,7 +242,8 @@ ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>&
 
 // -1 where the value itself has to be read.
 ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
-  const Op* defining = definition(x);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(x);
   if (defining == nullptr) return -1;
   const Op op = *defining;  // which adding ops may move
   const DType dtype = fusion_.values[x].dtype;
@@ -275,6 +272,7 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
     for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = spread(inputs[i], where, to);
     return take(std::move(inputs), std::get<Take>(op.attribute), to);
   }
+  if (op.kind == OpKind::kSearch) return spread_search(op, where, to);
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
     const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;
@@ -344,6 +342,7 @@ ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<
   if (op.kind == OpKind::kConcat) return spread_concat(op, all, counts);
   if (op.kind == OpKind::kPad) return spread_pad(op, all, counts);
   if (op.kind == OpKind::kTake) return slice_of_take(op, where, counts);
+  if (op.kind == OpKind::kSearch) return slice_of_search(op, where, counts);
   if (op.kind != OpKind::kSqueeze) return -1;
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
   Slice inner;

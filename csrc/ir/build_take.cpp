@@ -47,7 +47,8 @@ ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector
 }
 
 ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
-  const Op* defining = definition(inputs[0]);
+  const Deeper deeper(*this);
+  const Op* defining = too_deep() ? nullptr : definition(inputs[0]);
   const DType dtype = fusion_.values[inputs[0]].dtype;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
@@ -66,6 +67,9 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
       }
       for (int64_t& axis : inner.axes) axis = order[axis];
       return again(std::move(inner));
+    }
+    if (op.kind == OpKind::kBroadcast) {
+      if (const ValueId once = taken_once(op, inputs, where, to); once >= 0) return once;
     }
     if (op.kind == OpKind::kSqueeze) {
       for (int64_t dim : std::get<Dims>(op.attribute).dims) {
@@ -108,15 +112,42 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
   return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, std::move(axes), "");
 }
 
+// From what a broadcast repeats. -1 where no index counts then.
+ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where,
+                            const std::vector<int64_t>& to) {
+  const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]), whole = shape(fusion_.values[op.output]);
+  std::vector<ValueId> indices;
+  Take inner;
+  for (size_t i = 0; i < from.size(); ++i) {
+    const bool repeats = from[i] != whole[dims[i]];
+    inner.dims.push_back(repeats ? -1 : where.dims[dims[i]]);
+    inner.starts.push_back(repeats ? 0 : where.starts[dims[i]]);
+    inner.strides.push_back(repeats ? 1 : where.strides[dims[i]]);
+    for (size_t k = 0; !repeats && k < where.axes.size(); ++k) {
+      if (where.axes[k] != dims[i]) continue;
+      inner.axes.push_back(static_cast<int64_t>(i));
+      inner.limits.push_back(where.limits[k]);
+      indices.push_back(inputs[k + 1]);
+    }
+  }
+  if (indices.empty()) return -1;
+  inputs.assign(1, op.inputs[0]);
+  inputs.insert(inputs.end(), indices.begin(), indices.end());
+  return take(std::move(inputs), std::move(inner), to);
+}
+
 // Whether a value is computed element by element from inputs and scalars alone.
 bool Builder::is_elementwise(ValueId x) const {
   std::vector<ValueId> todo = {x};
+  std::vector<bool> seen(fusion_.values.size(), false);
   for (size_t i = 0; i < todo.size(); ++i) {
     const Op* op = definition(todo[i]);
     if (op == nullptr || (op->kind == OpKind::kBroadcast && fusion_.values[op->inputs[0]].axes.empty())) continue;
     if (info(op->kind).op_class != OpClass::kPointwise) return false;
     for (ValueId id : op->inputs) {
-      if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
+      if (!seen[id]) todo.push_back(id);
+      seen[id] = true;
     }
   }
   return true;

@@ -45,7 +45,7 @@ OpKind fold_of(OpKind fold) {
 
 bool reads_memory(OpKind kind) {
   return kind == OpKind::kSlice || kind == OpKind::kPad || kind == OpKind::kReshape || kind == OpKind::kTake ||
-         kind == OpKind::kSpread || kind == OpKind::kPartition;
+         kind == OpKind::kSearch || kind == OpKind::kSpread || kind == OpKind::kPartition;
 }
 
 bool Constant::operator==(const Constant& other) const {

@@ -59,7 +59,7 @@ enum class OpKind : uint8_t {
 #include "ir/ops.def"
 };
 
-enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kScan, kConcat, kGrouped };
+enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kScan, kConcat, kSearch, kGrouped };
 enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
 enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
 
@@ -114,6 +114,15 @@ struct Take {
   std::vector<int64_t> axes, limits, dims, starts, strides;
   bool operator==(const Take&) const = default;
 };
+// Operand 0 is a table, sorted along its last axis; operand 1 has integers of its dtype. Each becomes the number of
+// elements of the table that are not above it, or with `left` below it. The other axes of the table have the index of
+// the result axes dims (increasing), which are of equal extent. Where a table is not sorted, the result is some number
+// from 0 to its length.
+struct Search {
+  bool left = false;
+  std::vector<int64_t> dims = {};
+  bool operator==(const Search&) const = default;
+};
 // The operand again, stored as a part of a larger array of `shape`, from element `starts` on. Only an output or an
 // operand of concat.
 struct Place {
@@ -160,7 +169,7 @@ struct Grouped {
   bool operator==(const Grouped&) const = default;
 };
 using Attribute =
-    std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Place, Reduce, Scan, Nest, Combine, Grouped>;
+    std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Search, Place, Reduce, Scan, Nest, Combine, Grouped>;
 
 struct Op {
   OpKind kind;

@@ -37,6 +37,10 @@ struct AttributePrinter {
     return cat(" {axes=[", print_dims(t.axes), "], limits=[", print_dims(t.limits), "], dims=[", print_dims(t.dims),
                "], starts=[", print_dims(t.starts), "], strides=[", print_dims(t.strides), "]}");
   }
+  std::string operator()(const Search& s) const {
+    return cat(" {side=", s.left ? "left" : "right", s.dims.empty() ? "" : cat(", dims=[", print_dims(s.dims), "]"),
+               "}");
+  }
   std::string operator()(const Place& p) const {
     return cat(" {starts=[", print_dims(p.starts), "], shape=[", print_dims(p.shape), "]}");
   }
@@ -220,7 +224,7 @@ class Parser {
   Attribute attribute(OpClass op_class, DType dtype) {
     Attribute result;
     if (!accept('{')) return result;
-    const std::string key = word("value, dims, axes, starts, axis, most, rows or mode");
+    const std::string key = word("value, dims, axes, starts, axis, side, most, rows or mode");
     expect('=');
     if (key == "value") {
       result = constant(dtype);
@@ -257,6 +261,12 @@ class Parser {
         pad.counts = list("counts");
         result = pad;
       }
+    } else if (key == "side") {
+      const std::string side = word("left or right");
+      require(side == "left" || side == "right", "left or right before this");
+      Search search{side == "left"};
+      if (accept(',')) search.dims = list("dims");
+      result = search;
     } else if (key == "axis") {
       Scan scan{integer()};
       skip();
@@ -298,7 +308,7 @@ class Parser {
       }
       result = combine;
     } else {
-      require(key == "mode", "value, dims, axes, starts, axis, most, rows or mode before this");
+      require(key == "mode", "value, dims, axes, starts, axis, side, most, rows or mode before this");
       const std::string mode = word("rows, contraction or batch");
       Grouped grouped;
       bool known = false;

@@ -252,6 +252,27 @@ struct Inference {
     return result;
   }
 
+  Value search() const {
+    const Search& s = get<Search>("side=left or right, dims=[...]");
+    const Value &table = in(0), &numbers = in(1);
+    JF_REQUIRE(table.dtype == numbers.dtype, "[search] the table and the numbers must have one dtype, got ", type(0),
+               " and ", type(1), "; convert one");
+    JF_REQUIRE(table.axes.size() == s.dims.size() + 1, "[search] needs a result axis for each axis of ", type(0),
+               " but the last, got ", s.dims.size());
+    JF_REQUIRE(table.axes.back().extent <= INT32_MAX, "[search] expected a table of at most ", INT32_MAX,
+               " elements, got ", type(0));
+    Value result{"", DType::kS32, numbers.axes};
+    for (size_t i = 0; i < s.dims.size(); ++i) {
+      const int64_t dim = s.dims[i];
+      JF_REQUIRE(dim >= 0 && dim < static_cast<int64_t>(result.axes.size()) && (i == 0 || dim > s.dims[i - 1]),
+                 "[search] dims must increase and stay below the rank of ", type(1), ", got dims[", i, "]=", dim);
+      JF_REQUIRE(table.axes[i].extent == result.axes[dim].extent, "[search] axis ", i, " of ", type(0),
+                 " must have the extent of axis ", dim, " of ", type(1));
+      if (table.axes[i].kind == AxisKind::kIteration) result.axes[dim].kind = AxisKind::kIteration;
+    }
+    return result;
+  }
+
   Value copy() const {
     JF_REQUIRE(std::holds_alternative<std::monostate>(attribute), "[copy] takes its operand alone, no {...}");
     return {"", in(0).dtype, in(0).axes};
@@ -444,6 +465,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       return kind == OpKind::kTranspose ? inference.transpose() : inference.squeeze();
     case OpClass::kReduce: return inference.reduce();
     case OpClass::kScan: return inference.scan();
+    case OpClass::kSearch: return inference.search();
   }
   throw InternalError(__FILE__, __LINE__, "op class", std::string(op.name));
 }

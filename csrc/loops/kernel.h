@@ -77,7 +77,8 @@ struct Vector {
   Body body;
 };
 struct Guard;
-// begin <= index < end. In `lanes`, each lane by itself: the index is that of lane 0, one less than the next lane's.
+// begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
+// than the next lane's.
 struct Range {
   IndexPtr index;
   int64_t begin, end;
@@ -114,6 +115,17 @@ struct FromIndex {
   IndexPtr base;
   int64_t lane_stride;
 };
+// How many of the `count` elements from an offset on, in ascending order, are not above each lane's number, or with
+// `left` below it. With `each`, every lane searches by itself; else all lanes have what lane 0 finds.
+struct Search {
+  RegisterId result;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride, count;
+  RegisterId number;
+  bool left, each;
+  Condition when = {};  // elsewhere nothing is read and the register holds zeros
+};
 struct Compute {
   RegisterId result;
   ir::OpKind op;  // pointwise or constant
@@ -128,6 +140,20 @@ struct Store {
   IndexPtr offset;
   int64_t lane_stride;
   RegisterId value;
+};
+// Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
+// all elements of the array, those e for which index + e is below every limit.
+struct TurnedLoad {
+  int array;
+  int buffer;
+  IndexPtr offset;  // elements, of lane 0
+  int64_t lane_stride;
+  Condition limits = {};
+};
+// The vector of elements from here on, which may lie outside of the buffer, is on its way to a cache afterwards.
+struct Prefetch {
+  int buffer;
+  IndexPtr offset;
 };
 // The body runs where the condition holds.
 struct Guard {
@@ -233,9 +259,9 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Compute, Store, Declare, Get, Set, Accumulate, Combine,
-               Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore, FenceBulk,
-               DrainBulk>
+  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate,
+               Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore,
+               FenceBulk, DrainBulk, TurnedLoad, Prefetch>
       node;
 };
 
@@ -246,6 +272,7 @@ struct Buffer {
   bool written;
   int64_t shared_size = 0;
   int64_t alignment = 128;  // bytes, of shared ones
+  int64_t bytes = 0;        // of parameters
 };
 // A parameter as an array of which instructions copy boxes. Axes: the fastest first.
 struct TensorMap {
@@ -276,11 +303,11 @@ struct Kernel {
   std::vector<Array> arrays;
   std::vector<Ring> rings;
   std::vector<TensorMap> maps;
-  std::vector<DType> registers;  // dtype of the value that the register holds
-  int width = 1;                 // lanes; a power of two
-  bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1, grid_y = 1;  // CPU: tasks; CUDA: blocks
-  int block = 1, block_y = 1;    // CUDA: threads
+  std::vector<DType> registers;    // dtype of the value that the register holds
+  int width = 1;                   // lanes; a power of two
+  bool wide_index = false;         // loop variables and divisions need 64 bits; address arithmetic always has them
+  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: blocks
+  int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };
 

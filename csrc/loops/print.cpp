@@ -1,7 +1,6 @@
 // The text form of a loop program, for dumps and golden files. Compilers never see it.
-#include <limits>
-
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/text.h"
 #include "loops/kernel.h"
 
@@ -60,9 +59,8 @@ struct Printer {
   static std::string within(const std::vector<Range>& ranges) {
     std::string result;
     for (const Range& range : ranges) {
-      const std::string end = range.end == std::numeric_limits<int64_t>::max() ? "" : cat(range.end);
       result += cat(" within ", range.begin, " <= ", text(range.index), range.lanes ? " + lane" : "",
-                    end.empty() ? "" : cat(" < ", end));
+                    range.end == kNoEnd ? "" : cat(" < ", range.end));
     }
     return result;
   }
@@ -107,6 +105,11 @@ struct Printer {
     line(typed(from.result), " = index ", text(from.base),
          from.lane_stride == 0 ? "" : cat(" lane * ", from.lane_stride));
   }
+  void operator()(const Search& s) {
+    line(typed(s.result), " = search ", access(s.buffer, s.offset, s.lane_stride), " of ", s.count, " for ",
+         reg(s.number), s.each ? " of each lane" : "", s.left ? " left" : "", s.when.empty() ? "" : " if ",
+         condition(s.when));
+  }
   void operator()(const Compute& compute) {
     std::string operands;
     for (RegisterId id : compute.operands) operands += cat(" ", reg(id));
@@ -118,6 +121,12 @@ struct Printer {
   void operator()(const Store& store) {
     line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value));
   }
+  void operator()(const TurnedLoad& load) {
+    std::string limits;
+    for (const Below& b : load.limits) limits += cat(" while ", text(b.index), " + element < ", b.bound);
+    line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits);
+  }
+  void operator()(const Prefetch& prefetch) { line("prefetch ", access(prefetch.buffer, prefetch.offset, 1)); }
   void operator()(const Declare& declare) {
     line("declare ", kernel.arrays.at(declare.array).name,
          declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");

@@ -11,7 +11,6 @@ namespace {
 
 using schedule::AxisTree;
 using schedule::MergeStep;
-using schedule::Parallel;
 using schedule::SplitStep;
 using schedule::SwizzleStep;
 
@@ -80,13 +79,12 @@ void check_allocation(const ir::Fusion& segment, const schedule::Schedule& sched
   const AxisTree tree = schedule::replay(domain, name);
   for (int l = 0; l < static_cast<int>(domain.loop.size()); ++l) {
     const auto [extent, parallel] = domain.loop[l];
-    const bool thread = parallel == Parallel::kThread || parallel == Parallel::kThreadY;
-    const bool block = parallel == Parallel::kBlock || parallel == Parallel::kBlockY;
-    JF_REQUIRE(!thread || l >= domain.inline_at, "[lower] ", name, " is shared between threads, but inlined at ",
-               domain.inline_at, " inside of its ", schedule::name(parallel), " axis ", l,
-               ", where each thread has its own; inline it at most at ", l, " or keep it in registers");
-    JF_REQUIRE(!block || l < domain.inline_at || extent == 1 || tree.inserted[tree.loop[l]], "[lower] ", name,
-               " is shared by the threads of one block, but its ", schedule::name(parallel), " axis ", l,
+    JF_REQUIRE(!is_thread(parallel) || l >= domain.inline_at, "[lower] ", name,
+               " is shared between threads, but inlined at ", domain.inline_at, " inside of its ",
+               schedule::name(parallel), " axis ", l, ", where each thread has its own; inline it at most at ", l,
+               " or keep it in registers");
+    JF_REQUIRE(!is_block(parallel) || l < domain.inline_at || extent == 1 || tree.inserted[tree.loop[l]], "[lower] ",
+               name, " is shared by the threads of one block, but its ", schedule::name(parallel), " axis ", l,
                " runs over all of them before any of it is read; call inline_at(", l + 1, ")");
   }
   if (domain.storage.empty()) return;  // it follows from the loops

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/tile.h"
 #include "schedule/axes.h"
@@ -22,21 +23,6 @@ using schedule::Parallel;
 constexpr int64_t kBulkBytes = 16;
 constexpr int64_t kStageBytes = 128;
 constexpr int kFirstArchitecture = 90;
-
-// How far an index moves with a variable; nothing where it does not move evenly.
-std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
-  if (!depends(index, variable)) return 0;
-  if (index->kind == IndexKind::kVar) return 1;
-  if (index->kind == IndexKind::kAdd) {
-    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
-    return a && b ? std::optional(*a + *b) : std::nullopt;
-  }
-  if (index->kind == IndexKind::kMul && index->b->kind == IndexKind::kConst) {
-    const std::optional<int64_t> a = step_of(index->a, variable);
-    return a ? std::optional(*a * index->b->value) : std::nullopt;
-  }
-  return std::nullopt;
-}
 
 // The index where the variables that it moves evenly with are 0.
 IndexPtr at_zero(const IndexPtr& index, const std::vector<int64_t>& variables) {
@@ -300,8 +286,7 @@ void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const
   const int bulk = schedule::first_bulk(domain);
   for (int l = 0; l < bulk; ++l) {
     const Parallel parallel = domain.loop[l].parallel;
-    const bool serial = parallel == Parallel::kSerial || parallel == Parallel::kUnroll;
-    const bool together = serial || parallel == Parallel::kBlock || parallel == Parallel::kBlockY;
+    const bool serial = is_serial(parallel), together = serial || is_block(parallel);
     JF_REQUIRE(together, "[lower] loop axis ", l, " of ", value, " is ", name(parallel),
                ", but one thread begins a bulk copy for the whole block; make the axis serial or bulk");
     JF_REQUIRE(stores || l < domain.inline_at || serial, "[lower] ", value, " is not inlined in its ", name(parallel),
@@ -329,8 +314,7 @@ void check_bulk(const Fusion& segment, const schedule::Schedule& schedule, const
     check_copy(segment, schedule, op);
     if (domain.stages == 1) continue;
     const Parallel around = domain.inline_at > 0 ? domain.loop[domain.inline_at - 1].parallel : Parallel::kBlock;
-    JF_REQUIRE(around == Parallel::kSerial || around == Parallel::kUnroll, "[lower] ", value, " has ", domain.stages,
-               " stages, but ",
+    JF_REQUIRE(is_serial(around), "[lower] ", value, " has ", domain.stages, " stages, but ",
                domain.inline_at > 0 ? cat("its innermost inlined axis ", domain.inline_at - 1, " is ", name(around))
                                     : "is not inlined",
                "; inline it in the serial loop whose iterations should use them in turn");
@@ -353,8 +337,7 @@ int64_t stage_alignment(const Domain& domain) {
 }
 
 int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
-  const int64_t whole = stage_alignment(domain) / size_of(dtype);
-  return (elements + whole - 1) / whole * whole;
+  return round_up(elements, stage_alignment(domain) / size_of(dtype));
 }
 
 }  // namespace jf::lower

@@ -14,11 +14,12 @@ bool depends(const Below& bound, const ThreadVariables& variables) {
   return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(bound, v); });
 }
 
-bool same(const Below& a, const Below& b) {
+bool is_same(const Below& a, const Below& b) {
   return a.bound == b.bound && a.variable == b.variable && graph::same(a.index, b.index);
 }
 const Below* find(const Condition& condition, const Below& bound) {
-  const auto found = std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return same(b, bound); });
+  const auto found =
+      std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return is_same(b, bound); });
   return found == condition.end() ? nullptr : &*found;
 }
 bool contains(const Condition& condition, const Below& bound) { return find(condition, bound) != nullptr; }
@@ -34,11 +35,11 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<ReadIndex>(stmt.node) || std::holds_alternative<Store>(stmt.node) ||
-         std::holds_alternative<Accumulate>(stmt.node) || std::holds_alternative<BulkLoad>(stmt.node) ||
-         std::holds_alternative<TileLoad>(stmt.node) || std::holds_alternative<CommitRing>(stmt.node) ||
-         std::holds_alternative<AwaitRing>(stmt.node) || std::holds_alternative<BulkStore>(stmt.node) ||
-         std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<ReadIndex>(stmt.node) || std::holds_alternative<Search>(stmt.node) ||
+         std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
+         std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
+         std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
+         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 
@@ -135,6 +136,9 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
     } else if (ReadIndex* read = std::get_if<ReadIndex>(&s.stmt.node)) {
       read->when = std::move(rest);
       body.push_back(std::move(s.stmt));
+    } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
+      search->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
     } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
       scan->when = std::move(rest);
       body.push_back(std::move(s.stmt));
@@ -160,6 +164,16 @@ bool meets(const std::vector<Guarded>& statements) {
 
 }  // namespace
 
+bool same(const Condition& a, const Condition& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), is_same);
+}
+
+bool same(const std::vector<Range>& a, const std::vector<Range>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Range& x, const Range& y) {
+    return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
+  });
+}
+
 bool depends(const Below& bound, int64_t variable) {
   return bound.variable == variable || depends(bound.index, variable);
 }
@@ -168,6 +182,20 @@ bool depends(const IndexPtr& index, int64_t variable) {
   if (index->kind == IndexKind::kConst) return false;
   if (index->kind == IndexKind::kVar) return index->value == variable;
   return depends(index->a, variable) || depends(index->b, variable);
+}
+
+std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {
+  if (!depends(index, variable)) return 0;
+  if (index->kind == loops::IndexKind::kVar) return 1;
+  if (index->kind == loops::IndexKind::kAdd) {
+    const std::optional<int64_t> a = step_of(index->a, variable), b = step_of(index->b, variable);
+    return a && b ? std::optional(*a + *b) : std::nullopt;
+  }
+  if (index->kind == loops::IndexKind::kMul && index->b->kind == loops::IndexKind::kConst) {
+    const std::optional<int64_t> a = step_of(index->a, variable);
+    return a ? std::optional(*a * index->b->value) : std::nullopt;
+  }
+  return std::nullopt;
 }
 
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads) {

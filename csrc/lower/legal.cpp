@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "codegen/dialect.h"
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
@@ -23,23 +24,28 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
-bool is_parallel(Parallel parallel) {
-  return parallel != Parallel::kSerial && parallel != Parallel::kUnroll && parallel != Parallel::kVector &&
-         parallel != Parallel::kBulk;
+bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(parallel) || parallel == Parallel::kTask; }
+
+// Sizes of what is kept, and indices, count iterations.
+void check_iterations(const Domain& domain, const std::string& value) {
+  constexpr double kMostIterations = 1e14;
+  double iterations = 1;
+  for (const auto& axis : domain.loop) iterations *= static_cast<double>(axis.extent);
+  JF_REQUIRE(iterations <= kMostIterations, "[lower] the loops of ", value, " have more than ", kMostIterations,
+             " iterations; split its axes by smaller factors");
 }
 
 void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domain, const Target& target) {
   const std::string& value = segment.values[id].name;
   const bool cpu = target.platform == Platform::kCpu;
+  check_iterations(domain, value);
   const schedule::AxisTree axes = schedule::replay(domain, value);
   for (size_t l = 0; l < domain.loop.size(); ++l) {
     const Parallel parallel = domain.loop[l].parallel;
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    const bool folded_apart =
-        axes.reduced[axes.loop[l]] &&
-        (parallel == Parallel::kTask || parallel == Parallel::kBlock || parallel == Parallel::kBlockY);
+    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask || is_block(parallel));
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
     JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
@@ -217,9 +223,10 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
              " bytes in each thread's registers and ", "stack; at most ", kMaxArrayBytes,
              ": inline more, or compute some values again");
   if (target.platform == Platform::kCpu) return;
-  const int64_t threads = int64_t{1} * kernel.block * kernel.block_y;
-  JF_REQUIRE(threads <= target.max_threads_per_block, "[lower] ", kernel.name, " has ", threads,
-             " threads; the target has ", target.max_threads_per_block, " in a block, split the axis");
+  const int64_t most = std::max(kernel.block, kernel.block_y), fit = target.max_threads_per_block;
+  const int64_t threads = most > fit ? most : kernel.block * kernel.block_y;
+  JF_REQUIRE(threads <= fit, "[lower] ", kernel.name, " has ", threads, " threads; the target has ", fit,
+             " in a block, split the axis");
   bool folds = false;
   codegen::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
@@ -227,15 +234,18 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
     }
     folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
-  const bool whole_warps = kernel.block % 32 == 0 || 32 % kernel.block == 0;
+  const bool whole_warps = kernel.block % kWarp == 0 || kWarp % kernel.block == 0;
   JF_REQUIRE(!folds || whole_warps, "[lower] ", kernel.name, " folds or scans over blocks of ", kernel.block,
-             " threads; expected a power of two up to 32 or a multiple of 32, split the thread axis so");
+             " threads; expected a power of two up to ", kWarp, " or a multiple of ", kWarp,
+             ", split the thread axis so");
   const int64_t shared = codegen::shared_memory(kernel).bytes;
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
              ": inline shared values deeper, store smaller parts of them, or in fewer stages");
-  JF_REQUIRE(kernel.grid_y <= 65535, "[lower] ", kernel.name, " has ", kernel.grid_y,
-             " iterations of block_y; at most 65535: use block for the longer axis");
+  JF_REQUIRE(kernel.grid <= codegen::kMostBlocks, "[lower] ", kernel.name, " has ", kernel.grid,
+             " iterations of block; at most ", codegen::kMostBlocks, ": split the axis, the outer one serial");
+  JF_REQUIRE(kernel.grid_y <= codegen::kMostBlocksAlongY, "[lower] ", kernel.name, " has ", kernel.grid_y,
+             " iterations of block_y; at most ", codegen::kMostBlocksAlongY, ": use block for the longer axis");
 }
 
 }  // namespace jf::lower

@@ -77,6 +77,10 @@ class LoadsFirst {
   bool is_early(const Stmt& stmt) const {
     const auto* load = std::get_if<Load>(&stmt.node);
     if (load == nullptr || !load->steps.empty()) return false;
+    // Of such lanes some are not read anywhere, maybe because the buffer has fewer elements.
+    if (std::any_of(load->within.begin(), load->within.end(), [](const Range& range) { return range.lanes; })) {
+      return false;
+    }
     const Buffer& buffer = kernel_.buffers[load->buffer];
     return buffer.shared_size == 0 && !buffer.written;
   }

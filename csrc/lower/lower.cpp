@@ -7,6 +7,9 @@
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
+#include "lower/prefetch.h"
+#include "lower/scan.h"
+#include "lower/turn.h"
 #include "lower/write.h"
 
 namespace jf::lower {
@@ -24,7 +27,9 @@ std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
   auto add = [&](ValueId id, bool written) {
     std::string name = segment.values[id].name;
     while (!names.insert(name).second) name += "_out";  // an output that copies an input
-    buffers.push_back({name, segment.values[id].dtype, written});
+    const ir::Value& value = segment.values[id];
+    buffers.push_back({.name = name, .dtype = value.dtype, .written = written});
+    buffers.back().bytes = ir::elements(value) * size_of(value.dtype);
   };
   for (ValueId id : segment.inputs) add(id, false);
   for (ValueId id : segment.outputs) add(id, true);
@@ -86,21 +91,28 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   LoopTree tree = make_loop_tree(segment, schedule);
   loops::Kernel kernel = empty_kernel(segment, schedule);
   if (!write(segment, schedule, tree, kernel)) {
+    check_scans_without_lanes(segment, schedule);
     const Schedule scalar = without_lanes(schedule);
     tree = make_loop_tree(segment, scalar);
     kernel = empty_kernel(segment, scalar);
     write(segment, scalar, tree, kernel);
   }
 
-  // 4. Loads of CUDA threads do not wait for each other.
-  if (target.platform != Platform::kCpu) loads_first(kernel);
-
-  // 5. How often all of it runs.
+  // 4. How often all of it runs.
   kernel.grid = extent_of(tree, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
   kernel.grid_y = extent_of(tree, Parallel::kBlockY);
-  kernel.block = static_cast<int>(extent_of(tree, Parallel::kThread));
-  kernel.block_y = static_cast<int>(extent_of(tree, Parallel::kThreadY));
+  kernel.block = extent_of(tree, Parallel::kThread);
+  kernel.block_y = extent_of(tree, Parallel::kThreadY);
   check_size(kernel, target);
+
+  // 5. How it gets at memory. CPU: what is loaded in tiles, and what is fetched ahead of its use; CUDA: loads that do
+  // not wait for each other.
+  if (target.platform == Platform::kCpu) {
+    turn_gathers(kernel);
+    prefetch_rows(kernel);
+  } else {
+    loads_first(kernel);
+  }
   return kernel;
 }
 

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/target.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
 
@@ -12,6 +13,22 @@ namespace jf::lower {
 using ir::ValueId;
 using loops::IndexPtr;
 using schedule::Domain;
+
+loops::Parallel to_loops(schedule::Parallel parallel) {
+  using schedule::Parallel;
+  switch (parallel) {
+    case Parallel::kSerial:
+    case Parallel::kVector: return loops::Parallel::kSerial;  // lanes have no loop
+    case Parallel::kUnroll: return loops::Parallel::kUnroll;
+    case Parallel::kTask: return loops::Parallel::kTask;
+    case Parallel::kBlock: return loops::Parallel::kBlock;
+    case Parallel::kBlockY: return loops::Parallel::kBlockY;
+    case Parallel::kThread: return loops::Parallel::kThread;
+    case Parallel::kThreadY: return loops::Parallel::kThreadY;
+    case Parallel::kBulk: break;
+  }
+  throw InternalError(__FILE__, __LINE__, "parallel type", "");
+}
 
 Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, const LoopTree& tree,
                loops::Kernel& kernel)
@@ -228,7 +245,6 @@ bool Places::shares_inside(const Node& node) const {
 
 // Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
 bool Places::meets(const loops::Combine& combine) const {
-  constexpr int64_t kWarp = 32;
   const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
   return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
 }
@@ -266,7 +282,6 @@ bool Places::in_scope(const Item& producer, const Item& user) {
   const std::vector<int> a = path(producer), b = path(user);
   return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
 }
-// Positions of the loops that an array has an element for each iteration of.
 std::vector<int> Places::kept_positions(const Item& item) const {
   const std::vector<bool> reduced = reduced_loops(item);
   std::vector<int> positions;
@@ -293,7 +308,6 @@ IndexPtr Places::element(const Item& kept, const Item& user, const std::vector<i
   }
   return at;
 }
-// How many loops around the place where an array lives.
 size_t Places::home(const Item& item) { return loops_before(item, item.shared); }
 size_t Places::loops_before(const Item& item, int position) {
   return static_cast<size_t>(

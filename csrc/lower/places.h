@@ -13,12 +13,7 @@
 
 namespace jf::lower {
 
-inline bool is_thread(schedule::Parallel parallel) {
-  return parallel == schedule::Parallel::kThread || parallel == schedule::Parallel::kThreadY;
-}
-inline bool is_serial(schedule::Parallel parallel) {
-  return parallel == schedule::Parallel::kSerial || parallel == schedule::Parallel::kUnroll;
-}
+loops::Parallel to_loops(schedule::Parallel parallel);
 
 // What the writer of the statements (lower/write.cpp) starts from. Adds arrays, shared buffers and rings to a kernel
 // whose buffers are the fusion's inputs, then its outputs.
@@ -57,6 +52,8 @@ class Places {
   // the same along its own, and its first element will do.
   loops::IndexPtr element(const Item& kept, const Item& user) const;
   loops::IndexPtr element(const Item& kept, const Item& user, const std::vector<int>& positions) const;
+  // Positions of the loops that an array has an element for each iteration of.
+  std::vector<int> kept_positions(const Item& item) const;
   // How many loops around the place where an array lives.
   static size_t home(const Item& item);
   static size_t loops_before(const Item& item, int position);
@@ -102,7 +99,6 @@ class Places {
   void make_ring(const Item& item);
   bool meets(const loops::Combine& combine) const;
   bool reads_shared(const loops::Stmt& statement) const;
-  std::vector<int> kept_positions(const Item& item) const;
   BulkStatements bulk(const Item& item, const loops::IndexPtr& innermost);
 };
 

@@ -4,16 +4,10 @@
 #include "schedule/axes.h"
 
 namespace jf::lower {
-namespace {
 
 using schedule::AxisTree;
 using schedule::Domain;
 using schedule::Parallel;
-
-bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
-bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
-
-}  // namespace
 
 bool is_scan(const Item& item) { return item.op != nullptr && ir::info(item.op->kind).op_class == ir::OpClass::kScan; }
 
@@ -33,11 +27,11 @@ ScanLoops scan_loops(const LoopTree& tree, const Item& item, const schedule::Sch
     const bool along = axes.scanned[axes.loop[p]] != 0;
     const bool in_carry = !result.together || static_cast<int>(p) < item.shared;
     if (along && parallel == Parallel::kVector) result.lanes = true;
+    if (extent == 1) continue;
     if (along && is_thread(parallel)) past_threads = true;
-    if (!is_serial(parallel) || extent == 1) continue;
+    if (!is_serial(parallel)) continue;
     if (!in_carry) {
-      JF_CHECK(along, "a scan by threads with elements beside each other");
-      if (past_threads) result.run *= extent;
+      if (along && past_threads) result.run *= extent;
     } else if (along) {
       result.carrying.push_back(static_cast<int>(p));
       if (result.carried < 0) result.carried = static_cast<int>(p);
@@ -87,6 +81,21 @@ void check_scan(const ir::Fusion& segment, ir::ValueId value, const Domain& doma
     JF_REQUIRE(
         axes.scanned[node] == 0 || parallel != Parallel::kVector || domain.loop[thread].parallel == Parallel::kThread,
         "[lower] ", name, " is scanned along loop axis ", thread, " and along its lanes; use thread there");
+  }
+}
+
+void check_scans_without_lanes(const ir::Fusion& segment, const schedule::Schedule& schedule) {
+  for (const ir::Op& op : segment.ops) {
+    const Domain& domain = schedule.domains[op.output];
+    const std::string& name = segment.values[op.output].name;
+    if (domain.loop.empty() || schedule::scan_position(domain, name) < 0) continue;
+    const AxisTree axes = schedule::replay(domain, name);
+    const int last = axes.loop.back();
+    const bool beside = axes.scanned[last] == 0 && !axes.inserted[last] && axes.extents[last] > 1;
+    JF_REQUIRE(!beside || domain.loop.back().parallel != Parallel::kVector, "[lower] ", name,
+               " is scanned by threads, ", axes.extents[last],
+               " columns in lanes beside each other, but something in its kernel is not in step ",
+               "with lanes; split them off an axis that ", axes.extents[last], " divides, or make that axis thread");
   }
 }
 

@@ -30,5 +30,7 @@ ScanLoops scan_loops(const LoopTree& tree, const Item& item, const schedule::Sch
 
 // Throws UserError unless the loops of a scan go along its axis in order and its threads can scan together.
 void check_scan(const ir::Fusion& segment, ir::ValueId value, const schedule::Domain& domain);
+// Throws UserError where threads scan what lies in lanes beside each other, which they cannot do one after the other.
+void check_scans_without_lanes(const ir::Fusion& segment, const schedule::Schedule& schedule);
 
 }  // namespace jf::lower

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -17,6 +18,7 @@ using loops::IndexPtr;
 
 // What the instruction asks.
 constexpr int64_t kMostAxes = 5, kMostBox = 256, kTileBytes = 16, kMostBytes = 1 << 18;
+constexpr int64_t kMostExtent = std::numeric_limits<int32_t>::max(), kMostStride = (int64_t{1} << 40) - kTileBytes;
 constexpr std::array kSwizzles = {0, 32, 64, 128};
 
 // An index as the part that the copy moves along and the rest.
@@ -150,6 +152,10 @@ class Finder {
     for (size_t a = 0; a < map.box.size(); ++a) {
       if (map.box[a] > kMostBox) {
         refuse(cat("copy ", map.box[a], " elements along an axis; at most ", kMostBox, ": split it, the outer serial"));
+      }
+      if (map.extents[a] > kMostExtent || map.strides[a] * size > kMostStride) {
+        refuse(cat("copy from an array with ", map.extents[a], " elements along an axis, ", map.strides[a] * size,
+                   " bytes apart; at most ", kMostExtent, " and ", kMostStride, ": load by threads"));
       }
       if (a > 0 && map.strides[a] * size % kTileBytes != 0) {
         refuse(cat("copy from rows ", map.strides[a] * size, " bytes apart; expected a multiple of ", kTileBytes,

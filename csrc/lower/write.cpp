@@ -4,6 +4,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
 #include "lower/index_reads.h"
@@ -23,21 +24,6 @@ using loops::RegisterId;
 using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
-
-loops::Parallel to_loops(Parallel parallel) {
-  switch (parallel) {
-    case Parallel::kSerial:
-    case Parallel::kVector: return loops::Parallel::kSerial;  // lanes have no loop
-    case Parallel::kUnroll: return loops::Parallel::kUnroll;
-    case Parallel::kTask: return loops::Parallel::kTask;
-    case Parallel::kBlock: return loops::Parallel::kBlock;
-    case Parallel::kBlockY: return loops::Parallel::kBlockY;
-    case Parallel::kThread: return loops::Parallel::kThread;
-    case Parallel::kThreadY: return loops::Parallel::kThreadY;
-    case Parallel::kBulk: break;
-  }
-  throw InternalError(__FILE__, __LINE__, "parallel type", "");
-}
 
 class Writer : Places {
  public:
@@ -306,19 +292,14 @@ class Writer : Places {
     auto [at, step] = position(indexer, from.weights);
     at = loops::moved(add(place, std::move(at)), from.offset);
     for (const auto& [input, known] : loads_) {
-      const bool same = input == id && known.lane_step == step && graph::same(known.at, at) &&
-                        same_condition(known.when, when) && same_ranges(known.within, within);
-      if (same) return known.result;
+      const bool done = input == id && known.lane_step == step && graph::same(known.at, at) && same(known.when, when) &&
+                        same(known.within, within);
+      if (done) return known.result;
     }
     const RegisterId loaded = new_register(fusion_.values[id].dtype);
     emit(loops::Load{loaded, input_number_[id], at, step, {}, within}, when);
     loads_.push_back({id, {at, step, when, within, loaded}});
     return loaded;
-  }
-  static bool same_ranges(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const loops::Range& x, const loops::Range& y) {
-      return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
-    });
   }
   // Where a reading finds an element: all lanes or none, where that is known, else each lane by itself.
   std::vector<loops::Range> ranges(const Item& item, const schedule::Reading& from) {
@@ -328,7 +309,7 @@ class Writer : Places {
       std::vector<int64_t> weights(from.weights.size(), 0);
       weights[range.axis] = 1;
       const graph::Position p = indexer(item, false).position(weights);
-      auto fits = [&](int64_t bound) { return bound == schedule::kNoEnd || bound % kernel_.width == 0; };
+      auto fits = [&](int64_t bound) { return bound == kNoEnd || bound % kernel_.width == 0; };
       const bool together = p.lane_step == 0 || (p.lane_step == 1 && fits(range.begin) && fits(range.end) &&
                                                  graph::multiple_of(p.at) % kernel_.width == 0);
       even_ = even_ && (together || (p.lane_step == 1 && !in_lanes));
@@ -337,12 +318,6 @@ class Writer : Places {
     }
     return result;
   }
-  static bool same_condition(const loops::Condition& a, const loops::Condition& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-      return x.bound == y.bound && x.variable == y.variable && graph::same(x.index, y.index);
-    });
-  }
-
   RegisterId load_shared(ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
                          const loops::Condition& when) {
     const graph::Position p = in_shared(id, indexer, root_of);
@@ -404,6 +379,19 @@ class Writer : Places {
     const IndexPtr place = mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride));
     return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {});
   }
+  RegisterId search(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
+    const ir::Op& op = *item.op;
+    const ValueId table = op.inputs[0];
+    JF_REQUIRE(input_number_[table] >= 0, "[lower] ", fusion_.values[op.output].name, " searches ",
+               fusion_.values[table].name, ", which is not in memory; make it an input of the kernel");
+    const auto [offset, step] = position(at, schedule::reading(fusion_, op, 0).weights);
+    const RegisterId number = operand(item, 1, at, when), result = new_register(DType::kS32);
+    const bool each = step != 0 || differs_in_lanes(item, op.inputs[1]);
+    emit(loops::Search{result, input_number_[table], offset, step, fusion_.values[table].axes.back().extent, number,
+                       std::get<ir::Search>(op.attribute).left, each},
+         when);
+    return result;
+  }
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ValueId operand) const {
     const std::vector<ir::Axis>& axes = fusion_.values[operand].axes;
@@ -426,6 +414,8 @@ class Writer : Places {
       operands.push_back(take(item, at, when));
     } else if (op.kind == ir::OpKind::kPartition) {
       operands.push_back(partition(item, at, when));
+    } else if (op.kind == ir::OpKind::kSearch) {
+      operands.push_back(search(item, at, when));
     } else {
       // Of those that make and leave nested values the others are indices.
       const bool nests = op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
@@ -434,6 +424,7 @@ class Writer : Places {
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;
     switch (ir::info(op.kind).op_class) {
+      case OpClass::kSearch:
       case OpClass::kView: result = operands[0]; break;  // the same element, at the same iteration
       case OpClass::kIota: {
         std::vector<int64_t> weights(fusion_.values[op.output].axes.size(), 0);
@@ -527,6 +518,12 @@ class Writer : Places {
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
+    const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
+    for (int position : kept_positions(item)) {
+      const int node = axes.loop[position];
+      JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
+               " is scanned by threads with elements beside each other");
+    }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;

@@ -110,6 +110,8 @@ class Solver {
         fixed_[axis(op.inputs[0], a)] = true;
         if (take->dims[a] >= 0) fixed_[axis(op.output, take->dims[a])] = true;
       }
+    } else if (op.kind == OpKind::kSearch) {
+      fixed_[axis(op.inputs[0], rank(op.inputs[0]) - 1)] = true;
     } else if (const auto* pad = std::get_if<ir::Pad>(&op.attribute)) {
       for (size_t a = 0; a < rank(op.output); ++a) {
         const int middle = next_middle_ + first_.back() + static_cast<int>(fusion_.values.back().axes.size());

@@ -24,7 +24,7 @@ constexpr int kDear = 8;
 
 int cost_of(const Op& op) {
   const ir::OpInfo& info = ir::info(op.kind);
-  if (info.op_class == OpClass::kScan) return kDear;
+  if (info.op_class == OpClass::kScan || info.op_class == OpClass::kSearch) return kDear;
   if (info.op_class != OpClass::kPointwise) return 0;
   if (op.kind == OpKind::kDiv || op.kind == OpKind::kSqrt || op.kind == OpKind::kRsqrt) return kDear / 2;
   const bool simple = op.kind == OpKind::kIsFinite || op.kind == OpKind::kFloor || op.kind == OpKind::kCeil;
@@ -238,6 +238,7 @@ class Splitter {
     for (size_t id = 0; id < segment_.values.size(); ++id) {
       if (!kept_[id]) continue;
       const int64_t bytes = std::max<int64_t>(4, size_of(compute_dtype(segment_.values[id].dtype)));
+      result_.all_kept_bytes += bytes;
       for (int phase = *needed_[id].begin(); phase < *needed_[id].rbegin(); ++phase) alive[phase] += bytes;
     }
     result_.kept_bytes = *std::max_element(alive.begin(), alive.end());

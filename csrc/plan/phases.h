@@ -21,6 +21,7 @@ struct Phases {
   std::vector<ir::ValueId> outside;  // values of `fusion` that are computed outside of the rows or kept between phases
   int count = 1;                     // phases
   int64_t kept_bytes = 0;            // of one element of the row: what is kept at the same time, in compute_dtype
+  int64_t all_kept_bytes = 0;        // of one element of the row: each kept value has an array of its own
   int64_t column_bytes = 0;          // of one element of the row: accumulators of reductions across the rows
   std::vector<ir::ValueId> rows;     // copies of the inputs that are kept, all with the axes of the iteration domain
 };

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "ir/text.h"
+#include "ir/unused.h"
 #include "plan/extract.h"
 #include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
@@ -66,9 +67,37 @@ Segment extract(const ir::Fusion& whole, const Draft& draft, const std::string& 
   return extract_fused(whole, draft, name);
 }
 
+// What parts of a scan begin with is known along the parts alone, so only what joins the two can read it. The compiler
+// makes it so; a person who writes the text may not.
+void check_spreads(const ir::Fusion& fusion) {
+  std::vector<const ir::Op*> defined_by(fusion.values.size(), nullptr);
+  for (const ir::Op& op : fusion.ops) {
+    for (const ir::ValueId id : op.inputs) {
+      const ir::Op* spread = defined_by[id];
+      if (spread == nullptr || spread->kind != ir::OpKind::kSpread) continue;
+      const ir::ValueId begins = spread->inputs[0];
+      const int64_t axis = std::get<ir::Dims>(spread->attribute).dims[0];
+      const int64_t parts = fusion.values[begins].axes[axis].extent;
+      const bool joins = std::any_of(op.inputs.begin(), op.inputs.end(), [&](ir::ValueId other) {
+        const ir::Op* made = defined_by[other];
+        const auto* scan = made == nullptr ? nullptr : std::get_if<ir::Scan>(&made->attribute);
+        return scan != nullptr && scan->axis == axis && scan->parts == parts && made > defined_by[begins];
+      });
+      JF_REQUIRE(joins && ir::info(op.kind).op_class == ir::OpClass::kPointwise, "[spread] ", fusion.values[id].name,
+                 " is what ", parts, " parts of axis ", axis,
+                 " begin with; only a pointwise op on it and on a scan in ", "as many parts, written after ",
+                 fusion.values[begins].name, ", can read it, not the ", ir::info(op.kind).name, " that makes ",
+                 fusion.values[op.output].name);
+    }
+    defined_by[op.output] = &op;
+  }
+}
+
 }  // namespace
 
-Plan plan(const ir::Fusion& fusion) {
+Plan plan(const ir::Fusion& given) {
+  const ir::Fusion fusion = ir::without_unused(given);
+  check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
   Plan result{in_two_stages(cut), {}};

@@ -12,8 +12,9 @@ using schedule::Scheduler;
 constexpr int64_t kMaxLanes = 16;
 // A gathered vector costs about this many contiguous ones.
 constexpr double kGatherCost = 6;
-// Iterations that use a cache line before it leaves the first-level cache.
-constexpr int64_t kTile = 16;
+// Iterations along contiguous memory that are loaded and stored together.
+constexpr int64_t kTile = 64, kSmallTile = 16;
+constexpr int64_t kCacheLine = 64, kMostTiledLanes = 32;
 
 }  // namespace
 
@@ -32,9 +33,15 @@ CpuPointwise propose_cpu(const Traffic& traffic, const Target& target) {
     if (access.steps[best] <= 1 || access.bytes == 0) continue;
     const auto contiguous = std::find(access.steps.begin(), access.steps.end(), 1);
     // Short loops stay in the cache by themselves.
-    if (contiguous == access.steps.end() || traffic.extents[contiguous - access.steps.begin()] <= kTile) continue;
+    if (contiguous == access.steps.end() || traffic.extents[contiguous - access.steps.begin()] <= kSmallTile) continue;
     p.tile_loop = static_cast<int>(contiguous - access.steps.begin());
-    p.tile = kTile;
+    p.tile = traffic.extents[p.tile_loop] > kTile ? kTile : kSmallTile;
+  }
+  // Tiles come back to a cache line of the result late, so each vector fills whole ones.
+  for (const Access& access : traffic.accesses) {
+    if (p.tile > 1 && access.steps[best] == 1 && access.bytes > 0) {
+      p.lanes = std::max(p.lanes, std::min(kCacheLine / access.bytes, kMostTiledLanes));
+    }
   }
   p.tasks = task_count(traffic);
   return p;

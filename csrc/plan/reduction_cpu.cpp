@@ -27,6 +27,8 @@ constexpr int64_t kFewTasks = 16;
 constexpr int64_t kShortColumn = 64;
 // What stays in the first-level and the second-level cache.
 constexpr int64_t kKeptBytes = 64 << 10, kCachedBytes = 512 << 10;
+// Arrays on the stack, of which those of later phases do not take the place of earlier ones.
+constexpr int64_t kStackBytes = 128 << 10;
 
 // Iterations of all loops that are folded, or of all that are not.
 int64_t iterations(const Traffic& traffic, bool folded) {
@@ -79,7 +81,9 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
     p.chunk = divide_up(vectors, divide_up(vectors, p.chunk));
   }
   const int64_t side_by_side = along_row ? 1 : p.chunk * p.lanes;
-  if (dear.kept_bytes > 0 && column * side_by_side * dear.kept_bytes <= kKeptBytes) p.keep = Keep::kDear;
+  const int64_t elements = column * side_by_side;
+  const bool fits = elements * dear.kept_bytes <= kKeptBytes && elements * dear.all_kept_bytes <= kStackBytes;
+  if (dear.kept_bytes > 0 && fits) p.keep = Keep::kDear;
   return p;
 }
 

@@ -16,7 +16,8 @@ constexpr int64_t kSmallBlock = 128, kBlock = 256, kLongRowBlock = 512;
 constexpr int64_t kVectors = 4, kMaxUnroll = 16;
 // A thread has 255 registers of 4 bytes; arithmetic and addresses need most of the others. A row may take a quarter of
 // a multiprocessor's registers, so that another block runs while this one waits for its threads: of 32768 bf16, keeping
-// a row in 1024 threads took 1.25 times as long as reading it again.
+// a row in 1024 threads took 1.25 times as long as reading it again. Half as much where no row is stored, so that the
+// other block's loads are all that goes on.
 constexpr int64_t kKeptBytes = 64 * 4, kKeptRowBytes = 64 << 10;
 // With sums across rows that are one warp's, more: fewer threads wait for nothing.
 constexpr int64_t kKeptBytesOfWarp = 96 * 4;
@@ -68,6 +69,22 @@ Shape shape_of(const Traffic& traffic) {
   return shape;
 }
 
+// The bytes of the narrowest element that vectors along the loop read.
+int64_t narrowest(const RowFacts& facts, size_t lane_loop) {
+  int64_t bytes = 8;
+  for (const Access& access : facts.traffic.accesses) {
+    if (access.steps[lane_loop] == 1 && access.bytes > 0) bytes = std::min(bytes, access.bytes);
+  }
+  return bytes;
+}
+
+// Whether an element of every row's is stored.
+bool stores_rows(const Traffic& traffic, size_t lane_loop) {
+  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
+    return access.uses.empty() && access.bytes > 0 && access.steps[lane_loop] == 1;
+  });
+}
+
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
 void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   const Phases phases = facts.phases(Keep::kRows);
@@ -76,19 +93,11 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   if (phases.column_bytes > 0) p.unroll = vectors;
   const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kKeptBytes;
   const bool fits = elements * (phases.kept_bytes + phases.column_bytes) <= most &&
-                    elements * threads * phases.kept_bytes <= kKeptRowBytes;
+                    elements * threads * phases.kept_bytes <=
+                        (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
   if (phases.kept_bytes == 0 || !fits) return;
   p.unroll = vectors;
   p.keep = Keep::kRows;
-}
-
-// The bytes of the narrowest element that vectors along the loop read.
-int64_t narrowest(const RowFacts& facts, size_t lane_loop) {
-  int64_t bytes = 8;
-  for (const Access& access : facts.traffic.accesses) {
-    if (access.steps[lane_loop] == 1) bytes = std::min(bytes, access.bytes);
-  }
-  return bytes;
 }
 
 // Sets the threads of a row of so many vectors, each of which keeps `bytes` for a vector; returns the vectors of a
@@ -98,7 +107,7 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
   int64_t wanted = std::clamp<int64_t>(kVectors * kVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
-  if (size >= 4 && vectors >= kManyVectors) wanted /= 2;
+  if (size >= 4 && vectors >= kManyVectors && stores_rows(facts.traffic, p.lane_loop)) wanted /= 2;
   while (wanted > 1 && wanted * bytes > kKeptBytes) wanted /= 2;
   if (across && vectors * p.lanes <= kRowOfWarp) wanted = divide_up(vectors, kWarp);
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);

@@ -88,6 +88,7 @@ class Rewriter {
       case OpKind::kSlice: return slice(op, x[0], std::get<ir::Slice>(op.attribute), parts(op.output));
       case OpKind::kPad: return pad(op, x[0]);
       case OpKind::kTake: return take(op, std::move(x));
+      case OpKind::kSearch: return search(op, x);
       case OpKind::kReshape: return builder_.reshape(x[0], shape(op.output));
       case OpKind::kPlace:
       case OpKind::kCopy: return x[0];
@@ -194,6 +195,11 @@ class Rewriter {
       }
     }
     return builder_.take(std::move(x), std::move(inner), shape(op.output));
+  }
+
+  ValueId search(const Op& op, const std::vector<ValueId>& x) {
+    const ir::Search& how = std::get<ir::Search>(op.attribute);
+    return builder_.search(x[0], x[1], {how.left, all_parts(op.output, how.dims)}, op.label);
   }
 
   ValueId concat(const Op& op) {

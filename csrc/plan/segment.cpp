@@ -53,6 +53,7 @@ struct Key {
 // What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
 struct Again {
   int cost = 0;
+  bool moves = false;          // whether elements are read in another order than memory's
   std::vector<ValueId> reads;  // a few at most; `kMany` for more
 };
 constexpr int kMany = 1000;
@@ -60,6 +61,12 @@ constexpr int kMany = 1000;
 // and little arithmetic.
 constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
 constexpr int kDearOp = 8;
+// Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
+// reads as much as it would otherwise and a store is saved.
+constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
+// Searching a short table takes a thread no longer than reading what another kernel found: a few reads that its cache
+// has. In a longer one, what many elements need is found once and stored.
+constexpr int64_t kShortTable = 4096, kFewReaders = 64;
 
 Place identity_place(const ir::Value& value) {
   Place place;
@@ -173,16 +180,19 @@ class Drafter {
   // In the order of the ops.
   Again again(const Op& op) const {
     const OpClass op_class = ir::info(op.kind).op_class;
+    const Again dear{kMany, false, {}};
     if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped ||
         is_nested(op.output) || leaves_nested(op)) {
-      return {kMany, {}};
+      return dear;
     }
     Again result;
+    result.moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
     // What parts begin with is known only where the loops go along the parts.
     if (op.kind == OpKind::kSpread ||
         std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
-      return {kMany, {}};
+      return dear;
     }
+    if (op_class == OpClass::kSearch) result.cost = kDearOp;
     if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
       result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
     }
@@ -191,6 +201,7 @@ class Drafter {
       const bool in_memory = is_input_[id] || is_small(id) || again_[id].cost >= kMany;
       if (!in_memory) {
         result.cost = std::min(kMany, result.cost + again_[id].cost);
+        result.moves = result.moves || again_[id].moves;
         reads = again_[id].reads;
       }
       for (ValueId read : reads) {
@@ -199,17 +210,38 @@ class Drafter {
         }
       }
     }
-    if (result.reads.size() > 16) return {kMany, {}};
+    if (result.reads.size() > 16) return dear;
     return result;
   }
 
   // Whether kernels that use the value had better compute it than read it.
   bool better_again(ValueId value) const {
+    return again_[value].cost <= kMaxAgainCost && !is_small(value) && large_reads(value) <= kMaxAgainReads;
+  }
+  bool is_trivial(ValueId value) const {
     const Again& again = again_[value];
-    if (again.cost > kMaxAgainCost || is_small(value)) return false;
+    return again.cost <= kMaxTrivialCost && !again.moves && !is_small(value) &&
+           large_reads(value) <= kMaxTrivialReads &&
+           std::all_of(again.reads.begin(), again.reads.end(),
+                       [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
+  }
+
+  // How many values of its size it takes to compute a value again.
+  int64_t large_reads(ValueId value) const {
+    const Again& again = again_[value];
     const int64_t size = ir::elements(fusion_.values[value]);
     return std::count_if(again.reads.begin(), again.reads.end(),
-                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; }) <= kMaxAgainReads;
+                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; });
+  }
+  static int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
+
+  bool is_searched_first(const Op& op, const std::vector<Key>& users) const {
+    if (ir::shape(fusion_.values[op.inputs[0]]).back() <= kShortTable) return false;
+    return std::any_of(users.begin(), users.end(), [&](const Key& user) {
+      int64_t readers = 1;
+      for (int64_t extent : user.shape) readers *= extent;
+      return readers > kFewReaders * ir::elements(fusion_.values[op.output]);
+    });
   }
 
   // Computing it again costs no more than loading it.
@@ -267,7 +299,11 @@ class Drafter {
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
-    if (!want.in_memory && !is_cheap(op) && !(feeds_reduction && better_again(value))) {
+    if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
+      want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
+    }
+    const bool again = is_cheap(op) || is_trivial(value) || (feeds_reduction && better_again(value));
+    if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
         want = {true, kNever, "the next kernel has as many inputs as it can take; iteration domain "};

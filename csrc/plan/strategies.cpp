@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "ir/unused.h"
 #include "plan/extract.h"
 #include "plan/pointwise.h"
 #include "plan/reduction.h"
@@ -82,12 +83,13 @@ Fusion in_order(const Fusion& whole, const Segment& segment) {
   return fusion;
 }
 
-Fusion one_kernel(const Fusion& fusion, std::string_view strategy, const Target& target) {
+Fusion one_kernel(const Fusion& given, std::string_view strategy, const Target& target) {
   const std::vector<std::string>& all = strategies();
   JF_REQUIRE(std::find(all.begin(), all.end(), strategy) != all.end(), "[schedule] unknown strategy '", strategy,
              "'; expected pointwise, transpose or reduction");
   JF_REQUIRE(strategy != "transpose" || target.platform == Platform::kCuda,
              "[transpose] it goes through the shared memory of CUDA devices; use pointwise");
+  const Fusion fusion = ir::without_unused(given);
   check_ops(fusion, strategy);
   const std::vector<Draft> drafts = draft_segments(fusion);
   std::string reasons;

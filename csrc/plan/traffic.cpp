@@ -5,6 +5,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "base/integers.h"
 #include "graph/index.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -53,7 +54,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     const ValueId id = segment.ops[number].inputs[operand];
     std::vector<int64_t> steps = along_loops(domain, from.weights);
     std::vector<int64_t> edges(from.weights.size(), 0);
-    for (const auto& [axis, begin, end] : from.ranges) edges[axis] = std::gcd(begin, end == schedule::kNoEnd ? 0 : end);
+    for (const auto& [axis, begin, end] : from.ranges) edges[axis] = std::gcd(begin, end == kNoEnd ? 0 : end);
     edges = along_loops(domain, std::move(edges));
     const auto [entry, fresh] = seen.emplace(Reads{id, steps, from.offset, edges}, accesses.size());
     if (fresh) {

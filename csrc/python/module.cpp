@@ -49,7 +49,8 @@ ir::Constant constant(DType dtype, nb::handle value) {
 void bind_builder(nb::module_& m) {
   using ir::Builder;
   nb::class_<Builder>(m, "Builder", "Builds a fusion op by op; values are numbers.")
-      .def(nb::init<std::string>(), "name"_a)
+      .def(nb::init<std::string, size_t>(), "name"_a, "max_ops"_a = size_t{Builder::kMaxOps})
+      .def_prop_ro("is_full", &Builder::is_full)
       .def(
           "input",
           [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
@@ -118,6 +119,16 @@ void bind_builder(nb::module_& m) {
              const std::vector<int64_t>& dims,
              const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
           "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
+      .def(
+          "search",
+          [](Builder& b, ir::ValueId table, ir::ValueId numbers, const std::string& side,
+             const std::vector<int64_t>& dims, const std::string& label) {
+            JF_REQUIRE(side == "left" || side == "right", "[search] side: expected left or right, got '", side, "'");
+            return b.search(table, numbers, {side == "left", dims}, label);
+          },
+          "table"_a, "numbers"_a, "side"_a = "right", "dims"_a = std::vector<int64_t>{}, "label"_a = "",
+          "How many elements of a table, sorted along its last axis, are <= each number, or < it with side='left'. "
+          "Axis i of the table before the last goes along axis dims[i] of the numbers.")
       .def(
           "pad",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,

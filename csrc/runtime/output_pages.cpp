@@ -6,9 +6,9 @@
 namespace jf::runtime {
 
 bool prepare_output(void* out, int64_t bytes) {
-  constexpr int64_t kLarge = int64_t{4} << 20;
+  constexpr uintptr_t kCacheLine = 64;
   constexpr int kSamples = 16;
-  if (bytes < kLarge) return false;
+  if (bytes < kLargeOutput) return false;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(out) + page - 1) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(out) + static_cast<uintptr_t>(bytes)) / page * page;
@@ -22,7 +22,7 @@ bool prepare_output(void* out, int64_t bytes) {
       return false;
     }
   }
-  return true;
+  return reinterpret_cast<uintptr_t>(out) % kCacheLine == 0;
 }
 
 }  // namespace jf::runtime

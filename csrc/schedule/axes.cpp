@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/integers.h"
 
 namespace jf::schedule {
 namespace {
@@ -18,6 +19,12 @@ std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
   std::vector<int64_t> weights(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) weights[i - 1] = weights[i] * shape[i];
   return weights;
+}
+
+// A product of numbers that are not negative, or the largest number.
+int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<int64_t>::max() : product;
 }
 
 struct Applier {
@@ -43,12 +50,10 @@ struct Applier {
     JF_REQUIRE(s.factor <= kMaxFactor, "[split] axis ", s.axis, " of ", value, ": expected a factor up to ", kMaxFactor,
                ", got ", s.factor);
     const int input = tree.loop[s.axis];
-    const int64_t extent = tree.extents[input], quotient = (extent + s.factor - 1) / s.factor;
+    const int64_t extent = tree.extents[input], quotient = extent / s.factor + (extent % s.factor != 0);
     const bool reduced = tree.reduced[input], inserted = tree.inserted[input];
     const int64_t apart = tree.scanned[input], within = s.inner ? s.factor : quotient;
-    int64_t further = 0;
-    if (__builtin_mul_overflow(apart, within, &further)) further = std::numeric_limits<int64_t>::max();
-    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, further);
+    const int outer = add(s.inner ? quotient : s.factor, reduced, inserted, times(apart, within));
     const int inner = add(within, reduced, inserted, apart);
     tree.steps.push_back(SplitStep{input, outer, inner});
     tree.loop[s.axis] = outer;
@@ -59,7 +64,7 @@ struct Applier {
     const int outer = tree.loop[m.axis], inner = tree.loop[m.axis + 1];
     JF_REQUIRE(tree.reduced[outer] == tree.reduced[inner], "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": one is reduced and the other is not; reorder first");
-    const bool goes_on = tree.scanned[outer] == tree.scanned[inner] * tree.extents[inner];
+    const bool goes_on = tree.scanned[outer] == times(tree.scanned[inner], tree.extents[inner]);
     JF_REQUIRE(goes_on, "[merge] axes ", m.axis, " and ", m.axis + 1, " of ", value,
                ": it is scanned along one of them and the other does not go on from it; reorder first");
     int64_t extent = 0;
@@ -148,10 +153,9 @@ int scan_position(const Domain& domain, const std::string& value) {
   bool threads = false;
   for (size_t l = 0; l < domain.loop.size(); ++l) {
     const auto& [extent, parallel] = domain.loop[l];
-    const bool thread = parallel == Parallel::kThread || parallel == Parallel::kThreadY;
     if (tree.scanned[tree.loop[l]] == 0 || extent == 1) continue;
-    if (position < 0 && (thread || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
-    threads = threads || thread;
+    if (position < 0 && (is_thread(parallel) || parallel == Parallel::kUnroll)) position = static_cast<int>(l);
+    threads = threads || is_thread(parallel);
   }
   return threads ? position : -1;
 }
@@ -203,6 +207,8 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       if (indexed || take->dims[i] < 0 || take->starts[i] != 0) continue;
       if (from[i].extent == to[take->dims[i]].extent) axes[i] = static_cast<int>(take->dims[i]);
     }
+  } else if (const ir::Search* search = std::get_if<ir::Search>(&op.attribute); search != nullptr && operand == 0) {
+    for (size_t i = 0; i < search->dims.size(); ++i) axes[i] = static_cast<int>(search->dims[i]);
   } else if (const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute)) {
     for (size_t i = 0; i < from.size(); ++i) {
       const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
@@ -225,7 +231,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
   } else if (op.kind == ir::OpKind::kCombine) {
     for (size_t i = 0; operand == 0 && i < from.size(); ++i) axes[i] = static_cast<int>(i);
   } else if (op.kind == ir::OpKind::kCopy || op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kPlace ||
-             ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
+             op.kind == ir::OpKind::kSearch || ir::info(op.kind).op_class == ir::OpClass::kPointwise ||
              ir::info(op.kind).op_class == ir::OpClass::kReduce || ir::info(op.kind).op_class == ir::OpClass::kScan) {
     for (size_t i = 0; i < from.size(); ++i) axes[i] = static_cast<int>(i);
   }

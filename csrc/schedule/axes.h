@@ -1,7 +1,6 @@
 // The axes of one scheduled value: its logical axes and all that transforms made of them, as a forest.
 #pragma once
 
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -61,12 +60,10 @@ std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, Valu
 // For each axis of the operand, the root axis of the op's result that has the same index, or -1.
 std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t operand);
 
-constexpr int64_t kNoEnd = std::numeric_limits<int64_t>::max();
-
 // Where in a dense operand the element stands that one of the op's result is computed from: offset + the sum of
 // weights[r] * (index of root axis r of the result).
 struct Reading {
-  // Along root axis `axis` only indices from begin to below end have an element.
+  // Along root axis `axis` only indices from begin to below end, which may be kNoEnd, have an element.
   struct Range {
     int axis;
     int64_t begin, end;

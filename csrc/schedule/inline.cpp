@@ -62,10 +62,7 @@ class SharedLoops {
   std::vector<UnionFind> groups_;  // by level, from 1
 };
 
-bool runs_together(Parallel parallel) {
-  return parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBlock ||
-         parallel == Parallel::kBlockY;
-}
+bool runs_together(Parallel parallel) { return is_serial(parallel) || is_block(parallel); }
 
 }  // namespace
 
@@ -106,10 +103,7 @@ int Scheduler::useful_loops(const ir::Op& op) const {
     }
     // The threads of a block compute it together, before any of them reads it.
     int blocks = 0;
-    while (blocks < rank &&
-           (domain.loop[blocks].parallel == Parallel::kBlock || domain.loop[blocks].parallel == Parallel::kBlockY)) {
-      ++blocks;
-    }
+    while (blocks < rank && is_block(domain.loop[blocks].parallel)) ++blocks;
     return blocks;
   }
   int useful = rank;

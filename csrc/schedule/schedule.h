@@ -22,6 +22,9 @@ using ir::ValueId;
 // instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads.
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY, kBulk };
 constexpr int kParallelTypes = 9;
+constexpr bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
+constexpr bool is_block(Parallel parallel) { return parallel == Parallel::kBlock || parallel == Parallel::kBlockY; }
+constexpr bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
 
 // A split by more only makes iterations without an element.
 constexpr int64_t kMaxFactor = int64_t{1} << 40;

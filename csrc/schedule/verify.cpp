@@ -20,7 +20,7 @@ void check_parallel(const Domain& domain, const std::string& value) {
   const int rank = static_cast<int>(domain.loop.size());
   for (int i = 0; i < rank; ++i) {
     const auto [extent, parallel] = domain.loop[i];
-    const bool repeats = parallel == Parallel::kSerial || parallel == Parallel::kUnroll || parallel == Parallel::kBulk;
+    const bool repeats = is_serial(parallel) || parallel == Parallel::kBulk;
     JF_REQUIRE(++count[static_cast<size_t>(parallel)] == 1 || repeats, "[parallelize] ", value, " has a second ",
                name(parallel), " axis, ", i, "; merge the two first");
     if (parallel == Parallel::kVector) {

@@ -1,0 +1,75 @@
+// Tiles of memory whose rows become lanes: contiguous vectors are loaded and turned in registers.
+#pragma once
+
+#include "codegen/cpu_memory.h"
+
+namespace jf {
+
+// One step of a transposition: lanes l with l & d of x trade places with lanes l - d of y.
+template <int d, class T, int... l>
+JF_FUNCTION void trade(Part<T>& x, Part<T>& y, Numbers<l...>) {
+#if defined(__clang__)
+  const Part<T> a = __builtin_shufflevector(x, y, (l & d ? JF_PART + l - d : l)...);
+  y = __builtin_shufflevector(x, y, (l & d ? JF_PART + l : l + d)...);
+#else
+  using N = LaneNumber<T>;
+  const Part<T> a = __builtin_shuffle(x, y, Part<N>{N(l & d ? JF_PART + l - d : l)...});
+  y = __builtin_shuffle(x, y, Part<N>{N(l & d ? JF_PART + l : l + d)...});
+#endif
+  x = a;
+}
+template <int d, class T>
+JF_FUNCTION void turn(Part<T>* rows) {
+  if constexpr (d > 0) {
+    JF_UNROLL
+    for (int i = 0; i < JF_PART; ++i) {
+      if (!(i & d)) trade<d, T>(rows[i], rows[i + d], typename NumbersBelow<JF_PART>::Type{});
+    }
+    turn<d / 2, T>(rows);
+  }
+}
+
+// at(e) is where element e goes; rows are those of its lanes, `columns` how many elements of each exist.
+template <int E, int kNext, int W, class T, class At, class M, class Columns, class On>
+JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long stride, Columns columns, On on) {
+  if constexpr (W > JF_PART) {
+    using Half = Type<Lanes<T, W / 2>>;
+    load_turned_lanes<E, kNext>(Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).lo; }, p, stride, columns, on);
+    load_turned_lanes<E, kNext>(
+        Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).hi; }, p + W / 2 * stride, stride, columns,
+        rest(on, W / 2));
+  } else if constexpr (W == JF_PART && E % JF_PART == 0) {
+    const int count = active<W>(on);
+    for (int e = 0; e < E; e += JF_PART) {
+      Part<T> rows[JF_PART];
+      // The tile that follows along the lanes, one line of each row at a time.
+      if (e * sizeof(M) % 64 == 0) {
+        for (int l = 0; l < JF_PART; ++l) __builtin_prefetch(p + (kNext + l) * stride + e);
+      }
+      JF_UNROLL
+      for (int l = 0; l < JF_PART; ++l) {
+        rows[l] = l < count ? decode(M{}, read<JF_PART>(p + l * stride + e, One{}, rest(columns, e))) : Part<T>{};
+      }
+      turn<JF_PART / 2, T>(rows);
+      JF_UNROLL
+      for (int l = 0; l < JF_PART; ++l) at(e + l).v = rows[l];
+    }
+  } else {
+    const int last = active<E>(columns);
+    for (int e = 0; e < last; ++e) at(e) = load_strided(Type<Lanes<T, W>>{}, p + e, stride, on);
+  }
+}
+template <int E, class T, int W, class M, class Columns, class On = All>
+JF_FUNCTION void load_turned(Lanes<T, W> (&to)[E], const M* p, long offset, long stride, Columns columns, On on = {}) {
+  Lanes<T, W>* const first = to;
+  load_turned_lanes<E, W>(
+      Type<Lanes<T, W>>{}, [=](int e) JF_LAMBDA -> auto& { return first[e]; }, p + offset, stride, columns, on);
+}
+
+// How many of `count` things from `first` on are below the limit.
+JF_FUNCTION int below(long count, long first, long limit) {
+  const long left = limit - first;
+  return int(left < 0 ? 0 : left < count ? left : count);
+}
+
+}  // namespace jf

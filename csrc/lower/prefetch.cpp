@@ -1,0 +1,102 @@
+#include "lower/prefetch.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ir/fusion.h"
+#include "lower/guards.h"
+
+namespace jf::lower {
+namespace {
+
+using loops::Body;
+using loops::For;
+using loops::Kernel;
+using loops::Load;
+using loops::Stmt;
+
+// Shorter rows the machine fetches by itself; longer ones would push out what the passes keep.
+constexpr int64_t kShortestRow = 1 << 10, kLongestRow = 128 << 10;
+// What an op that is no single instruction costs.
+constexpr int64_t kDear = 8;
+
+template <class F>
+void for_each(Body& body, const F& f) {
+  for (Stmt& stmt : body) {
+    std::visit(
+        [&](auto& node) {
+          if constexpr (requires { node.body; }) for_each(node.body, f);
+        },
+        stmt.node);
+  }
+  f(body);
+}
+
+int64_t cost_of(Body& pass) {
+  int64_t cost = 0;
+  for_each(pass, [&](Body& body) {
+    for (const Stmt& stmt : body) {
+      const auto* compute = std::get_if<loops::Compute>(&stmt.node);
+      if (compute != nullptr) cost += ir::info(compute->op).operands == ir::OperandTypes::kFloating ? kDear : 1;
+    }
+  });
+  return cost;
+}
+
+// How far the load is from that of the next row, where it is contiguous and certain.
+std::optional<int64_t> row_of(const Kernel& kernel, const Load& load, const For& rows) {
+  if (load.lane_stride != 1 || !load.when.empty() || !load.within.empty() || !load.steps.empty()) return std::nullopt;
+  const std::optional<int64_t> row = step_of(load.offset, rows.variable);
+  const int64_t bytes = row.value_or(0) * size_of(kernel.buffers[load.buffer].dtype);
+  return bytes >= kShortestRow && bytes <= kLongestRow ? row : std::nullopt;
+}
+
+// The dearest pass that loads a buffer has the most time to fetch its next row.
+void prefetch_in(const Kernel& kernel, For& rows) {
+  std::vector<For*> passes;
+  for (Stmt& stmt : rows.body) {
+    if (auto* pass = std::get_if<For>(&stmt.node)) passes.push_back(pass);
+  }
+  if (passes.size() < 2) return;
+  std::map<int, std::pair<int64_t, For*>> dearest;
+  for (For* pass : passes) {
+    const int64_t cost = cost_of(pass->body);
+    for_each(pass->body, [&](Body& body) {
+      for (const Stmt& stmt : body) {
+        const auto* load = std::get_if<Load>(&stmt.node);
+        if (load == nullptr || !row_of(kernel, *load, rows)) continue;
+        const auto [entry, fresh] = dearest.insert({load->buffer, {cost, pass}});
+        if (!fresh && cost >= entry->second.first) entry->second = {cost, pass};
+      }
+    });
+  }
+  for (const auto& [buffer, where] : dearest) {
+    bool done = false;
+    for_each(where.second->body, [&, wanted = buffer](Body& body) {
+      for (size_t i = 0; i < body.size() && !done; ++i) {
+        const auto* load = std::get_if<Load>(&body[i].node);
+        if (load == nullptr || load->buffer != wanted) continue;
+        const std::optional<int64_t> row = row_of(kernel, *load, rows);
+        if (!row) continue;
+        done = true;
+        body.insert(body.begin() + i, Stmt{loops::Prefetch{wanted, loops::moved(load->offset, *row)}});
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void prefetch_rows(Kernel& kernel) {
+  for_each(kernel.body, [&](Body& body) {
+    for (Stmt& stmt : body) {
+      auto* rows = std::get_if<For>(&stmt.node);
+      const bool walks = rows != nullptr && rows->parallel == loops::Parallel::kSerial && !rows->reverse;
+      if (walks && rows->extent > 1) prefetch_in(kernel, *rows);
+    }
+  });
+}
+
+}  // namespace jf::lower

@@ -1,0 +1,134 @@
+#include "lower/turn.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "lower/guards.h"
+
+namespace jf::lower {
+namespace {
+
+using loops::Body;
+using loops::For;
+using loops::IndexKind;
+using loops::IndexPtr;
+using loops::Kernel;
+using loops::Load;
+using loops::Stmt;
+using loops::Vector;
+
+// Registers of a tile, and loops so short that turning them does not pay.
+constexpr int64_t kMostElements = 128, kFewestElements = 4;
+
+IndexPtr with(const IndexPtr& index, int64_t variable, const IndexPtr& value) {
+  if (!depends(index, variable)) return index;
+  if (index->kind == IndexKind::kVar) return value;
+  IndexPtr a = with(index->a, variable, value), b = with(index->b, variable, value);
+  switch (index->kind) {
+    case IndexKind::kAdd: return b->kind == IndexKind::kConst ? loops::moved(a, b->value) : add(a, b);
+    case IndexKind::kMul: return mul(a, b);
+    case IndexKind::kDiv: return div(a, b);
+    case IndexKind::kMod: return mod(a, b);
+    case IndexKind::kXor: return bit_xor(a, b);
+    case IndexKind::kMin: return least(a, b);
+    case IndexKind::kConst:
+    case IndexKind::kVar: break;
+  }
+  JF_CHECK(false, "an index of kind ", static_cast<int>(index->kind), " has parts");
+}
+
+int64_t last_variable(const Body& body) {
+  int64_t last = 0;
+  for (const Stmt& stmt : body) {
+    std::visit(
+        [&](const auto& node) {
+          if constexpr (requires { node.variable; }) last = std::max<int64_t>(last, node.variable);
+          if constexpr (requires { node.body; }) last = std::max(last, last_variable(node.body));
+        },
+        stmt.node);
+  }
+  return last;
+}
+
+class Turner {
+ public:
+  explicit Turner(Kernel& kernel) : kernel_(kernel), next_variable_(static_cast<int>(last_variable(kernel.body)) + 1) {
+    for (const loops::Ring& ring : kernel.rings) next_variable_ = std::max(next_variable_, ring.variable + 1);
+    visit(kernel.body);
+  }
+
+ private:
+  void visit(Body& body) {
+    for (size_t i = 0; i < body.size(); ++i) {
+      if (auto* loop = std::get_if<For>(&body[i].node)) {
+        Body before = tiles(*loop);
+        body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), before.begin(), before.end());
+        i += before.size();
+      }
+      std::visit(
+          [&](auto& node) {
+            if constexpr (requires { node.body; }) visit(node.body);
+          },
+          body[i].node);
+    }
+  }
+
+  // What goes before the loop; its loads are changed accordingly. The loop holds one vector, under conditions or not.
+  Body tiles(For& loop) {
+    const bool walks = loop.parallel == loops::Parallel::kSerial && !loop.reverse;
+    if (!walks || !loop.runs.empty() || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
+    loops::Condition outside, limits;
+    Body* inner = &loop.body;
+    while (inner->size() == 1 && std::holds_alternative<loops::Guard>(inner->front().node)) {
+      auto& guard = std::get<loops::Guard>(inner->front().node);
+      for (const loops::Below& below : guard.below) {
+        const std::optional<int64_t> step = step_of(below.index, loop.variable);
+        if (!step || *step > 1 || below.variable >= 0) return {};
+        if (*step == 0) {
+          outside.push_back(below);
+        } else {
+          limits.push_back({with(below.index, loop.variable, loops::constant(0)), below.bound});
+        }
+      }
+      inner = &guard.body;
+    }
+    if (inner->size() != 1 || !std::holds_alternative<Vector>(inner->front().node)) return {};
+    auto& vector = std::get<Vector>(inner->front().node);
+    if (depends(vector.base, loop.variable)) return {};
+
+    Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}};
+    Body result;
+    for (Stmt& stmt : vector.body) {
+      const auto* load = std::get_if<Load>(&stmt.node);
+      if (load == nullptr || load->lane_stride <= 1 || step_of(load->offset, loop.variable) != 1) continue;
+      if (!load->when.empty() || !load->within.empty() || !load->steps.empty()) continue;
+      const int array = static_cast<int>(kernel_.arrays.size());
+      kernel_.arrays.push_back(
+          {kernel_.buffers[load->buffer].name + "_tile", kernel_.registers[load->result], loop.extent});
+      const IndexPtr first = with(load->offset, loop.variable, loops::constant(0));
+      filled.body.push_back(
+          {loops::TurnedLoad{array, load->buffer, with(first, vector.variable, loops::variable(filled.variable)),
+                             load->lane_stride, limits}});
+      result.push_back({loops::Declare{array, std::nullopt}});
+      stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
+    }
+    if (result.empty()) return {};
+    ++next_variable_;
+    Stmt fill{std::move(filled)};
+    if (!outside.empty()) fill = {loops::Guard{std::move(outside), {std::move(fill)}}};
+    result.push_back(std::move(fill));
+    return result;
+  }
+
+  Kernel& kernel_;
+  int next_variable_;
+};
+
+}  // namespace
+
+void turn_gathers(Kernel& kernel) { Turner turner(kernel); }
+
+}  // namespace jf::lower

@@ -1,0 +1,147 @@
+"""Per-group values to rows and rows to per-group sums: two linear primitives, each the other's transpose.
+
+`fuse` makes the first one part of its kernels. No scatter-add runs: sums are scans in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._varying import same_varying
+
+spread_p = jax.extend.core.Primitive("jax_fuser_spread_groups")
+sum_p = jax.extend.core.Primitive("jax_fuser_sum_groups")
+
+
+def spread_groups(values: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    """Return `[.., rows, ..]` with the value of each row's group, zero for padding rows.
+
+    Args:
+        values: `[*outer, groups, ..]`. Differentiable, to any order.
+        ids: int32 `[*outer, rows]`, the group of each row; `groups` for padding.
+        starts: int32 `[*outer, groups]`, first row of each group; the rows of a group are consecutive.
+        extents: int32 `[*outer, groups]`, rows of each group.
+    """
+    return spread_p.bind(*same_varying(values, ids, starts, extents))
+
+
+def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    """Return `[*outer, groups, ..]`, the sum of each group's rows; zero for an empty group.
+
+    Adds in a fixed order, in float32 for narrower floats. Arguments as in `spread_groups`.
+    """
+    return sum_p.bind(*same_varying(rows, ids, starts, extents))
+
+
+def _spread_one(values: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    del starts, extents
+    return take_rows(values, ids)
+
+
+def _sum_one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    inside = trailing(ids < extents.shape[0], rows.ndim)
+    wide = jnp.where(inside, rows, jnp.zeros((), rows.dtype)).astype(accumulator(rows.dtype))
+    return last_rows(jnp.add, wide, ids, starts, extents).astype(rows.dtype)
+
+
+def _over_outer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    def all(x: Any, ids: Any, starts: Any, extents: Any) -> jax.Array:
+        f = one
+        for _ in range(ids.ndim - 1):
+            f = jax.vmap(f)
+        return f(x, ids, starts, extents)
+
+    return all
+
+
+def _abstract_eval(axis: int) -> Callable[..., Any]:
+    """Return the rule of an op whose result has the last axis of its operand `axis` in place of its own."""
+
+    def rule(x: Any, *layout: Any) -> Any:
+        ids, starts, extents = layout
+        outer = ids.ndim - 1
+        own = x.shape[outer : outer + 1]
+        expected = extents.shape[-1:] if axis == 0 else ids.shape[-1:]
+        if starts.shape != extents.shape or x.shape[:outer] != ids.shape[:-1] or own != expected:
+            shapes = ", ".join(str(a.shape) for a in (x, *layout))
+            raise ValueError(f"spread_groups, sum_groups: operands do not fit each other, got {shapes}")
+        shape = (*x.shape[:outer], layout[axis].shape[-1], *x.shape[outer + 1 :])
+        return x.update(shape=shape, weak_type=False, sharding=x.sharding.update(spec=jax.P(*[None] * x.ndim)))
+
+    return rule
+
+
+def _transpose(other: Callable[..., jax.Array]) -> Callable[..., Any]:
+    def rule(cotangent: Any, x: Any, *layout: Any) -> list[Any]:
+        if type(cotangent) is ad.Zero:
+            return [ad.Zero(x.aval.to_ct_aval()), None, None, None]
+        return [other(cotangent, *layout), None, None, None]
+
+    return rule
+
+
+def _batch(own: Callable[..., jax.Array]) -> Callable[..., Any]:
+    def rule(args: Any, dims: Any) -> tuple[jax.Array, int]:
+        size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+        # Repeated layouts and values are only indices in a kernel.
+        moved = (
+            jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
+        )
+        return own(*moved), 0
+
+    return rule
+
+
+def _register(p: Any, own: Any, other: Any, one: Any, axis: int) -> None:
+    p.def_impl(jax.jit(lambda *operands: p.bind(*operands)))
+    p.def_abstract_eval(_abstract_eval(axis))
+    # Linear in the first operand alone: the layout keeps its values in tangents and cotangents.
+    ad.defjvp(p, lambda tangent, x, *layout: own(tangent, *layout), None, None, None)
+    ad.primitive_transposes[p] = _transpose(other)
+    batching.primitive_batchers[p] = _batch(own)
+    mlir.register_lowering(p, mlir.lower_fun(_over_outer(one), multiple_results=False))
+
+
+_register(spread_p, spread_groups, sum_groups, _spread_one, 0)
+_register(sum_p, sum_groups, spread_groups, _sum_one, 2)
+
+
+def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Return `x[index]`, zero where the index is past the end."""
+    if x.shape[0] == 0:
+        return jnp.zeros_like(x, shape=(*index.shape, *x.shape[1:]))
+    return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
+
+
+def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    """Reduce each group with the associative `combine`; zero for an empty group. Values never cross groups.
+
+    A scan that restarts where the group changes: its tree depends on the number of rows alone.
+    """
+    if rows.shape[0] == 0:
+        return jnp.zeros_like(rows, shape=(*extents.shape, *rows.shape[1:]))
+    restart = jnp.concatenate([jnp.ones_like(ids[:1], jnp.bool_), ids[1:] != ids[:-1]])
+
+    def step(left: Any, right: Any) -> Any:
+        fresh = trailing(right[1], rows.ndim)
+        return jnp.where(fresh, right[0], combine(left[0], right[0])), left[1] | right[1]
+
+    running, _ = jax.lax.associative_scan(step, (rows, restart))
+    return take_rows(running, jnp.where(extents > 0, starts + extents - 1, rows.shape[0]))
+
+
+def accumulator(dtype: Any) -> Any:
+    """Return the dtype to add in: float32 for narrower floats, else the dtype itself."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.dtype(jnp.float32) if narrow else jnp.dtype(dtype)
+
+
+def trailing(mask: jax.Array, ndim: int) -> jax.Array:
+    """Add axes of extent 1 behind, up to a rank."""
+    return mask.reshape(*mask.shape, *(1,) * (ndim - mask.ndim))
