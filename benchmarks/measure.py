@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-
 # Seconds between contenders: what the last one used is still being given back to the system when its results are ready.
 SETTLE = 0.02
 
