@@ -66,8 +66,7 @@ struct Printer {
     std::string result;
     for (const Below& b : below) {
       const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
-      const std::string text = cat(index(b.index), " < ", bound);
-      const std::string sure = b.variable < 0 ? holds_anyway(b.index, b.bound) : "";
+      const std::string text = cat(index(b.index), " < ", bound), sure = holds_anyway(b);
       const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
       const bool brackets = !sure.empty() && (below.size() > 1 || !alone);
       result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
@@ -76,7 +75,9 @@ struct Printer {
   }
   // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
   // compiler does not know of how many threads there are.
-  std::string holds_anyway(const IndexPtr& at, int64_t bound) const {
+  std::string holds_anyway(const Below& below) const {
+    const auto& [at, bound, read, implied] = below;
+    if (read >= 0) return "";
     for (const auto& [id, variable] : variables) {
       if (!variable.unrolled || !contains(at, id)) continue;
       Variables first = variables;

@@ -7,6 +7,7 @@
 #include "base/integers.h"
 #include "graph/index.h"
 #include "lower/guards.h"
+#include "lower/loose.h"
 #include "lower/operands.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
@@ -22,39 +23,6 @@ using loops::RegisterId;
 using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
-
-loops::Parallel to_loops(Parallel parallel) {
-  switch (parallel) {
-    case Parallel::kSerial:
-    case Parallel::kVector: return loops::Parallel::kSerial;  // lanes have no loop
-    case Parallel::kUnroll: return loops::Parallel::kUnroll;
-    case Parallel::kTask: return loops::Parallel::kTask;
-    case Parallel::kBlock: return loops::Parallel::kBlock;
-    case Parallel::kBlockY: return loops::Parallel::kBlockY;
-    case Parallel::kThread: return loops::Parallel::kThread;
-    case Parallel::kThreadY: return loops::Parallel::kThreadY;
-    case Parallel::kBulk: break;
-  }
-  throw InternalError(__FILE__, __LINE__, "parallel type", "");
-}
-
-// By value, whether only sums are made of it, and products and quotients that are rounded to 16 bits: relative errors
-// of a few units in float32's last place go unseen there.
-std::vector<bool> loose_values(const Fusion& fusion) {
-  std::vector<bool> loose(fusion.values.size(), true);
-  for (ValueId id : fusion.outputs) {
-    const DType dtype = fusion.values[id].dtype;
-    loose[id] = compute_dtype(dtype) != dtype;
-  }
-  for (auto op = fusion.ops.rbegin(); op != fusion.ops.rend(); ++op) {
-    using ir::OpKind;
-    const bool keeps_errors = op->kind == OpKind::kMul || op->kind == OpKind::kDiv || op->kind == OpKind::kNeg ||
-                              op->kind == OpKind::kConvert || op->kind == OpKind::kCopy;
-    const bool fine = op->kind == OpKind::kReduceSum || (keeps_errors && loose[op->output]);
-    for (ValueId id : op->inputs) loose[id] = loose[id] && fine;
-  }
-  return loose;
-}
 
 class Writer : Operands {
  public:
