@@ -96,20 +96,14 @@ RegisterId Operands::load_at(ValueId id, const graph::Indexer& indexer, const sc
   auto [at, step] = position(indexer, from.weights);
   at = loops::moved(add(place, std::move(at)), from.offset);
   for (const auto& [input, known] : loads_) {
-    const bool same = input == id && known.lane_step == step && graph::same(known.at, at) &&
-                      same_condition(known.when, when) && same_ranges(known.within, within);
-    if (same) return known.result;
+    const bool done = input == id && known.lane_step == step && graph::same(known.at, at) && same(known.when, when) &&
+                      same(known.within, within);
+    if (done) return known.result;
   }
   const RegisterId loaded = new_register(fusion_.values[id].dtype);
   emit(loops::Load{loaded, input_number_[id], at, step, {}, within}, when);
   loads_.push_back({id, {at, step, when, within, loaded}});
   return loaded;
-}
-
-bool Operands::same_ranges(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const loops::Range& x, const loops::Range& y) {
-    return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
-  });
 }
 
 std::vector<loops::Range> Operands::ranges(const Item& item, const schedule::Reading& from) {
@@ -127,12 +121,6 @@ std::vector<loops::Range> Operands::ranges(const Item& item, const schedule::Rea
     result.push_back({p.at, range.begin, range.end, !together});
   }
   return result;
-}
-
-bool Operands::same_condition(const loops::Condition& a, const loops::Condition& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) {
-    return x.bound == y.bound && x.variable == y.variable && graph::same(x.index, y.index);
-  });
 }
 
 RegisterId Operands::load_shared(ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,

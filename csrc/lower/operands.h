@@ -42,10 +42,8 @@ class Operands : protected Places {
   RegisterId load_at(ir::ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
                      const loops::IndexPtr& place, const loops::Condition& when,
                      const std::vector<loops::Range>& within);
-  static bool same_ranges(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b);
   // Where a reading finds an element: all lanes or none, where that is known, else each lane by itself.
   std::vector<loops::Range> ranges(const Item& item, const schedule::Reading& from);
-  static bool same_condition(const loops::Condition& a, const loops::Condition& b);
   RegisterId load_shared(ir::ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
                          const loops::Condition& when);
   RegisterId computed(ir::ValueId id, const Item& user);
