@@ -36,6 +36,58 @@ GPU_LAYERS = [
 ]
 
 
+# Routing alone: no rows to speak of.
+ROUTERS = [Layer("router", 16384, 1, 0, 128, 8), Layer("DeepSeek-V3 router", 16384, 1, 0, 256, 8)]
+
+
+def plain_router(layer: Layer) -> Callable[..., Any]:
+    """Weights, the order of the choices by expert and the load, as one writes them in JAX today."""
+
+    def f(logits: jax.Array) -> tuple[jax.Array, ...]:
+        weights, experts = jax.lax.top_k(jax.nn.softmax(logits), layer.top_k)
+        flat = experts.reshape(-1)
+        order = jnp.argsort(flat, stable=True)
+        weights = weights / weights.sum(-1, keepdims=True)
+        return weights, order, jnp.argsort(order), jnp.bincount(flat, length=layer.experts)
+
+    return f
+
+
+def our_router(layer: Layer) -> Callable[..., Any]:
+    """The same through jax_fuser."""
+
+    def f(logits: jax.Array) -> tuple[jax.Array, ...]:
+        weights, experts, _ = jf.moe.route(logits, layer.top_k)
+        _, state = jf.moe.dispatch(logits[:, :1], experts, num_experts=layer.experts)
+        return weights, state.source, state.target, state.extents
+
+    return f
+
+
+def _loss_and_rest(weights: jax.Array, *rest: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return jnp.sum(jnp.sin(weights)), rest
+
+
+def router_cases(only: str) -> Iterator[Case]:
+    """Yield the time of routing."""
+    for layer in ROUTERS:
+        logits = jax.random.normal(jax.random.key(0), (layer.tokens, layer.experts), jnp.float32)
+        for which in ("forward", "forward+backward"):
+            name = f"{layer.name} {which} float32"
+            if only not in name:
+                continue
+            contenders = []
+            for way, f in ((OURS, our_router(layer)), ("plain JAX", plain_router(layer))):
+                step = jax.jit(f)
+                if which != "forward":
+                    step = jax.jit(jax.value_and_grad(lambda x, f=f: _loss_and_rest(*f(x)), has_aux=True))
+                contenders.append(Contender(way, functools.partial(step, logits)))
+            parameters = {"tokens": layer.tokens, "experts": layer.experts, "top_k": layer.top_k}
+            case = Case("moe", name, parameters, "us", 0)
+            case.timings = time_all(contenders, seconds=4, repeats=7, inner=5)
+            yield case
+
+
 def plain_layer(layer: Layer) -> Callable[..., Any]:
     """The layer as one writes it in JAX today."""
 
@@ -66,6 +118,7 @@ def our_layer(layer: Layer) -> Callable[..., Any]:
 
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """Yield measured cases; work counts the FLOPs of the three matmuls, three times as many with the backward pass."""
+    yield from router_cases(only)
     gpu = jax.default_backend() == "gpu"
     for layer in GPU_LAYERS if gpu else CPU_LAYERS:
         for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):

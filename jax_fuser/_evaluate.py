@@ -156,12 +156,12 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return lax.pad(inside, jnp.zeros((), inside.dtype), [(low, n - low - count, 0) for low, count, n in ends])
         case "take":
             return _take(x, attributes, op.shape)
-        case "search":
-            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "partition":
             return _evaluate_nested.partition(op, *x)
         case "stretch":
             return jnp.broadcast_to(x[0], op.shape)
+        case "search":
+            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":

@@ -43,6 +43,13 @@ def dtype_name(dtype: Any) -> str | None:
     return _DTYPE_NAMES.get(str(jnp.dtype(dtype))) if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None
 
 
+def known_dtype_name(dtype: Any) -> str:
+    """Return the compiler's name of a dtype that it knows."""
+    name = dtype_name(dtype)
+    assert name is not None, dtype
+    return name
+
+
 def dtype_named(name: str) -> np.dtype[Any]:
     """Return the dtype that the compiler calls `name`."""
     return jnp.dtype(next(dtype for dtype, own in _DTYPE_NAMES.items() if own == name))

@@ -96,7 +96,8 @@ def fuse(
     softmax, layer norm), scans along an axis (cumsum) and top_k on floats (f64, f32, bf16, f16), integers and booleans
     fuse, across calls of `jax.jit` and of `jax.nn`, and so do slices, concatenations, padding, reshapes and gathers
     (`x[i]`) between them, updates at one place (`x.at[i].set`, `dynamic_update_slice`), and the bits that `jax.random`
-    draws with threefry keys (the same bits): dropout is in the kernels. Matrix products, scatters to several places,
+    draws with threefry keys (the same bits): dropout is in the kernels. In functions of NestedTensors the search for
+    each row's group and the reading of per-group operands fuse, too. Matrix products, scatters to several places,
     control flow and complex numbers stay with XLA between the regions; `explain`
     names them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
     function by itself.

@@ -20,7 +20,13 @@ _FONT, _LINE, _LETTER = 12, 16, 7.4  # pixels: of the font, a line, a letter of 
 _PAD, _GAP, _ROW_GAP, _MARGIN, _PASS = 10, 24, 44, 20, 14
 _WIDTH = 56  # letters of a line in a box
 _MAX_ARRAYS = 10  # listed in one group
-_FILL = {"pointwise": "#dbeafe", "transpose": "#fde9d0", "reduction": "#d9f2e1", "grouped": "#eadcf8"}
+_FILL = {
+    "pointwise": "#dbeafe",
+    "transpose": "#fde9d0",
+    "reduction": "#d9f2e1",
+    "grouped": "#eadcf8",
+    "nested": "#f8dce6",
+}
 _OTHER_FILL, _ARRAY_FILL, _INK, _EDGE = "#eeeeee", "#ffffff", "#1f2430", "#8a93a5"
 
 

@@ -169,10 +169,7 @@ class Explanation:
             lines += [*r.drawing(self.bandwidth)] if r.segments else [f"  {r.kernels}"]
         lines += ["", *self._left()] if self.cuts else []
         if any(r.segments for r in self.regions):
-            lines += [
-                "",
-                "FLOP: every op counts 1 for each element, conversions and moves 0, a multiply-add of a product 2",
-            ]
+            lines += ["", _COUNTED]
         return "\n".join(lines)
 
     def svg(self) -> str:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves, _trace_updates
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves, _trace_ops, _trace_updates
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -84,7 +84,7 @@ class Writer:
         scalar = np.asarray(value, dtype)[()]
         integral = np.issubdtype(scalar.dtype, np.integer)
         python = bool(scalar) if scalar.dtype == np.bool_ else int(scalar) if integral else float(scalar)
-        result = self.builder.constant(_dtype(dtype), python)
+        result = self.builder.constant(_ffi.known_dtype_name(dtype), python)
         self.known[result] = scalar
         return result
 
@@ -130,7 +130,7 @@ class Writer:
         """Return a value as its dtype holds it: computed twice, in f32, it may be stored in between once."""
         if dtype not in (jax.numpy.bfloat16, np.float16) or value in self.builder.inputs:
             return value
-        return self.builder.bitcast(self.builder.bitcast(value, "u16", ""), _dtype(dtype), "")
+        return self.builder.bitcast(self.builder.bitcast(value, "u16", ""), _ffi.known_dtype_name(dtype), "")
 
     def run(self, eqns: Sequence[Equation]) -> None:
         """Add equations in order."""
@@ -179,7 +179,7 @@ def _count(eqns: Sequence[Equation]) -> int:
 
 def _write(writer: Writer, invars: Sequence[Any], eqns: Sequence[Equation]) -> None:
     for i, var in enumerate(invars):
-        writer.values[var] = writer.builder.input(f"x{i}", _dtype(var.aval.dtype), list(var.aval.shape))
+        writer.values[var] = writer.builder.input(f"x{i}", _ffi.known_dtype_name(var.aval.dtype), list(var.aval.shape))
     writer.run(eqns)
 
 
@@ -188,12 +188,6 @@ def label(eqn: Equation) -> str:
     scope = str(eqn.source_info.name_stack).rsplit("/", 1)[-1]
     scope = scope.rsplit("(", 1)[-1].rstrip(")")  # transpose(jvp(gelu)) is gelu
     return f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
-
-
-def _dtype(dtype: Any) -> str:
-    name = _ffi.dtype_name(dtype)
-    assert name is not None, dtype
-    return name
 
 
 # Rules.
@@ -263,8 +257,12 @@ def _argument(op: str) -> Rule:
             is_best = w.op("or_", [is_best, w.op("ne", [value, value], eqn)], eqn)
         index = np.dtype("int32" if extent < 2**31 else "int64")
         none = w.builder.broadcast(w.constant(index, extent), shape, [])
-        at = w.op("select", [is_best, w.builder.iota(_dtype(index), shape, axis), none], eqn)
-        return [w.builder.convert(w.builder.reduce("reduce_min", at, [axis], index, name), _dtype(result.dtype), name)]
+        at = w.op("select", [is_best, w.builder.iota(_ffi.known_dtype_name(index), shape, axis), none], eqn)
+        return [
+            w.builder.convert(
+                w.builder.reduce("reduce_min", at, [axis], index, name), _ffi.known_dtype_name(result.dtype), name
+            )
+        ]
 
     return Rule(emit, refuse=_refuse_reduction, fits=False)
 
@@ -289,131 +287,6 @@ def _of_rounded(op: str) -> Rule:
     return Rule(lambda w, eqn, x: [w.op(op, [w.rounded(i, eqn.invars[0].aval.dtype) for i in x], eqn)])
 
 
-def _integer_pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    power, aval = eqn.params["y"], eqn.outvars[0].aval
-    if power == 0:
-        return [w.full(aval, 1)]
-    base, left, product = x[0], abs(power), None
-    while left:
-        if left & 1:
-            product = base if product is None else w.op("mul", [product, base], eqn)
-        left >>= 1
-        if left:
-            base = w.op("mul", [base, base], eqn)
-    assert product is not None
-    return [product if power > 0 else w.op("div", [w.full(aval, 1), product], eqn)]
-
-
-def _pow(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    # An integer exponent is converted first, as JAX does.
-    return [w.op("pow", [x[0], w.builder.convert(x[1], _dtype(eqn.outvars[0].aval.dtype))], eqn)]
-
-
-def _log2(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.op("mul", [w.op("log", x, eqn), w.full(eqn.outvars[0].aval, 1 / math.log(2))], eqn)]
-
-
-def _one_minus_square(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    one = w.full(eqn.outvars[0].aval, 1)
-    return [w.op("mul", [w.op("add", [one, *x], eqn), w.op("sub", [one, *x], eqn)], eqn)]
-
-
-def _polynomial(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    variable, *coefficients = x
-    total = coefficients.pop()
-    for c in reversed(coefficients):
-        total = w.op("add", [w.op("mul", [total, variable], eqn), c], eqn)
-    return [total]
-
-
-def _round(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.op("round_away" if int(eqn.params["rounding_method"]) == 0 else "round_even", x, eqn)]
-
-
-def _select_n(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    which, result, *cases = x
-    aval = eqn.invars[0].aval
-    if aval.dtype == np.bool_:
-        return [w.op("select", [which, *reversed(cases), result], eqn)] if cases else [result]
-    for i, case in enumerate(cases, 1):
-        bound = w.full(eqn.outvars[0].aval.update(dtype=aval.dtype), i)
-        result = w.op("select", [w.op("ge", [which, bound], eqn), case, result], eqn)
-    return [result]
-
-
-def _convert(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    to = eqn.params["new_dtype"]
-    if x[0] in w.known and not np.issubdtype(to, np.integer):
-        return [w.constant(to, w.known[x[0]])]
-    return [w.builder.convert(x[0], _dtype(eqn.params["new_dtype"]), label(eqn))]
-
-
-def _widens(eqn: Equation) -> bool:
-    return eqn.outvars[0].aval.dtype.itemsize >= eqn.invars[0].aval.dtype.itemsize
-
-
-def _bitcast(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.bitcast(x[0], _dtype(eqn.params["new_dtype"]), label(eqn))]
-
-
-def _refuse_bitcast(eqn: Equation) -> str | None:
-    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
-    if np.bool_ in (old, new) or old.itemsize != new.itemsize:
-        return f"changes the width of an element, {old} to {new}"
-    return None
-
-
-def _refuse_clamp(eqn: Equation) -> str | None:
-    return "clamps booleans" if eqn.outvars[0].aval.dtype == np.bool_ else None
-
-
-def _keeps_precision(eqn: Equation) -> bool:
-    exponent, mantissa = _float_bits(eqn.outvars[0].aval.dtype)
-    return bool(eqn.params["exponent_bits"] >= exponent and eqn.params["mantissa_bits"] >= mantissa)
-
-
-def _reduce_precision(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    if _keeps_precision(eqn):
-        return x
-    aval = eqn.outvars[0].aval
-    dtype = _dtype(aval.dtype)
-    own_exponent, own_mantissa = _float_bits(aval.dtype)
-    unsigned = np.dtype(f"uint{8 * aval.dtype.itemsize}")
-
-    def full(value: int) -> int:
-        return w.full(aval.update(dtype=unsigned), value)
-
-    value = w.rounded(x[0], aval.dtype)
-    bits = w.builder.bitcast(value, _dtype(unsigned), label(eqn))
-    gone = own_mantissa - eqn.params["mantissa_bits"]
-    if gone > 0:
-        # To the nearest, ties to even.
-        odd = w.op("and_", [w.op("shift_right_logical", [bits, full(gone)], eqn), full(1)], eqn)
-        up = w.op("add", [odd, full((1 << gone >> 1) - 1)], eqn)
-        mask = (1 << 8 * unsigned.itemsize) - (1 << gone)
-        bits = w.op("and_", [w.op("add", [bits, up], eqn), full(mask)], eqn)
-    if eqn.params["exponent_bits"] < own_exponent:
-        # What is too large becomes infinite, what is too small zero.
-        infinite, sign = ((1 << own_exponent) - 1) << own_mantissa, 1 << 8 * unsigned.itemsize - 1
-        middle, most = (1 << own_exponent - 1) - 1, (1 << eqn.params["exponent_bits"] - 1) - 1
-        exponent = w.op("and_", [bits, full(infinite)], eqn)
-        zero = w.op("and_", [bits, full(sign)], eqn)
-        is_large = w.op("gt", [exponent, full(middle + most << own_mantissa)], eqn)
-        is_small = w.op("le", [exponent, full(middle - most << own_mantissa)], eqn)
-        bits = w.op("select", [is_large, w.op("or_", [zero, full(infinite)], eqn), bits], eqn)
-        bits = w.op("select", [is_small, zero, bits], eqn)
-    result = w.builder.bitcast(bits, dtype, label(eqn))
-    return [w.op("select", [w.op("ne", [value, value], eqn), value, result], eqn)]
-
-
-def _refuse_precision(eqn: Equation) -> str | None:
-    return "rounds to no mantissa bit, which leaves no NaN" if eqn.params["mantissa_bits"] == 0 else None
-
-
-def _float_bits(dtype: Any) -> tuple[int, int]:
-    return {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}[str(dtype)]
-
-
 def _broadcast(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.broadcast(x[0], list(eqn.params["shape"]), list(eqn.params["broadcast_dimensions"]))]
 
@@ -423,7 +296,9 @@ def _refuse_dynamic(eqn: Equation) -> str | None:
 
 
 def _iota(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.builder.iota(_dtype(eqn.params["dtype"]), list(eqn.params["shape"]), eqn.params["dimension"])]
+    return [
+        w.builder.iota(_ffi.known_dtype_name(eqn.params["dtype"]), list(eqn.params["shape"]), eqn.params["dimension"])
+    ]
 
 
 def _refuse_iota(eqn: Equation) -> str | None:
@@ -502,17 +377,19 @@ RULES: dict[str, Rule] = {
     "argmax": _argument("reduce_max"),
     "argmin": _argument("reduce_min"),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
-    "integer_pow": Rule(_integer_pow),
-    "pow": Rule(_pow),
-    "log2": Rule(_log2),
-    "one_minus_square": Rule(_one_minus_square),
-    "polynomial": Rule(_polynomial),
-    "round": Rule(_round),
-    "select_n": Rule(_select_n),
-    "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_refuse_clamp),
-    "convert_element_type": Rule(_convert, is_view=_widens),
-    "bitcast_convert_type": Rule(_bitcast, refuse=_refuse_bitcast, is_view=_always),
-    "reduce_precision": Rule(_reduce_precision, refuse=_refuse_precision, is_view=_keeps_precision),
+    "integer_pow": Rule(_trace_ops.integer_pow),
+    "pow": Rule(_trace_ops.power),
+    "log2": Rule(_trace_ops.log2),
+    "one_minus_square": Rule(_trace_ops.one_minus_square),
+    "polynomial": Rule(_trace_ops.polynomial),
+    "round": Rule(_trace_ops.round_),
+    "select_n": Rule(_trace_ops.select_n),
+    "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_trace_ops.refuse_clamp),
+    "convert_element_type": Rule(_trace_ops.convert, is_view=_trace_ops.widens),
+    "bitcast_convert_type": Rule(_trace_ops.bitcast, refuse=_trace_ops.refuse_bitcast, is_view=_always),
+    "reduce_precision": Rule(
+        _trace_ops.reduce_precision, refuse=_trace_ops.refuse_precision, is_view=_trace_ops.keeps_precision
+    ),
     "broadcast_in_dim": Rule(_broadcast, refuse=_refuse_dynamic, is_view=_always),
     "iota": Rule(_iota, refuse=_refuse_iota, is_view=_always),
     "reshape": Rule(_trace_moves.reshape, refuse=_trace_moves.refuse_reshape, is_view=_always),

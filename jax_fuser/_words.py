@@ -35,6 +35,8 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "loop": lambda n: f"reads along loop {n}",
     "stages": lambda n: f"rows come ahead by bulk copies, in {n} stages of shared memory",
     "blocks": lambda _: None,
+    "columns": lambda n: _several(n, "vectors of columns side by side"),
+    "rows": lambda n: _several(n, "rows side by side"),
     "bulk_store": lambda _: "rows go by bulk copies",
 }
 

@@ -114,6 +114,29 @@ class Builder(_core.Builder):
       >>> b.output(b.pointwise("add", [x, x]))
       >>> b.finish().outputs
       ['t1']
+
+    Nested values. `partition` makes one axis of an array two: the component, and the ragged axis of its rows, of which
+    component g has extents[g], from row starts[g] on; both are s32 values that are read on the device. Pointwise ops on
+    nested values need equal extents, `broadcast_like` gives a dense value the axes of a nested one, a reduction of the
+    ragged axis leaves a value for each component (0 for a sum of no rows), and `combine` puts the rows of all
+    components into one array, zeros between them. `most` is the largest number of rows that a component can have:
+    extents are brought into [0, most], starts into the array, and a row behind its end is the last one.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> b = jf.ir.Builder("totals")
+      >>> x, starts, sizes = b.input("x", "f32", [6, 2]), b.input("starts", "s32", [3]), b.input("sizes", "s32", [3])
+      >>> rows = b.partition(x, starts, sizes, axis=0, most=6)
+      >>> b.output(b.reduce("reduce_sum", rows, [1]))
+      >>> print(fusion := b.finish())
+      fusion totals(x: f32[6,2], starts: s32[3], sizes: s32[3]) -> (t4) {
+        t3: f32[3,ragged 6 of sizes by 0,2] = partition(x, starts, sizes) {most=6, axis=0}
+        t4: f32[3,2] = reduce_sum(t3) {dims=[1]}
+      }
+      <BLANKLINE>
+      >>> [sums] = jf.ir.run(fusion, jnp.ones((6, 2)), jnp.array([0, 3, 3]), jnp.array([3, 0, 2]))
+      >>> sums.tolist()
+      [[3.0, 3.0], [0.0, 0.0], [2.0, 2.0]]
     """
 
     def finish(self) -> Fusion:
@@ -282,15 +305,14 @@ def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
 
     Args:
       program: what to compute, or how.
-      arrays: one for each of fusion.inputs, of its shape and dtype.
+      arrays: as `evaluate` takes them; it raises the same for others.
 
     Returns:
       One array for each of fusion.outputs.
 
     Raises:
-      TypeError: for another number of arrays.
-      ValueError: for an array of another shape or dtype.
       UserError: where the schedule cannot be lowered; it names the value and the call that mends it.
+      NotImplementedError: for a derivative or a batch of what `evaluate` has no rule for.
     """
     fusion = _fusion(program, "run")
     operands = _evaluate.checked_operands("run", fusion, arrays)

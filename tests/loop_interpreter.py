@@ -57,6 +57,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "and_": np.bitwise_and,
     "not_": lambda x: ~x,
     "select": np.where,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
     "copy": lambda x: x,
     "convert": lambda x: x,
 }
@@ -149,7 +150,7 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        functions = {"where": np.where, "min": np.minimum}
+        functions = {"min": np.minimum, "where": np.where}
         return np.broadcast_to(eval(arithmetic(text), functions, self.variables), self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
@@ -501,12 +502,12 @@ STATEMENTS = [
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
+        (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (
             r"(r\d+): s32 = search (\w+)\[(.+?)\](?: lane \* (\d+))? of (\d+) for (r\d+)"
             r"( of each lane)?( left)?(?: if (.+))?",
             Block.search,
         ),
-        (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
             r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",

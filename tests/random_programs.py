@@ -175,7 +175,7 @@ class Program:
       dtypes: of the inputs.
       smooth: whether it has a derivative everywhere.
       largest: elements of any value; 0 for some choice.
-      moves: what else moves elements: "pad" (with slices and concatenations), "reshape", "gather".
+      moves: what else moves elements: "pad" (with slices and concatenations), "reshape", "gather", "update".
     """
 
     def __init__(self, seed, steps=9, sizes=SIZES, dtypes=(), smooth=False, largest=0, moves=()):
@@ -452,6 +452,38 @@ class Program:
             return x[(slice(None),) * axis + (slice(start, start + size),)]
 
         return Step(window, [x, at], value.dtype, exact)
+
+    def update(self, x):
+        """Write a part of another value, or of the value itself, at a place that an integer of it says."""
+        rng, value = self.rng, self.pool[x]
+        shape, rank = value.shape, len(value.shape)
+        at = self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+        if at is None or rank == 0 or 0 in shape:
+            return None
+        exact = not is_float(value.dtype)
+        y = self.pick(lambda v: v.dtype == value.dtype and v.shape == shape)
+        axis, adds = int(rng.integers(rank)), rng.random() < 0.4 and value.dtype != bool
+        size = 1 if adds else int(rng.integers(1, shape[axis] + 1))
+        place = (slice(None),) * axis
+
+        def write(xp, x, y, i):
+            start = i.ravel()[0].astype("int32")
+            part = y[(*place, slice(shape[axis] - size, None))]
+            if xp is jnp and not adds:
+                return lax.dynamic_update_slice_in_dim(x, part, start, axis)
+            part = part.squeeze(axis) if adds else part
+            if xp is jnp:
+                return x.at[(*place, start)].add(part)
+            start = int(start) + shape[axis] * (start < 0)
+            x = np.array(x)
+            if not adds:
+                start = int(np.clip(start, 0, shape[axis] - size))
+                x[(*place, slice(start, start + size))] = part
+            elif 0 <= start < shape[axis]:
+                x[(*place, start)] += part
+            return x
+
+        return Step(write, [x, y, at], value.dtype, exact)
 
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""

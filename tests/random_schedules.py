@@ -24,6 +24,7 @@ FOLDS = {"reduce_sum": np.sum, "reduce_max": np.max, "reduce_min": np.min}
 SCANS = {"scan_sum": np.add, "scan_max": np.maximum, "scan_min": np.minimum}
 KINDS = ("unary", "binary", "binary", "binary", "reduce", "reduce", "transpose", "broadcast")
 MOVES = ("slice", "pad", "scan", "reshape")
+SEARCHES = 300_000  # from this seed on programs search tables, too
 Choice = tuple[str, int, int, int]  # a call and three numbers, taken modulo what there is to choose from
 
 
@@ -32,7 +33,7 @@ class Program:
 
     def __init__(self, seed: int):
         self.draw = draw = random.Random(f"fusion {seed}")
-        self.random = np.random.default_rng(seed)
+        self.random, self.searches = np.random.default_rng(seed), seed >= SEARCHES
         self.builder = jf.ir.Builder("p")
         self.values: list[tuple[int, np.ndarray]] = []
         self.inputs: list[np.ndarray] = []
@@ -68,7 +69,9 @@ class Program:
         draw, b = self.draw, self.builder
         x, exact = draw.choice(self.values[-4:] if draw.random() < 0.7 else self.values)
         kind = draw.choice(KINDS + MOVES)
-        if kind == "unary":
+        if self.searches and draw.random() < 0.4:
+            self.add_search(x, exact)
+        elif kind == "unary":
             op = draw.choice(list(UNARY))
             self.add(b.pointwise(op, [x]), UNARY[op](exact))
         elif kind == "binary":
@@ -109,6 +112,20 @@ class Program:
             found = self.stretched(x, exact, self.shape)
             if found is not None:
                 self.add(*found)
+
+    def add_search(self, x: int, exact: np.ndarray) -> None:
+        """Search numbers in a sorted table, or in one for each index of an axis."""
+        draw, b = self.draw, self.builder
+        side, length = draw.choice(("left", "right")), draw.choice((1, 2, 3, 5, 8))
+        dims = [draw.randrange(exact.ndim)] if exact.ndim and draw.random() < 0.4 else []
+        table = np.sort(self.random.integers(-4, 5, (*(exact.shape[d] for d in dims), length)).astype(np.int32))
+        given = b.input(f"x{len(self.inputs)}", "s32", list(table.shape))
+        self.inputs.append(table)
+        places = np.zeros(exact.shape, np.float32)
+        for i, row in enumerate(table.reshape(-1, length)):
+            where = (slice(None),) * dims[0] + (i,) if dims else ...
+            places[where] = np.searchsorted(row, exact[where], side)
+        self.add(b.convert(b.search(given, b.convert(x, "s32"), side, dims), "f32"), places)
 
     def stretched(self, value: int, exact: np.ndarray, shape: tuple[int, ...]) -> tuple[int, np.ndarray] | None:
         """Return the value stretched to a shape, where its axes are some of it in order."""

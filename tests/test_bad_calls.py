@@ -215,6 +215,11 @@ BAD: dict[str, tuple[Callable, str]] = {
         built(("transpose", 0, [1])),
         r"\[transpose\] dims must be a permutation of the 1 axes of f32\[4\]",
     ),
+    "fraction": (built(("constant", "s32", 1.5)), r"\[constant\] s32: expected an integer that it holds, got 1.5"),
+    "too large": (built(("constant", "s8", 300)), r"\[constant\] s8: expected an integer that it holds, got 300"),
+    "too large for all": (built(("constant", "u64", 2**64)), r"\[constant\] u64: expected an integer that it holds"),
+    "neither true nor false": (built(("constant", "pred", 2)), r"\[constant\] pred: expected an integer that it holds"),
+    "no number": (built(("constant", "f32", "a")), r"\[constant\] f32: expected a number, got 'a'"),
     "no output": (lambda: jf.ir.Builder("b").finish(), r"\[verify\] the fusion has no output"),
 }
 

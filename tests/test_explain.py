@@ -200,3 +200,12 @@ def test_functions_without_kernels():
     scalars = jf.explain(jf.fuse(lambda x: x * 2 + 1))(1.0)
     assert "scalars" in str(scalars)
     ElementTree.fromstring(scalars.svg())
+
+
+def test_bytes_of_what_is_gathered_and_padded():
+    def reads(f, *args):
+        return [flow.bytes for flow in jf.explain(f, platform="cpu")(*args).regions[0].segments[0].reads]
+
+    table = jnp.ones((1000, 64))
+    assert reads(lambda t, i: t[i] * 2 + 1, table, jnp.zeros(3, jnp.int32)) == [3 * 64 * 4, 3 * 4]
+    assert reads(lambda t: jnp.pad(t[2:4], ((1, 1), (0, 0))) * 2 + 1, table) == [2 * 64 * 4]

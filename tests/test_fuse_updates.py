@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import loop_interpreter
 import numpy as np
 import pytest
 from jax import lax
+from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
+from test_fuse_random import check
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -138,6 +141,18 @@ def test_one_kernel(name, platform):
         assert kernels(f, x, u, 3, platform=platform) <= 2
 
 
+# The interpreter knows no reads at computed places.
+@pytest.mark.parametrize("name", ["one row", "set row", "set column", "set element", "twice", "add to an element"])
+def test_cuda_loops(name):
+    values = {"x0": array(*SHAPE), "x1": array(5, 70)}
+    fusion = jf.ir.trace(CASES[name], *values.values(), jnp.int32(0))
+    [schedule] = jf.ir.propose(fusion, platform="cuda")
+    for i in PLACES:
+        given = {name: np.asarray(v) for name, v in values.items()} | {"x2": np.int32(i)}
+        [got] = loop_interpreter.run(schedule, *(given[name] for name in schedule.fusion.inputs))
+        np.testing.assert_array_equal(got, CASES[name](*values.values(), i))
+
+
 def test_the_derivative_of_a_row_is_one_kernel():
     f = jax.grad(lambda x, i: jnp.sum(jnp.sin(jnp.tanh(x)[i])))
     x = array(*SHAPE)
@@ -203,3 +218,11 @@ def test_cuda_sources_compile(name, dtype):
     args = array(*SHAPE, dtype=dtype), array(5, 70, dtype=dtype), jnp.int32(3)
     fusion = jf.ir.trace(CASES[name], *args)
     assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs(device, seed):
+    moves = ("update", "update", "update", "gather", "pad", "reshape")
+    programs = [Program([53, seed, i], moves=moves) for i in range(20)]
+    found = check(device, programs, seed == 1)
+    assert not found, "\n\n".join(found)

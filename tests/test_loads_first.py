@@ -1,4 +1,6 @@
-"""Loads that do not wait for a condition read nothing beyond their array."""
+"""Loads read nothing beyond their array, whatever conditions are left out or put together for them."""
+
+import re
 
 import loop_interpreter
 import numpy as np
@@ -36,3 +38,22 @@ def test_an_array_of_fewer_elements_than_lanes():
     x = np.float32([3, 5])
     [got] = loop_interpreter.run(unrolled(b.finish()), x)
     np.testing.assert_array_equal(got, -np.pad(x, (10, 0)))
+
+
+def test_what_holds_in_the_first_iterations_does_not_stand_for_all():
+    """A padded vector beside a fold: the iteration must exist, and its element, too."""
+    b = jf.ir.Builder("beside")
+    x = b.input("x", "f32", [10, 64])
+    padded = b.pad(b.input("v", "f32", [6]), [3], [1], b.constant("f32", 0.0))
+    b.output(b.pointwise("add", [padded, b.reduce("reduce_sum", x, [1])]))
+    s = jf.ir.Scheduler(b.finish())
+    [fold] = [value for value in s.fusion.values if s.fusion.is_reduction(value)]
+    s.split(fold, 0, 4)
+    for axis, parallel in enumerate(["thread_y", "unroll", "thread"]):
+        s.parallelize(fold, axis, parallel)
+    s.transform_like(fold)
+    s.parallelize_like(fold)
+    s.inline_most()
+    source = jf.ir.lower(s.schedule, "cuda").as_text("source")
+    assert re.search(r"= \(i1 < 2 \|\| i0 \* 4 \+ i1 < 10\) && 3 <= i0 \* 4 \+ i1 && ", source)
+    assert not re.search(r"\|\|[^)]*&&", source)

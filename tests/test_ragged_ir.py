@@ -226,6 +226,10 @@ REFUSED = {
         lambda b, x, s, e, n: b.take(n, [b.input("i", "s32", [7, H])], [1], [0, -1, 1], [7, H]),
         r"is nested; take before partition, or combine it first",
     ),
+    "search": (
+        lambda b, x, s, e, n: b.search(e, b.convert(n, "s32"), "left", []),
+        r"is nested; search before partition, or combine it first",
+    ),
     "grouped_matmul": (
         lambda b, x, s, e, n: b.grouped_matmul(n, b.input("w", "f32", [G, H, 5]), e, None, "rows", False, "f32"),
         r"is nested; grouped_matmul takes rows in one array",

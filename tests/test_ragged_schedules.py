@@ -299,6 +299,31 @@ def test_one_component_and_one_row(machine):
             np.testing.assert_array_equal(negative, -x if sizes.sum() else 0 * x)
 
 
+def test_rows_in_shared_memory(machine):
+    """Threads meet inside of the loop over tiles of rows, which ends for all of them at once."""
+    if machine.platform == "cpu":
+        pytest.skip("threads are CUDA's")
+    fusion = fold_fusion()
+    scheduler = jf.ir.Scheduler(fusion)
+    [nested] = [line.split(":")[0].strip() for line in str(fusion).splitlines() if "= partition(" in line]
+    copy = scheduler.cache_after(nested)
+    [out] = scheduler.fusion.outputs
+    scheduler.split(out, 1, 4)
+    scheduler.transform_like(out)
+    for value in scheduler.fusion.values:
+        if value in scheduler.fusion.inputs:
+            continue
+        scheduler.parallelize(value, 0, "block")
+        scheduler.parallelize(value, 2 if value != copy else 3, "thread" if value != copy else "serial")
+    scheduler.set_memory(copy, "shared")
+    scheduler.inline_most()
+    scheduler.inline_at(copy, 2)
+    for sizes in SIZES.values():
+        x, w, starts, extents = data(sizes)
+        [got] = machine.run(scheduler.schedule, x, w, starts, extents)
+        assert_close(got, fold_truth(x, w, starts, extents))
+
+
 def test_loops_end_with_the_rows():
     """A serial loop over rows is left where they end; a block whose tile is beyond them has nothing to do."""
     text = jf.ir.lower(scheduled(fold_fusion(), [("split", 1, 4)]), "cpu").as_text("loops")

@@ -8,7 +8,7 @@ import functools
 import jax
 import loop_interpreter
 import pytest
-from random_schedules import Case, outcome, report
+from random_schedules import SEARCHES, Case, outcome, report
 
 import jax_fuser as jf
 
@@ -26,6 +26,13 @@ def check(cases, run):
 def test_loops_compute_every_element(batch, platform):
     run = functools.partial(loop_interpreter.run, platform=platform)
     check([Case.of(batch * CASES + i, platform) for i in range(CASES)], run)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("batch", range(2))
+def test_loops_search_tables(batch, platform):
+    run = functools.partial(loop_interpreter.run, platform=platform)
+    check([Case.of(SEARCHES + batch * CASES + i, platform) for i in range(CASES)], run)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -59,9 +66,9 @@ def test_most_cases_are_kernels_and_reach_what_they_test(platform):
 def test_kernels_compute_every_element(device):
     """The same on the machine itself, compiled."""
     platform = "cpu" if device.platform == "cpu" else "cuda"
-    seeds, cases = iter(range(100_000, 200_000)), []
+    seeds, cases = [iter(range(first, 2 * first)) for first in (100_000, SEARCHES)], []
     while len(cases) < RUNS[platform]:
-        case = Case.of(next(seeds), platform)
+        case = Case.of(next(seeds[len(cases) % 3 == 0]), platform)
         found = outcome(case, lambda schedule, *arrays: [])
         if found.schedule is not None and not found.refused and len(case.choices) > 3:
             cases.append(case)

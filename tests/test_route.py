@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from test_cuda_sources import nvrtc_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _ffi
+from jax_fuser import _core, _ffi, _route
 
 TOKENS, EXPERTS = 37, 24
 
@@ -169,6 +170,16 @@ def test_one_kernel_reads_the_logits_each_way(platform):
     assert reads({}) == 2
     # What a bias chose has to be picked from the scores.
     assert reads({"scores": "sigmoid", "bias": BIAS}) == 3
+
+
+@pytest.mark.parametrize("scores", ["softmax", "topk_softmax", "sigmoid"])
+@pytest.mark.parametrize("biased", [False, True])
+def test_cuda_sources_compile(scores, biased):
+    nvrtc_or_skip()
+    how = _route._How(3, scores, True)
+    arguments = [random(4096, EXPERTS), jnp.float32(1), *[jnp.asarray(BIAS)] * biased]
+    fusion = jf.ir.trace(lambda x, s, bias=None: _route._choose(how, x, s, bias, None), *arguments)
+    assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
 
 
 def test_without_a_compiler(monkeypatch):

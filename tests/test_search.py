@@ -61,6 +61,7 @@ def test_lengths(device, length, side):
     numbers = RNG.integers(-60, 60, (5, 37)).astype(np.int32)
     f = fusion("s32", table.shape, numbers.shape, side)
     check(f, table, numbers, side=side)
+    check(f, table, np.sort(numbers, axis=None).reshape(numbers.shape), side=side)
     for same in (np.full_like(table, 7), np.full_like(table, -(2**31)), np.full_like(table, 2**31 - 1)):
         check(f, same, numbers, side=side)
 
@@ -221,3 +222,42 @@ def test_a_table_that_is_computed_is_stored_first(device):
 def test_errors(build, message):
     with pytest.raises(jf.UserError, match=message):
         build(jf.ir.Builder("bad"))
+
+
+def among_others(kind):
+    """Searches whose numbers are computed, and whose results are reshaped, folded, scanned, transposed or taken."""
+    b = jf.ir.Builder("among")
+    table, x = b.input("table", "s32", [6, 5]), b.input("x", "s32", [6, 40])
+    found = b.search(table, x, "left", [0])
+    if kind == "reshape":
+        found = b.pointwise("add", [b.reshape(found, [2, 3, 4, 10]), b.reshape(x, [2, 3, 4, 10])])
+    elif kind == "fold":
+        found = b.reduce("reduce_sum", b.pointwise("mul", [found, x]), [1])
+    elif kind == "of a fold":
+        found = b.search(table, b.reduce("reduce_max", x, [1]), "right", [0])
+    elif kind == "scan":
+        found = b.scan("scan_sum", found, 1)
+    elif kind == "of a scan":
+        found = b.search(table, b.scan("scan_max", x, 1), "right", [0])
+    elif kind == "transpose":
+        found = b.pointwise("sub", [b.transpose(found, [1, 0]), b.transpose(x, [1, 0])])
+    elif kind == "take":
+        found = b.take(x, [b.search(table, x, "right", [0])], [1], [0, -1], [6, 40])
+    elif kind == "concat":
+        found = b.concat([found, b.pointwise("neg", [x])], 0)
+    elif kind == "row by row":
+        sums = b.broadcast(b.reduce("reduce_sum", x, [1]), [6, 40], [0])
+        found = b.pointwise("sub", [b.search(table, b.pointwise("sub", [sums, x]), "right", [0]), x])
+    b.output(found)
+    return b.finish()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["reshape", "fold", "of a fold", "scan", "of a scan", "transpose", "take", "concat", "row by row"],
+)
+def test_among_other_ops(device, kind):
+    f = among_others(kind)
+    table = np.sort(RNG.integers(-5, 50, (6, 5)), axis=-1).astype(np.int32)
+    x = RNG.integers(-9, 55, (6, 40)).astype(np.int32)
+    np.testing.assert_array_equal(jf.ir.run(f, table, x)[0], jf.ir.evaluate(f, table, x)[0])

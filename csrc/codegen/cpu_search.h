@@ -22,16 +22,42 @@ JF_FUNCTION Lanes<s32, W> search(const T* table, long offset, Lanes<T, W> number
   return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(place)));
 }
 
+// Whether the search finds one place for all lanes.
 template <bool kLeft, int kCount, class T, int W>
 JF_FUNCTION bool all_there(const T* run, int place, Lanes<T, W> number) {
-  if constexpr (W <= JF_PART) {
-    bool there = true;
-    for (int i = 0; i < W; ++i) there &= is_place<kLeft, kCount>(run, place, number.v[i]);
-    return there;
-  } else {
+  if constexpr (W > JF_PART) {
     return all_there<kLeft, kCount>(run, place, number.lo) && all_there<kLeft, kCount>(run, place, number.hi);
+  } else {
+    const Part<T> below = splat(run[place > 0 ? place - 1 : 0]),
+                  above = splat(run[place < kCount ? place : kCount - 1]);
+    const auto beyond = kLeft ? below < number.v : below <= number.v;
+    const auto before = kLeft ? number.v <= above : number.v < above;
+    const decltype(beyond) none = beyond ^ beyond;
+    const auto there = (beyond | (place == 0 ? ~none : none)) & (before | (place == kCount ? ~none : none));
+    bool all = true;
+    if constexpr (W == JF_PART && sizeof(there) % sizeof(u64) == 0) {
+      u64 words[sizeof(there) / sizeof(u64)];
+      __builtin_memcpy(words, &there, sizeof(there));
+      for (u64 word : words) all &= word == ~0ul;
+    } else {
+      for (int i = 0; i < W; ++i) all &= there[i] != 0;
+    }
+    return all;
   }
 }
+// `place` is that of the lane before.
+template <bool kLeft, int kCount, class T, int W>
+JF_FUNCTION Lanes<s32, W> search_near(const T* run, int place, Lanes<T, W> number) {
+  if constexpr (W <= JF_PART) {
+    Part<s32> places{};
+    for (int i = 0; i < W; ++i) places[i] = place = place_near<kLeft, kCount>(run, place, number.v[i]);
+    return {places};
+  } else {
+    const auto low = search_near<kLeft, kCount>(run, place, number.lo);
+    return {low, search_near<kLeft, kCount>(run, first_lane(low), number.hi)};
+  }
+}
+// Each lane in a table of its own.
 template <bool kLeft, int kCount, class T, int W, class On>
 JF_FUNCTION Lanes<s32, W> search_each(const T* run, long stride, Lanes<T, W> number, On on) {
   if constexpr (W <= JF_PART) {
@@ -50,15 +76,17 @@ JF_FUNCTION Lanes<s32, W> search_each(const T* run, long stride, Lanes<T, W> num
 // Each lane has a number of its own, and where the stride is not 0 a table.
 template <bool kLeft, int kCount, class T, int W, class On = All>
 JF_FUNCTION Lanes<s32, W> search_lanes(const T* table, long offset, long stride, Lanes<T, W> number, On on = {}) {
+  const T* const run = table + offset;
   if constexpr (kCount > 0) {
     if (stride == 0) {
-      const int place = count_before<kLeft, kCount>(table + offset, first_lane(number));
-      if (all_there<kLeft, kCount>(table + offset, place, number)) {
+      const int place = count_before<kLeft, kCount>(run, first_lane(number));
+      if (all_there<kLeft, kCount>(run, place, number)) {
         return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(place)));
       }
+      return search_near<kLeft, kCount>(run, place, number);
     }
   }
-  return search_each<kLeft, kCount>(table + offset, stride, number, on);
+  return search_each<kLeft, kCount>(run, stride, number, on);
 }
 
 }  // namespace jf

@@ -17,16 +17,15 @@ template <bool kLeft, int kCount, class T, int W, class On = All>
 JF_FUNCTION Lanes<s32, W> search_lanes(const T* table, long offset, long stride, const Lanes<T, W>& number,
                                        On on = {}) {
   const T* const run = table + offset;
+  Lanes<s32, W> places;
   if constexpr (kCount > 0) {
     if (stride == 0) {
-      const int place = count_before<kLeft, kCount>(run, number.v[0]);
-      bool there = true;
+      int place = places.v[0] = count_before<kLeft, kCount>(run, number.v[0]);
 #pragma unroll
-      for (int i = 1; i < W; ++i) there &= is_place<kLeft, kCount>(run, place, number.v[i]);
-      if (there) return splat(Type<Lanes<s32, W>>{}, s32(place));
+      for (int i = 1; i < W; ++i) place = places.v[i] = place_near<kLeft, kCount>(run, place, number.v[i]);
+      return places;
     }
   }
-  Lanes<s32, W> places;
 #pragma unroll
   for (int i = 0; i < W; ++i) {
     places.v[i] = is_active(on, i) ? count_before<kLeft, kCount>(run + i * stride, number.v[i]) : 0;

@@ -22,7 +22,7 @@ bool is_identifier(std::string_view name) {
 // The headers that kernels need beside the prelude.
 struct Needs {
   bool math = false, fold = false, fold_threads = false, bulk = false, scan = false, scan_threads = false,
-       search = false, index_reads = false;
+       index_reads = false, search = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
@@ -64,8 +64,8 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.bulk) include(language.bulk);
   if (needs.scan) include(language.scan);
   if (needs.scan_threads) include(language.scan_threads);
-  if (needs.search) include(language.search);
   if (needs.index_reads) include("codegen/index_reads.h");
+  if (needs.search) include(language.search);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;

@@ -61,29 +61,37 @@ struct Printer {
   std::string index(const IndexPtr& index) const { return index_text(index, variables); }
   std::string offset(const IndexPtr& index) const { return offset_text(index, variables); }
   std::string on() const { return masked ? ", on" : ""; }
-  std::string condition(const Condition& below) const {
+  // `alone`: nothing else is asked beside it.
+  std::string condition(const Condition& below, bool alone = true) const {
     std::string result;
     for (const Below& b : below) {
       const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
-      const std::string text = cat(index(b.index), " < ", bound);
-      const std::string sure = b.variable < 0 ? holds_anyway(b.index, b.bound) : "";
+      const std::string text = cat(index(b.index), " < ", bound), sure = holds_anyway(b);
       const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
-      const bool brackets = !sure.empty() && below.size() > 1;
+      const bool brackets = !sure.empty() && (below.size() > 1 || !alone);
       result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
     }
     return result;
   }
   // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
   // compiler does not know of how many threads there are.
-  std::string holds_anyway(const IndexPtr& at, int64_t bound) const {
+  std::string holds_anyway(const Below& below) const {
+    const auto& [at, bound, read, implied] = below;
+    if (read >= 0) return "";
     for (const auto& [id, variable] : variables) {
       if (!variable.unrolled || !contains(at, id)) continue;
       Variables first = variables;
-      for (int64_t count = *variable.last; count > 0; --count) {
+      const auto holds = [&](int64_t count) {
         first.at(id).last = count - 1;
         const std::optional<int64_t> most = largest(at, first);
-        if (most && *most < bound) return cat(variable.name, " < ", count);
+        return most && *most < bound;
+      };
+      int64_t count = 0;
+      for (int64_t end = *variable.last + 1; count + 1 < end;) {
+        const int64_t middle = count + (end - count) / 2;
+        (holds(middle) ? count : end) = middle;
       }
+      if (count > 0) return cat(variable.name, " < ", count);
     }
     return "";
   }
@@ -241,7 +249,7 @@ struct Printer {
       }
     }
     std::string definition = define(load.result, "x", loads), end = ");";
-    std::string where = condition(load.when);
+    std::string where = condition(load.when, load.within.empty());
     const Range* lanes = nullptr;
     for (const Range& range : load.within) {
       if (range.lanes) {

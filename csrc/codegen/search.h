@@ -30,4 +30,12 @@ JF_FUNCTION bool is_place(const T* run, int place, T number) {
   return (place == 0 || is_before<kLeft>(below, number)) && (place == kCount || !is_before<kLeft>(above, number));
 }
 
+// The place of a number that is likely to lie where the one before it does, or in the next place.
+template <bool kLeft, int kCount, class T>
+JF_FUNCTION int place_near(const T* run, int place, T number) {
+  if (is_place<kLeft, kCount>(run, place, number)) return place;
+  const int next = place < kCount ? place + 1 : kCount;
+  return is_place<kLeft, kCount>(run, next, number) ? next : count_before<kLeft, kCount>(run, number);
+}
+
 }  // namespace jf

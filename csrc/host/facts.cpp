@@ -1,7 +1,9 @@
 #include "host/facts.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <numeric>
 
 #include "base/error.h"
 #include "host/program.h"
@@ -42,13 +44,23 @@ int64_t operations(const ir::Fusion& fusion, const ir::Op& op) {
   }
 }
 
-// What slices take of a value that nothing else reads, at most all of it.
+// Elements of an operand that an op reads.
+int64_t elements_read(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
+  if (op.kind == ir::OpKind::kSlice || (op.kind == ir::OpKind::kTake && operand == 0)) {
+    return ir::elements(fusion.values[op.output]);
+  }
+  if (const auto* pad = std::get_if<ir::Pad>(&op.attribute)) {
+    return std::accumulate(pad->counts.begin(), pad->counts.end(), int64_t{1}, std::multiplies<>());
+  }
+  return ir::elements(fusion.values[op.inputs[operand]]);
+}
+
+// What slices, paddings and gathers take of a value that nothing else reads, at most all of it.
 int64_t elements_read(const ir::Fusion& fusion, ir::ValueId id) {
   const int64_t all = ir::elements(fusion.values[id]);
   int64_t read = std::count(fusion.outputs.begin(), fusion.outputs.end(), id) > 0 ? all : 0;
   for (const ir::Op& op : fusion.ops) {
-    if (std::count(op.inputs.begin(), op.inputs.end(), id) == 0) continue;
-    read += op.kind == ir::OpKind::kSlice ? ir::elements(fusion.values[op.output]) : all;
+    for (size_t i = 0; i < op.inputs.size(); ++i) read += op.inputs[i] == id ? elements_read(fusion, op, i) : 0;
   }
   return std::min(read, all);
 }

@@ -441,6 +441,7 @@ Fusion Builder::take_fusion() {
   spreads_.clear();
   padded_.clear();
   takes_.clear();
+  partitions_.clear();
   return made;
 }
 

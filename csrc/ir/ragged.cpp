@@ -77,6 +77,7 @@ struct Nested {
       case OpKind::kPad: refuse("pad before partition, or give partition greater extents");
       case OpKind::kReshape: refuse("reshape before partition, or combine it first");
       case OpKind::kTake: refuse("take before partition, or combine it first");
+      case OpKind::kSearch: refuse("search before partition, or combine it first");
       case OpKind::kPlace: refuse("put arrays side by side before partition");
       case OpKind::kSpread: refuse("spread is the compiler's own");
       case OpKind::kPartition:
@@ -110,7 +111,8 @@ void check_nested(const Fusion& fusion, const OpInfo& op, const std::vector<Valu
                   const Attribute& attribute) {
   if (op.op_class == OpClass::kPointwise) check_equal(fusion, op, inputs);
   // The others' operands after the first are checked where they are said to be dense.
-  const bool all = op.op_class == OpClass::kGrouped || op.op_class == OpClass::kConcat || op.kind == OpKind::kTake;
+  const bool all = op.op_class == OpClass::kGrouped || op.op_class == OpClass::kConcat || op.kind == OpKind::kTake ||
+                   op.kind == OpKind::kSearch;
   for (size_t i = 0; i < inputs.size() && (i == 0 || all); ++i) {
     const Value& value = fusion.values[inputs[i]];
     const int axis = ragged_axis(value);

@@ -14,11 +14,12 @@ bool depends(const Below& bound, const ThreadVariables& variables) {
   return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(bound, v); });
 }
 
-bool same(const Below& a, const Below& b) {
+bool is_same(const Below& a, const Below& b) {
   return a.bound == b.bound && a.variable == b.variable && graph::same(a.index, b.index);
 }
 const Below* find(const Condition& condition, const Below& bound) {
-  const auto found = std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return same(b, bound); });
+  const auto found =
+      std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return is_same(b, bound); });
   return found == condition.end() ? nullptr : &*found;
 }
 bool contains(const Condition& condition, const Below& bound) { return find(condition, bound) != nullptr; }
@@ -34,7 +35,7 @@ Condition without(const Condition& condition, const Condition& taken) {
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
-         std::holds_alternative<Search>(stmt.node) || std::holds_alternative<ReadIndex>(stmt.node) ||
+         std::holds_alternative<ReadIndex>(stmt.node) || std::holds_alternative<Search>(stmt.node) ||
          std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
          std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
          std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
@@ -132,11 +133,11 @@ Body apply(std::vector<Guarded> statements, const Condition& taken) {
     } else if (Load* load = std::get_if<Load>(&s.stmt.node)) {
       load->when = std::move(rest);
       body.push_back(std::move(s.stmt));
-    } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
-      search->when = std::move(rest);
-      body.push_back(std::move(s.stmt));
     } else if (ReadIndex* read = std::get_if<ReadIndex>(&s.stmt.node)) {
       read->when = std::move(rest);
+      body.push_back(std::move(s.stmt));
+    } else if (Search* search = std::get_if<Search>(&s.stmt.node)) {
+      search->when = std::move(rest);
       body.push_back(std::move(s.stmt));
     } else if (Scan* scan = std::get_if<Scan>(&s.stmt.node)) {
       scan->when = std::move(rest);
@@ -162,6 +163,16 @@ bool meets(const std::vector<Guarded>& statements) {
 }
 
 }  // namespace
+
+bool same(const Condition& a, const Condition& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), is_same);
+}
+
+bool same(const std::vector<Range>& a, const std::vector<Range>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Range& x, const Range& y) {
+    return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
+  });
+}
 
 bool depends(const Below& bound, int64_t variable) {
   return bound.variable == variable || depends(bound.index, variable);

@@ -19,10 +19,12 @@ struct Guarded {
 // Loop variables that differ between the threads of a block.
 using ThreadVariables = std::set<int64_t>;
 
+bool same(const loops::Condition& a, const loops::Condition& b);
+bool same(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b);
 bool depends(const loops::IndexPtr& index, int64_t variable);
+bool depends(const loops::Below& bound, int64_t variable);
 // How far an index moves with a variable; nothing where it does not move evenly.
 std::optional<int64_t> step_of(const loops::IndexPtr& index, int64_t variable);
-bool depends(const loops::Below& bound, int64_t variable);
 // The statements, put together under what all of them need and what changes with the loop over `variable`, if anything.
 std::vector<Guarded> together(std::vector<Guarded> statements, int64_t variable, const ThreadVariables& threads);
 // The statements as the body of the loop over `variable`, and the condition under which any of it has an effect: what

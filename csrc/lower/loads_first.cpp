@@ -46,6 +46,7 @@ int highest_variable(const Body& body) {
   for (const Stmt& stmt : body) {
     if (const auto* loop = std::get_if<For>(&stmt.node)) highest = std::max(highest, loop->variable);
     if (const auto* vector = std::get_if<Vector>(&stmt.node)) highest = std::max(highest, vector->variable);
+    if (const auto* read = std::get_if<ReadIndex>(&stmt.node)) highest = std::max(highest, read->variable);
     if (const Body* inner = body_of(const_cast<Stmt&>(stmt))) highest = std::max(highest, highest_variable(*inner));
   }
   return highest;
@@ -92,6 +93,7 @@ class LoadsFirst {
     bool works = false;
     int64_t words = 0;
     for (const Stmt& stmt : *statements) {
+      if (std::holds_alternative<ReadIndex>(stmt.node)) return {};  // which loads may need
       works = works || std::holds_alternative<Compute>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node);
       if (!is_early(stmt)) continue;
       loaded.push_back(std::get<Load>(stmt.node).result);
@@ -155,9 +157,9 @@ class LoadsFirst {
     Body result;
     for (Stmt stmt : body) {
       if (auto* guard = std::get_if<Guard>(&stmt.node)) {
-        for (const Below& bound : guard->below) {
-          when.push_back(bound);
-          rename(when.back().index);
+        for (Below& below : guard->below) {
+          rename(below.index);
+          when.push_back(below);
         }
         Body inner = unconditional(guard->body, names, when);
         std::move(inner.begin(), inner.end(), std::back_inserter(result));
@@ -170,7 +172,7 @@ class LoadsFirst {
         fresh(vector->variable);
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
-        for (Below& bound : load->when) rename(bound.index);
+        for (Below& below : load->when) rename(below.index);
         for (Range& range : load->within) rename(range.index);
         load->or_first = when;
       } else {

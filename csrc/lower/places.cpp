@@ -14,6 +14,22 @@ using ir::ValueId;
 using loops::IndexPtr;
 using schedule::Domain;
 
+loops::Parallel to_loops(schedule::Parallel parallel) {
+  using schedule::Parallel;
+  switch (parallel) {
+    case Parallel::kSerial:
+    case Parallel::kVector: return loops::Parallel::kSerial;  // lanes have no loop
+    case Parallel::kUnroll: return loops::Parallel::kUnroll;
+    case Parallel::kTask: return loops::Parallel::kTask;
+    case Parallel::kBlock: return loops::Parallel::kBlock;
+    case Parallel::kBlockY: return loops::Parallel::kBlockY;
+    case Parallel::kThread: return loops::Parallel::kThread;
+    case Parallel::kThreadY: return loops::Parallel::kThreadY;
+    case Parallel::kBulk: break;
+  }
+  throw InternalError(__FILE__, __LINE__, "parallel type", "");
+}
+
 Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, const LoopTree& tree,
                loops::Kernel& kernel)
     : fusion_(fusion),

@@ -13,6 +13,8 @@
 
 namespace jf::lower {
 
+loops::Parallel to_loops(schedule::Parallel parallel);
+
 // What the writer of the statements (lower/write.cpp) starts from. Adds arrays, shared buffers and rings to a kernel
 // whose buffers are the fusion's inputs, then its outputs.
 class Places {

@@ -84,11 +84,14 @@ class Turner {
     Body* inner = &loop.body;
     while (inner->size() == 1 && std::holds_alternative<loops::Guard>(inner->front().node)) {
       auto& guard = std::get<loops::Guard>(inner->front().node);
-      for (const loops::Below& bound : guard.below) {
-        const std::optional<int64_t> step = step_of(bound.index, loop.variable);
-        if (!step || *step > 1 || (*step == 1 && bound.variable >= 0)) return {};
-        (*step == 0 ? outside : limits).push_back(bound);
-        if (*step == 1) limits.back().index = with(bound.index, loop.variable, loops::constant(0));
+      for (const loops::Below& below : guard.below) {
+        const std::optional<int64_t> step = step_of(below.index, loop.variable);
+        if (!step || *step > 1 || below.variable >= 0) return {};
+        if (*step == 0) {
+          outside.push_back(below);
+        } else {
+          limits.push_back({with(below.index, loop.variable, loops::constant(0)), below.bound});
+        }
       }
       inner = &guard.body;
     }

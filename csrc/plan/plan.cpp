@@ -61,6 +61,12 @@ Strategy strategy(DraftKind kind) {
   JF_CHECK(false, "draft kind ", static_cast<int>(kind));
 }
 
+Segment extract(const ir::Fusion& whole, const Draft& draft, const std::string& name) {
+  if (draft.kind == DraftKind::kGrouped) return extract_grouped(whole, draft, name);
+  if (draft.kind == DraftKind::kNested) return extract_nested(whole, draft, name);
+  return extract_fused(whole, draft, name);
+}
+
 // What parts of a scan begin with is known along the parts alone, so only what joins the two can read it. The compiler
 // makes it so; a person who writes the text may not.
 void check_spreads(const ir::Fusion& fusion) {
@@ -85,12 +91,6 @@ void check_spreads(const ir::Fusion& fusion) {
     }
     defined_by[op.output] = &op;
   }
-}
-
-Segment extract(const ir::Fusion& whole, const Draft& draft, const std::string& name) {
-  if (draft.kind == DraftKind::kGrouped) return extract_grouped(whole, draft, name);
-  if (draft.kind == DraftKind::kNested) return extract_nested(whole, draft, name);
-  return extract_fused(whole, draft, name);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct NestedParameters {
 };
 
 NestedParameters propose_nested(const ir::Fusion& segment, const Target& target);
-// "lanes=8 columns=32 rows=8 unroll=4"
+// "nested lanes=8 columns=32 rows=8 unroll=4"
 std::string print(const NestedParameters& parameters);
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform);
 

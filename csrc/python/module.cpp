@@ -40,10 +40,26 @@ ir::GroupedMode grouped_mode(const std::string& name) {
 }
 
 ir::Constant constant(DType dtype, nb::handle value) {
-  if (is_float(dtype)) return {nb::cast<double>(value)};
-  if (nb::isinstance<nb::bool_>(value)) return {static_cast<int64_t>(nb::cast<bool>(value))};
-  if (dtype == DType::kU64) return {static_cast<int64_t>(nb::cast<uint64_t>(value))};
-  return {nb::cast<int64_t>(value)};
+  double number = 0;
+  if (is_float(dtype)) {
+    JF_REQUIRE(nb::try_cast(value, number), "[constant] ", name(dtype), ": expected a number, got ",
+               nb::repr(value).c_str());
+    return {number};
+  }
+  const int bits = dtype == DType::kPred ? 1 : static_cast<int>(8 * size_of(dtype));
+  const bool is_signed = name(dtype).front() == 's';
+  int64_t integer = 0;
+  uint64_t large = 0;
+  bool known = nb::try_cast(value, integer);
+  if (!known && dtype == DType::kU64 && nb::try_cast(value, large)) {
+    return {static_cast<int64_t>(large)};
+  }
+  // Of an unsigned dtype a negative number is its two's complement.
+  const int64_t low = bits == 64 ? INT64_MIN : dtype == DType::kPred ? 0 : -(int64_t{1} << (bits - 1));
+  const int64_t high = bits == 64 ? INT64_MAX : (int64_t{1} << (is_signed ? bits - 1 : bits)) - 1;
+  known = known && low <= integer && integer <= high;
+  JF_REQUIRE(known, "[constant] ", name(dtype), ": expected an integer that it holds, got ", nb::repr(value).c_str());
+  return {integer};
 }
 
 void bind_builder(nb::module_& m) {
@@ -226,8 +242,13 @@ nb::list facts(const std::string& program, const std::string& target) {
     for (const host::Flow& flow : all) result.append(nb::make_tuple(flow.value, flow.dtype, flow.shape, flow.bytes));
     return result;
   };
+  std::vector<host::LaunchFacts> kernels;
+  {
+    nb::gil_scoped_release unlocked;
+    kernels = host::facts(program, target);
+  }
   nb::list result;
-  for (const auto& [kernel, launch, entry] : host::facts(program, target)) {
+  for (const auto& [kernel, launch, entry] : kernels) {
     nb::dict one;
     one["name"] = kernel.name;
     one["strategy"] = kernel.strategy;

@@ -1,0 +1,67 @@
+"""CUDA kernels of rows as the compiler plans them: any width, and which exponentials may lose bits. No GPU is needed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+
+def softmax(x):
+    return jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
+
+
+def loss(x, labels):
+    x = x.astype(jnp.float32)
+    return jax.nn.logsumexp(x, axis=-1) - jnp.take_along_axis(x, labels[:, None], -1)[:, 0]
+
+
+def weights_and_loss(x):
+    x = x.astype(jnp.float32)
+    return jnp.exp(x - x.max(-1, keepdims=True)), jnp.exp(x).sum(-1)
+
+
+def kernel(f, *arrays):
+    """The only kernel of a function on an H200: its fusion's schedule."""
+    fusion = jf.ir.trace(f, *arrays)
+    return jf.ir.schedule(fusion, "reduction", "cuda")
+
+
+@pytest.mark.parametrize("columns", [31, 33, 127, 250, 360, 513, 1000, 1251])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_any_width(dtype, columns):
+    x = jax.random.normal(jax.random.key(columns), (5, columns)).astype(dtype)
+    [got] = loop_interpreter.run(kernel(softmax, x), np.asarray(x))
+    assert_close(got, jax.nn.softmax(x.astype(jnp.float32)), dtype)
+
+
+def test_threads_of_a_row_idle_little():
+    for columns in (768, 1000, 2880, 4096, 5003, 5120, 7168, 8192, 16384):
+        for dtype in ("bf16", "f32"):
+            b = jf.ir.Builder("sums")
+            b.output(b.reduce("reduce_sum", b.pointwise("exp", [b.input("x", dtype, [65536, columns])]), [1]))
+            p = jf.ir.compute_heuristics(b.finish(), "reduction", "cuda")
+            vectors = -(-columns // p["lanes"])
+            assert vectors / (-(-vectors // p["threads"]) * p["threads"]) > 0.84, (columns, dtype, p)
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype", "loose"),
+    [
+        (softmax, "bfloat16", True),  # rounded to 16 bits
+        (softmax, "float32", False),
+        (loss, "float32", True),  # only summed
+        (weights_and_loss, "bfloat16", False),  # the one that is stored; the other is a kernel's own
+    ],
+)
+def test_exponentials_lose_bits_only_where_nobody_sees_it(f, dtype, loose):
+    x = jnp.zeros((64, 1024), dtype)
+    arrays = (x, jnp.zeros(64, jnp.int32)) if f is loss else (x,)
+    source = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("source")
+    assert ("exp<jf::fold::add>" in source) == (loose or f is weights_and_loss)
+    assert ("jf::exp(" in source) == (not loose)
