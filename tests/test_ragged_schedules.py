@@ -308,13 +308,14 @@ def test_rows_in_shared_memory(machine):
     [nested] = [line.split(":")[0].strip() for line in str(fusion).splitlines() if "= partition(" in line]
     copy = scheduler.cache_after(nested)
     [out] = scheduler.fusion.outputs
-    scheduler.split(out, 1, 4)
+    scheduler.pad(out, 2, 8)
+    scheduler.split(out, 1, 8)
     scheduler.transform_like(out)
     for value in scheduler.fusion.values:
         if value in scheduler.fusion.inputs:
             continue
         scheduler.parallelize(value, 0, "block")
-        scheduler.parallelize(value, 2 if value != copy else 3, "thread" if value != copy else "serial")
+        scheduler.parallelize(value, 3 if value in (nested, copy) else 2, "thread")
     scheduler.set_memory(copy, "shared")
     scheduler.inline_most()
     scheduler.inline_at(copy, 2)
