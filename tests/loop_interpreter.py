@@ -57,7 +57,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "and_": np.bitwise_and,
     "not_": lambda x: ~x,
     "select": np.where,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
     "copy": lambda x: x,
     "convert": lambda x: x,
 }

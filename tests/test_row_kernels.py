@@ -1,4 +1,4 @@
-"""CUDA kernels of rows as the compiler plans them: any width, and which exponentials may lose bits. No GPU is needed."""
+"""CUDA kernels of rows as planned: any width, and which exponentials may lose bits. No GPU is needed."""
 
 from __future__ import annotations
 
