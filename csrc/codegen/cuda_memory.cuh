@@ -119,6 +119,10 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
   store_strided(p, 1, x, on);
 }
 
+// The offset where the condition holds, else 0. Of `where ? offset : 0`, ptxas 13 makes a 64-bit zero and predicated
+// arithmetic on it, and reads the zero before it is there: kernels failed on an H200 with misaligned addresses.
+JF_FUNCTION long or_first(bool where, long offset) { return offset & ptx::mask(where); }
+
 // L is the Lanes type of the result; kMultiple divides the offset.
 template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {

@@ -73,6 +73,18 @@ struct Printer {
     }
     return result;
   }
+  // The offset where all of it holds.
+  std::string or_first(const Condition& below, const std::string& at) const {
+    std::string always;
+    bool known = true;
+    for (const Below& b : below) {
+      const std::string sure = holds_anyway(b);
+      known = known && !sure.empty();
+      always += cat(always.empty() ? "" : " && ", sure);
+    }
+    const std::string masked = cat("jf::or_first(", condition(below), ", ", at, ")");
+    return known ? cat("(", always, " ? ", at, " : ", masked, ")") : masked;
+  }
   // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
   // compiler does not know of how many threads there are.
   std::string holds_anyway(const Below& below) const {
@@ -237,7 +249,7 @@ struct Printer {
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
     std::string at = offset(load.offset), each;
-    if (!load.or_first.empty()) at = cat("(", condition(load.or_first), " ? ", at, " : 0)");
+    if (!load.or_first.empty()) at = or_first(load.or_first, at);
     int64_t multiple_of_steps = 0;
     for (const Step& step : load.steps) {
       const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");

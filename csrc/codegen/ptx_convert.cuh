@@ -73,4 +73,11 @@ static __device__ __forceinline__ float tanh_approx(float x) {
   return result;
 }
 
+// All ones or 0, in a way that no compiler turns into a choice.
+static __device__ __forceinline__ int mask(bool where) {
+  int result;
+  asm("neg.s32 %0, %1;" : "=r"(result) : "r"(static_cast<int>(where)));
+  return result;
+}
+
 }  // namespace jf::ptx
