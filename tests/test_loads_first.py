@@ -57,3 +57,12 @@ def test_what_holds_in_the_first_iterations_does_not_stand_for_all():
     source = jf.ir.lower(s.schedule, "cuda").as_text("source")
     assert re.search(r"= \(i1 < 2 \|\| i0 \* 4 \+ i1 < 10\) && 3 <= i0 \* 4 \+ i1 && ", source)
     assert not re.search(r"\|\|[^)]*&&", source)
+
+
+def test_offsets_are_masked_and_not_chosen():
+    """Ptxas 13 reads the 64-bit zero of a choice too early: kernels failed on an H200 with misaligned addresses."""
+    b = jf.ir.Builder("all")
+    b.output(b.pointwise("neg", [b.input("x", "f32", [12])]))
+    source = jf.ir.lower(unrolled(b.finish()), "cuda").as_text("source")
+    assert "jf::or_first(" in source
+    assert ": 0)" not in source
