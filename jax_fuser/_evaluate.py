@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_fuser import _evaluate_nested, _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
-from jax_fuser._search import binary_search
+from jax_fuser._search import search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
 _COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
@@ -161,7 +161,7 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
         case "stretch":
             return jnp.broadcast_to(x[0], op.shape)
         case "search":
-            return binary_search(x[0], x[1], attributes["side"], attributes.get("dims", []))
+            return search(x[0], x[1], attributes["side"], attributes.get("dims", []))
         case "reshape":
             return x[0].reshape(op.shape)
         case "copy":
