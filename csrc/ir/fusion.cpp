@@ -48,6 +48,10 @@ bool reads_memory(OpKind kind) {
          kind == OpKind::kSearch || kind == OpKind::kSpread || kind == OpKind::kPartition;
 }
 
+bool has_nest_operands(OpKind kind) {
+  return kind == OpKind::kPartition || kind == OpKind::kStretch || kind == OpKind::kCombine;
+}
+
 bool Constant::operator==(const Constant& other) const {
   if (value.index() != other.value.index()) return false;
   if (const double* a = std::get_if<double>(&value)) {

@@ -79,6 +79,8 @@ const OpInfo* find_op(std::string_view name);
 OpKind fold_of(OpKind fold);
 // Whether the op reads its first operand at other places than its own, so that it must be in memory.
 bool reads_memory(OpKind kind);
+// Whether the operands after the first are integers that say where and how far a nested value goes.
+bool has_nest_operands(OpKind kind);
 
 // A scalar: int64_t for integers (two's complement for u64) and pred, double for floats.
 struct Constant {

@@ -78,6 +78,24 @@ IndexPtr least(IndexPtr a, IndexPtr b) {
   return make(IndexKind::kMin, std::move(a), std::move(b));
 }
 
+IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by) {
+  if (index->kind == IndexKind::kConst) return index;
+  if (index->kind == IndexKind::kVar) return index->value == variable ? by : index;
+  const IndexPtr a = replace(index->a, variable, by), b = replace(index->b, variable, by);
+  if (a == index->a && b == index->b) return index;
+  switch (index->kind) {
+    case IndexKind::kAdd: return is_constant(b) ? moved(a, b->value) : add(a, b);
+    case IndexKind::kMul: return mul(a, b);
+    case IndexKind::kDiv: return div(a, b);
+    case IndexKind::kMod: return mod(a, b);
+    case IndexKind::kXor: return bit_xor(a, b);
+    case IndexKind::kMin: return least(a, b);
+    case IndexKind::kConst:
+    case IndexKind::kVar: break;
+  }
+  JF_CHECK(false, "an index of kind ", static_cast<int>(index->kind), " has parts");
+}
+
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables) {
   auto of = [&](const IndexPtr& part) { return evaluate(part, variables); };
   switch (index->kind) {

@@ -40,6 +40,8 @@ IndexPtr bit_xor(IndexPtr a, IndexPtr b);
 IndexPtr least(IndexPtr a, IndexPtr b);
 // A place in memory `by` elements on, which may be negative where only what is inside is read.
 IndexPtr moved(IndexPtr offset, int64_t by);
+// The index with another one in the place of a variable.
+IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by);
 // The value of an index where variable i is variables[i].
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables);
 
@@ -310,6 +312,9 @@ struct Kernel {
   int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };
+
+// A number above that of every variable.
+int next_variable(const Kernel& kernel);
 
 // Text for dumps and golden files.
 std::string print(const Kernel& kernel);

@@ -57,24 +57,13 @@ bool grows(const IndexPtr& index, int64_t variable) {
     default: return !lower::depends(index, variable);
   }
 }
-IndexPtr at_zero(const IndexPtr& index, int64_t variable) {
-  if (!lower::depends(index, variable)) return index;
-  if (index->kind == IndexKind::kVar) return constant(0);
-  const IndexPtr a = at_zero(index->a, variable), b = at_zero(index->b, variable);
-  switch (index->kind) {
-    case IndexKind::kAdd: return add(a, b);
-    case IndexKind::kMul: return mul(a, b);
-    case IndexKind::kMin: return least(a, b);
-    default: return div(a, b);
-  }
-}
 
 // What holds wherever such a bound does, whatever the variables are; nothing where no more is known than before.
 std::optional<Below> without_variables(Below bound, const ThreadVariables& variables) {
   if (!is_dynamic(bound) || variables.count(bound.variable) > 0) return std::nullopt;
   for (int64_t v : variables) {
     if (!grows(bound.index, v)) return std::nullopt;
-    bound.index = at_zero(bound.index, v);
+    bound.index = replace(bound.index, v, constant(0));
   }
   if (bound.index->kind == IndexKind::kConst) return std::nullopt;
   bound.implied = true;

@@ -100,9 +100,7 @@ std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, c
 // Counts and starts are in memory, and lanes lie along dense axes.
 void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
   const std::string& value = segment.values[op.output].name;
-  const bool indices =
-      op.kind == ir::OpKind::kPartition || op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
-  for (size_t i = 1; indices && i < op.inputs.size(); ++i) {
+  for (size_t i = 1; ir::has_nest_operands(op.kind) && i < op.inputs.size(); ++i) {
     const auto found = std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[i]);
     JF_REQUIRE(found != segment.inputs.end(), "[lower] ", value, ", a ", ir::info(op.kind).name, ", reads ",
                segment.values[op.inputs[i]].name, ", which must come from memory: make it an output of another fusion");

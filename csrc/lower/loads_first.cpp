@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <memory>
 #include <utility>
 
 namespace jf::lower {
@@ -41,22 +40,9 @@ std::pair<Body*, bool> innermost(For& loop) {
   return {body, guarded};
 }
 
-int highest_variable(const Body& body) {
-  int highest = -1;
-  for (const Stmt& stmt : body) {
-    if (const auto* loop = std::get_if<For>(&stmt.node)) highest = std::max(highest, loop->variable);
-    if (const auto* vector = std::get_if<Vector>(&stmt.node)) highest = std::max(highest, vector->variable);
-    if (const auto* read = std::get_if<ReadIndex>(&stmt.node)) highest = std::max(highest, read->variable);
-    if (const Body* inner = body_of(const_cast<Stmt&>(stmt))) highest = std::max(highest, highest_variable(*inner));
-  }
-  return highest;
-}
-
 class LoadsFirst {
  public:
-  explicit LoadsFirst(Kernel& kernel) : kernel_(kernel), next_variable_(highest_variable(kernel.body) + 1) {
-    for (const Ring& ring : kernel.rings) next_variable_ = std::max(next_variable_, ring.variable + 1);
-  }
+  explicit LoadsFirst(Kernel& kernel) : kernel_(kernel), next_variable_(next_variable(kernel)) {}
 
   void run(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
@@ -153,7 +139,9 @@ class LoadsFirst {
       const int old = std::exchange(variable_of_loop, next_variable_++);
       names[old] = variable(variable_of_loop);
     };
-    const auto rename = [&](IndexPtr& index) { index = substitute(index, names); };
+    const auto rename = [&](IndexPtr& index) {
+      for (const auto& [old, name] : names) index = replace(index, old, name);
+    };
     Body result;
     for (Stmt stmt : body) {
       if (auto* guard = std::get_if<Guard>(&stmt.node)) {
@@ -182,16 +170,6 @@ class LoadsFirst {
       result.push_back(std::move(stmt));
     }
     return result;
-  }
-
-  static IndexPtr substitute(const IndexPtr& index, const std::map<int64_t, IndexPtr>& names) {
-    if (index->kind == IndexKind::kConst) return index;
-    if (index->kind == IndexKind::kVar) {
-      const auto found = names.find(index->value);
-      return found == names.end() ? index : found->second;
-    }
-    return std::make_shared<const Index>(
-        Index{index->kind, index->value, substitute(index->a, names), substitute(index->b, names)});
   }
 
   Kernel& kernel_;

@@ -23,40 +23,9 @@ using loops::Vector;
 // Registers of a tile, and loops so short that turning them does not pay.
 constexpr int64_t kMostElements = 128, kFewestElements = 4;
 
-IndexPtr with(const IndexPtr& index, int64_t variable, const IndexPtr& value) {
-  if (!depends(index, variable)) return index;
-  if (index->kind == IndexKind::kVar) return value;
-  IndexPtr a = with(index->a, variable, value), b = with(index->b, variable, value);
-  switch (index->kind) {
-    case IndexKind::kAdd: return b->kind == IndexKind::kConst ? loops::moved(a, b->value) : add(a, b);
-    case IndexKind::kMul: return mul(a, b);
-    case IndexKind::kDiv: return div(a, b);
-    case IndexKind::kMod: return mod(a, b);
-    case IndexKind::kXor: return bit_xor(a, b);
-    case IndexKind::kMin: return least(a, b);
-    case IndexKind::kConst:
-    case IndexKind::kVar: break;
-  }
-  JF_CHECK(false, "an index of kind ", static_cast<int>(index->kind), " has parts");
-}
-
-int64_t last_variable(const Body& body) {
-  int64_t last = 0;
-  for (const Stmt& stmt : body) {
-    std::visit(
-        [&](const auto& node) {
-          if constexpr (requires { node.variable; }) last = std::max<int64_t>(last, node.variable);
-          if constexpr (requires { node.body; }) last = std::max(last, last_variable(node.body));
-        },
-        stmt.node);
-  }
-  return last;
-}
-
 class Turner {
  public:
-  explicit Turner(Kernel& kernel) : kernel_(kernel), next_variable_(static_cast<int>(last_variable(kernel.body)) + 1) {
-    for (const loops::Ring& ring : kernel.rings) next_variable_ = std::max(next_variable_, ring.variable + 1);
+  explicit Turner(Kernel& kernel) : kernel_(kernel), next_variable_(loops::next_variable(kernel)) {
     visit(kernel.body);
   }
 
@@ -79,7 +48,7 @@ class Turner {
   // What goes before the loop; its loads are changed accordingly. The loop holds one vector, under conditions or not.
   Body tiles(For& loop) {
     const bool walks = loop.parallel == loops::Parallel::kSerial && !loop.reverse && loop.runs.empty();
-    if (!walks || !loop.runs.empty() || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
+    if (!walks || loop.extent < kFewestElements || loop.extent > kMostElements) return {};
     loops::Condition outside, limits;
     Body* inner = &loop.body;
     while (inner->size() == 1 && std::holds_alternative<loops::Guard>(inner->front().node)) {
@@ -90,7 +59,7 @@ class Turner {
         if (*step == 0) {
           outside.push_back(below);
         } else {
-          limits.push_back({with(below.index, loop.variable, loops::constant(0)), below.bound});
+          limits.push_back({replace(below.index, loop.variable, loops::constant(0)), below.bound});
         }
       }
       inner = &guard.body;
@@ -112,9 +81,9 @@ class Turner {
       const int array = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back(
           {kernel_.buffers[load->buffer].name + "_tile", kernel_.registers[load->result], loop.extent});
-      const IndexPtr first = with(load->offset, loop.variable, loops::constant(0));
+      const IndexPtr first = replace(load->offset, loop.variable, loops::constant(0));
       filled.body.push_back(
-          {loops::TurnedLoad{array, load->buffer, with(first, vector.variable, loops::variable(filled.variable)),
+          {loops::TurnedLoad{array, load->buffer, replace(first, vector.variable, loops::variable(filled.variable)),
                              load->lane_stride, limits}});
       result.push_back({loops::Declare{array, std::nullopt}});
       stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};

@@ -206,9 +206,8 @@ class Writer : Operands {
     } else if (op.kind == ir::OpKind::kPartition) {
       operands.push_back(partition(item, at, when));
     } else {
-      // Of those that make and leave nested values the others are indices.
-      const bool nests = op.kind == ir::OpKind::kStretch || op.kind == ir::OpKind::kCombine;
-      for (size_t i = 0; i < (nests ? 1 : op.inputs.size()); ++i) operands.push_back(operand(item, i, at, when));
+      const size_t count = ir::has_nest_operands(op.kind) ? 1 : op.inputs.size();
+      for (size_t i = 0; i < count; ++i) operands.push_back(operand(item, i, at, when));
     }
     RegisterId& result = register_of_[op.output];
     const DType own = fusion_.values[op.output].dtype;

@@ -13,7 +13,7 @@ using schedule::Parallel;
 using schedule::Scheduler;
 
 constexpr int64_t kMaxLanes = 16, kColumns = 16;
-constexpr int64_t kThreads = 256, kWarp = 32, kUnroll = 4;
+constexpr int64_t kThreads = 256, kUnroll = 4;
 // Elements below which another core gains nothing, and calls enough for any machine.
 constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
 

@@ -9,7 +9,6 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kWarp = 32;
 // Threads of a block where rows or columns leave the choice, and of one that reads long rows again and again.
 constexpr int64_t kSmallBlock = 128, kBlock = 256, kLongRowBlock = 512;
 // Vectors of a thread that are on their way together.

@@ -19,7 +19,7 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 // Sums across rows wait for their row's folds with few threads, whose registers hold the sums. 16384 rows of 8192: bf16
 // layer norm backward took 234 us in stages and 380 without, f32 422 and 496, but f32 rms norm backward, with a fold
 // less, the same; elements of a thread, vectors and threads are the fastest of that run.
-constexpr int64_t kElements = 32, kLanes = 4, kWarp = 32;
+constexpr int64_t kElements = 32, kLanes = 4;
 constexpr int kShortWait = 3;
 constexpr int64_t kShortRows = 16 << 10;
 // What a bulk copy moves is a multiple of it.

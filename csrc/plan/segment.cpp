@@ -405,8 +405,7 @@ class Drafter {
     std::vector<size_t> todo = {number};
     for (size_t i = 0; i < todo.size(); ++i) {
       const Op& needed = fusion_.ops[todo[i]];
-      const bool indexes =
-          needed.kind == OpKind::kPartition || needed.kind == OpKind::kStretch || needed.kind == OpKind::kCombine;
+      const bool indexes = ir::has_nest_operands(needed.kind);
       for (size_t operand = 0; operand < needed.inputs.size(); ++operand) {
         const ValueId id = needed.inputs[operand];
         if (is_input_[id]) continue;

@@ -23,7 +23,6 @@ using ir::ValueId;
 constexpr int64_t kMaxLanes = 64;       // of a vector axis
 constexpr int64_t kMaxUnroll = 64;      // more only makes the source longer
 constexpr int64_t kMaxCount = 1 << 20;  // of iterations, tasks
-constexpr int64_t kWarp = 32;
 
 // Whether a strategy can make a fusion as one kernel, and the kernel's fusion: its values in place, each computed once
 // for every place of the loops at which it is needed.

@@ -25,7 +25,6 @@ constexpr int64_t kMaxSharedBytes = 48 << 10;
 constexpr int64_t kRowBytes = 256, kMostTile = 128;
 // Vectors of a thread that are on their way together.
 constexpr int64_t kVectors = 4;
-constexpr int64_t kWarp = 32;
 
 struct Facts {
   size_t across = 0;  // the loop along which some inputs are contiguous

@@ -10,7 +10,6 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kChunkBytes = 16;       // widest access of one thread
 constexpr int kStageAlign = 128;      // of the shared-memory struct in tensor_core.cuh
 constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
@@ -260,7 +259,7 @@ CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& targ
 
   CudaKernel kernel;
   kernel.entry = cat("jf_grouped_", header(p.mode));
-  kernel.block = kWarp * c.warps_m * c.warps_n;
+  kernel.block = static_cast<int>(kWarp * c.warps_m * c.warps_n);
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.grid = grid(p, c);
   JF_REQUIRE(kernel.grid <= kMaxIndex, "[grouped_matmul] expected at most ", kMaxIndex, " output tiles, got ",
