@@ -66,10 +66,4 @@ JF_FUNCTION void load_turned(Lanes<T, W> (&to)[E], const M* p, long offset, long
       Type<Lanes<T, W>>{}, [=](int e) JF_LAMBDA -> auto& { return first[e]; }, p + offset, stride, columns, on);
 }
 
-// How many of `count` things from `first` on are below the limit.
-JF_FUNCTION int below(long count, long first, long limit) {
-  const long left = limit - first;
-  return int(left < 0 ? 0 : left < count ? left : count);
-}
-
 }  // namespace jf

@@ -5,16 +5,12 @@
 #pragma once
 
 #include "codegen/cuda_lanes.cuh"
+#include "codegen/memory.h"
 #include "codegen/ptx.cuh"
 
 namespace jf {
 
 JF_FUNCTION bool is_first_thread() { return threadIdx.x + threadIdx.y == 0; }
-
-// How many of `count` numbers from `first` on are below the limit.
-JF_FUNCTION int below(int count, long first, long limit) {
-  return limit <= first ? 0 : limit - first < count ? int(limit - first) : count;
-}
 
 // An array and its boxes, as the driver describes them.
 struct alignas(64) TensorMap {

@@ -45,6 +45,11 @@ JF_FUNCTION Between between(long index, long begin, long end, On on) {
   return {lane_number<W>(begin - index), last < count ? last : count};
 }
 
+// How many of `count` numbers from `first` on are below the limit.
+JF_FUNCTION int below(int count, long first, long limit) {
+  return limit <= first ? 0 : limit - first < count ? int(limit - first) : count;
+}
+
 // weight * x, x brought into [0, limit].
 template <class T>
 JF_FUNCTION long step_of(T x, long limit, long weight) {

@@ -1,6 +1,7 @@
 #include "host/facts.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <map>
 #include <numeric>
@@ -36,9 +37,8 @@ int64_t operations(const ir::Fusion& fusion, const ir::Op& op) {
                                                            : 2 * ir::elements(out) * lhs.axes.back().extent;
     }
     case ir::OpClass::kSearch: {
-      int64_t steps = 0;
-      for (int64_t n = ir::shape(fusion.values[op.inputs[0]]).back(); n > 0; n /= 2) ++steps;
-      return steps * computed(fusion.values[op.output]);
+      const auto length = static_cast<uint64_t>(ir::shape(fusion.values[op.inputs[0]]).back());
+      return static_cast<int64_t>(std::bit_width(length)) * computed(fusion.values[op.output]);
     }
     default: return 0;
   }
