@@ -318,21 +318,21 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
         raise ValueError(f"{fn}: ids need shape [t] or [t, k] with t={x.shape[:1]}; got {ids.shape}")
     if ids.shape[1:] == (0,):
         raise ValueError(f"{fn}: ids [t, k] need k >= 1; got {ids.shape}")
-    nt, perm, _ = sort_rows(x, ids, groups)
+    nt, perm, *_ = sort_rows(x, ids, groups)
     return nt, perm
 
 
-def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, jax.Array, jax.Array]:
-    """Return what `sort_by_group` does, and the inverse of the permutation."""
-    data, *order, extents = _sort_rows(x, ids, groups)
-    return _poison_padding(NestedTensor(data, extents)), *order
+def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, jax.Array, jax.Array, jax.Array]:
+    """Return what `sort_by_group` does; then `perm` with -1 for padding, and its inverse with -1 for dropped rows."""
+    data, perm, source, target, extents = _sort_rows(x, ids, groups)
+    return _poison_padding(NestedTensor(data, extents)), perm, source, target
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
     perm, place, extents = group_order(ids.reshape(-1), groups)
     total = jnp.sum(extents, dtype=jnp.int32)
     source = jnp.where(jnp.arange(perm.shape[0], dtype=jnp.int32) < total, perm, -1)
     target = jnp.where(place < total, place, -1)
     copies = ids.shape[1] if ids.ndim == 2 else 1
-    return move_rows(x, source, target, copies), perm, place, extents
+    return move_rows(x, source, target, copies), perm, source, target, extents

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -119,6 +120,7 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
     """Reduce each group with the associative `combine`; zero for an empty group. Values never cross groups.
 

@@ -129,10 +129,8 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
 @functools.partial(jax.jit, static_argnums=2)
 def _dispatch(x: jax.Array, experts: jax.Array, num_experts: int) -> tuple[NestedTensor, DispatchState]:
     # One compilation when called eagerly.
-    nt, order, place = sort_rows(x, experts, num_experts)
-    source = jnp.where(jnp.arange(order.shape[0], dtype=jnp.int32) < nt.total, order, -1)
-    target = jnp.where(place < nt.total, place, -1).reshape(experts.shape)
-    return nt, DispatchState(source, target, nt.extents)
+    nt, _, source, target = sort_rows(x, experts, num_experts)
+    return nt, DispatchState(source, target.reshape(experts.shape), nt.extents)
 
 
 def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
