@@ -166,7 +166,45 @@ def cast(xp, x, dtype, wide):
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-class Program:
+class Shrinks:
+    """How a random program is made small that fails.
+
+    Of its `pool` of values the first `inputs` are made of `arguments`; `evaluate` computes all of them anew but those
+    that are given, as `as_jax` makes them, and `wrong` says what is wrong with one.
+    """
+
+    def fails(self, i, given):
+        """Return why value `i` is wrong when the values in `given` are inputs; "" if it is not."""
+        given = sorted(given)
+        try:
+            return self.wrong(self.only(i, given)(self.arguments, [self.as_jax(k) for k in given]), i)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def only(self, i, given):
+        return jf.fuse(lambda xs, ys: self.evaluate(xs, given=zip(given, ys))[i], name="failing")
+
+    def smallest_failure(self):
+        """Return the first value that is wrong, as many values before it as can be given, and why; or None."""
+        for i in range(self.inputs, len(self.pool)):
+            why = self.fails(i, ())
+            if not why:
+                continue
+            given = []
+            for k in range(i - 1, self.inputs - 1, -1):
+                if self.fails(i, [*given, k]):
+                    given.append(k)
+            return i, sorted(given), self.fails(i, given) or why
+        return None
+
+    def text(self, f, given):
+        try:
+            return f.lower(self.arguments, [self.as_jax(k) for k in given]).as_text("fusion")
+        except _core.InternalError as error:
+            return str(error)
+
+
+class Program(Shrinks):
     """Steps chosen from a seed. `run` computes them with JAX; `truth` are the outputs, as `Value`s.
 
     Args:
@@ -420,11 +458,15 @@ class Program:
             shape = [int(np.prod(shape))]
         return Step(lambda xp, x: xp.reshape(x, shape), [x], value.dtype, not is_float(value.dtype))
 
+    def pick_place(self):
+        """Return a value of few integers, of which the first is a place."""
+        return self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+
     def gather(self, x):
         """Take rows, elements along the last axis, or a slice from a start, at places that integers of it say."""
         rng, value = self.rng, self.pool[x]
         shape, rank = value.shape, len(value.shape)
-        at = self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+        at = self.pick_place()
         if at is None or rank == 0 or 0 in shape:
             return None
         exact = not is_float(value.dtype)
@@ -457,7 +499,7 @@ class Program:
         """Write a part of another value, or of the value itself, at a place that an integer of it says."""
         rng, value = self.rng, self.pool[x]
         shape, rank = value.shape, len(value.shape)
-        at = self.pick(lambda v: v.dtype.kind == "i" and 0 not in v.shape and v.exact.size < 200)
+        at = self.pick_place()
         if at is None or rank == 0 or 0 in shape:
             return None
         exact = not is_float(value.dtype)
@@ -519,44 +561,16 @@ class Program:
         error = np.abs(got.astype(np.float64) - value.exact).max(initial=0)
         return "" if error <= allowed else f"off by {error:.3g}, allowed {allowed:.3g}"  # NaN is wrong
 
-    # A failing program, made small.
-
-    def fails(self, i, given):
-        """Return why value `i` is wrong when the values in `given` are inputs; "" if it is not."""
-        given = sorted(given)
-        arrays = [self.pool[k].exact.astype(self.pool[k].dtype) for k in given]
-        f = self.only(i, given)
-        try:
-            return self.wrong(f(self.arguments, arrays), i)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    def only(self, i, given):
-        return jf.fuse(lambda xs, ys: self.evaluate(xs, given=zip(given, ys))[i], name="failing")
+    def as_jax(self, i):
+        return self.pool[i].exact.astype(self.pool[i].dtype)
 
     def report(self):
         """Return the smallest failing part of the program as text; without one, what is known."""
-        for i in range(self.inputs, len(self.pool)):
-            why = self.fails(i, ())
-            if not why:
-                continue
-            given = []
-            for k in range(i - 1, self.inputs - 1, -1):
-                if self.fails(i, [*given, k]):
-                    given.append(k)
-            why = self.fails(i, given) or why
-            text = self.text(self.only(i, sorted(given)), [self.pool[k] for k in sorted(given)])
-            return f"seed {self.seed}, value {i}: {why}\n{text}"
-        text = self.text(jf.fuse(lambda xs, _: self.run(xs), name="failing"), [])
+        if found := self.smallest_failure():
+            i, given, why = found
+            return f"seed {self.seed}, value {i}: {why}\n{self.text(self.only(i, given), given)}"
+        text = self.text(jf.fuse(lambda xs, _: self.run(xs), name="failing"), ())
         return f"seed {self.seed} fails only as a whole\n{text}"
-
-    def text(self, f, given):
-        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in given]
-        lowered = f.lower(self.arguments, shapes)
-        try:
-            return lowered.as_text("fusion")
-        except _core.InternalError as error:
-            return str(error)
 
 
 def fits(a, b):

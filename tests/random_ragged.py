@@ -9,10 +9,9 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from random_programs import BINARY, LARGEST, MOST_NOISE, NOISES, ROUNDING, ROWS, UNARY, is_float
+from random_programs import BINARY, LARGEST, MOST_NOISE, NOISES, ROUNDING, ROWS, UNARY, Shrinks, is_float
 
 import jax_fuser as jf
-from jax_fuser import _core
 
 WIDTHS = [1, 2, 3, 8, 17, 33, 64, 130, 257]
 FOLDS = [
@@ -130,7 +129,7 @@ class Step:
         return result
 
 
-class Ragged:
+class Ragged(Shrinks):
     """Steps chosen from a seed. `run` computes them with JAX, from `arguments`."""
 
     def __init__(self, seed, steps=8, dtypes=("float32", "bfloat16")):
@@ -252,37 +251,13 @@ class Ragged:
 
     # A failing program, made small.
 
-    def fails(self, i, given):
-        """Return why value `i` is wrong when the values in `given` are inputs; "" if it is not."""
-        given = sorted(given)
-        try:
-            return self.wrong(self.only(i, given)(self.arguments, [self.as_jax(k) for k in given]), i)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    def only(self, i, given):
-        return jf.fuse(lambda xs, ys: self.evaluate(xs, given=zip(given, ys))[i], name="failing")
-
     def report(self):
         """Return the smallest failing part of the program as text; without one, what is known."""
         layout = f"extents {self.layout.extents.tolist()}, starts {self.layout.starts}, rows {self.layout.capacity}"
-        for i in range(self.inputs, len(self.pool)):
-            why = self.fails(i, ())
-            if not why:
-                continue
-            given = []
-            for k in range(i - 1, self.inputs - 1, -1):
-                if self.fails(i, [*given, k]):
-                    given.append(k)
-            why = self.fails(i, given) or why
-            return f"seed {self.seed}, value {i}: {why}\n{layout}\n{self.text(i, sorted(given))}"
+        if found := self.smallest_failure():
+            i, given, why = found
+            return f"seed {self.seed}, value {i}: {why}\n{layout}\n{self.text(self.only(i, given), given)}"
         return f"seed {self.seed} fails only as a whole\n{layout}"
-
-    def text(self, i, given):
-        try:
-            return self.only(i, given).lower(self.arguments, [self.as_jax(k) for k in given]).as_text("fusion")
-        except _core.InternalError as error:
-            return str(error)
 
 
 def float_inputs(arguments):
