@@ -57,8 +57,11 @@ __device__ __forceinline__ void meet(int number) {
 __device__ __forceinline__ void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// At a barrier of any block of the cluster.
+// At a barrier of any block of the cluster. Only publish shows other blocks what this thread wrote before, and is slow.
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
+}
+__device__ __forceinline__ void mbarrier_publish_cluster(unsigned address) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity) {
@@ -141,11 +144,13 @@ __device__ __forceinline__ void take_registers() {
 // Otherwise: a row for each contraction index, 64 rows of a (or columns of b) wide; the next 16 indices are 16 rows
 // further, the next 64 columns of b at `leading` bytes.
 
-__device__ __forceinline__ unsigned long long wgmma_operand(unsigned shared, unsigned leading = 16) {
-  constexpr unsigned kEightRows = 1024;
-  constexpr unsigned long long kSwizzle128 = 1ull << 62;
-  return kSwizzle128 | static_cast<unsigned long long>(kEightRows >> 4) << 32 |
-         static_cast<unsigned long long>(leading >> 4) << 16 | (shared & 0x3ffffu) >> 4;
+// How an instruction is told where an operand lies: in units of 16 bytes, so that adding to it moves it by so many.
+__device__ __forceinline__ unsigned wgmma_operand(unsigned shared, unsigned leading = 16) {
+  return leading / 16 << 16 | shared / 16;
+}
+// The half of the description that all operands share: eight rows are 1024 bytes apart, swizzled by 128.
+__device__ __forceinline__ unsigned long long wgmma_description(unsigned operand) {
+  return (1ull << 30 | 1024 / 16) << 32 | operand;
 }
 
 // Before the first product, and after ordinary accesses to the sums.
@@ -205,27 +210,26 @@ __device__ __forceinline__ void keep(float (&sums)[kSize]) {
 template <int kColumns>
 struct Wgmma;
 
-#define JF_WGMMA_TYPE(TYPE, COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B)                                               \
-  asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS           \
-               "k16.f32." TYPE "." TYPE " {" JF_NAMES_##SUMS "}, %" #A ", %" #B ", add, 1, 1, %" #TRANS_A ", %" #TRANS_B \
-               ";}"                                                                                                   \
-               : JF_SUMS_##SUMS(sums)                                                                                 \
-               : "l"(a), "l"(b), "r"(add), "n"(kKMajorA ? 0 : 1), "n"(kKMajorB ? 0 : 1)                               \
-               : "memory")
+#define JF_WGMMA_TYPE(TYPE, COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B)                                              \
+  asm volatile(                                                                                                      \
+      "{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE   \
+      "." TYPE " {" JF_NAMES_##SUMS "}, %" #A ", %" #B ", add, 1, 1, %" #TRANS_A ", %" #TRANS_B ";}"                 \
+      : JF_SUMS_##SUMS(sums)                                                                                         \
+      : "l"(wgmma_description(a)), "l"(wgmma_description(b)), "r"(add), "n"(kKMajorA ? 0 : 1), "n"(kKMajorB ? 0 : 1) \
+      : "memory")
 
-#define JF_WGMMA(COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B)                                                          \
-  template <>                                                                                                         \
-  struct Wgmma<COLUMNS> {                                                                                             \
-    template <bool kBf16, bool kKMajorA, bool kKMajorB, int kSize>                                                    \
-    static __device__ __forceinline__ void run(float (&sums)[kSize], unsigned long long a, unsigned long long b,      \
-                                               int add) {                                                             \
-      static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                               \
-      if constexpr (kBf16) {                                                                                          \
-        JF_WGMMA_TYPE("bf16", COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B);                                            \
-      } else {                                                                                                        \
-        JF_WGMMA_TYPE("f16", COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B);                                             \
-      }                                                                                                               \
-    }                                                                                                                 \
+#define JF_WGMMA(COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B)                                            \
+  template <>                                                                                           \
+  struct Wgmma<COLUMNS> {                                                                               \
+    template <bool kBf16, bool kKMajorA, bool kKMajorB, int kSize>                                      \
+    static __device__ __forceinline__ void run(float (&sums)[kSize], unsigned a, unsigned b, int add) { \
+      static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                 \
+      if constexpr (kBf16) {                                                                            \
+        JF_WGMMA_TYPE("bf16", COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B);                              \
+      } else {                                                                                          \
+        JF_WGMMA_TYPE("f16", COLUMNS, SUMS, A, B, ADD, TRANS_A, TRANS_B);                               \
+      }                                                                                                 \
+    }                                                                                                   \
   };
 
 JF_WGMMA(16, 8, 8, 9, 10, 11, 12)
