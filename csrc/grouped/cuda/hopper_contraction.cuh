@@ -4,8 +4,9 @@
 //   empty group gives exact zeros
 //   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage
 //   block     384 threads: a warpgroup whose first thread copies, two that multiply 64 rows of the tile each
+//   cluster   a pair of blocks computes tiles below each other; each copies half of their rhs for both
 //   shared    kSharedBytes, aligned to 1024
-//   grid      any; blocks take the tiles of all groups in turn, those of the longest first
+//   grid      a multiple of kCluster; clusters take the tiles of all groups in turn, those of the longest first
 //   maps      lhs, rhs: 4D, each ending with the group: see `ragged` in hopper.cpp; box {64, kDepth, 1, 1}
 //             out:      3D {n, k, groups}, box {128 / sizeof(Out), 64, 1}; all with a 128-byte swizzle
 #pragma once
@@ -15,9 +16,20 @@
 
 namespace jf::grouped {
 
-template <class In, class Out, int kN, int kStages, int kGroups, bool kHasStarts>
+// kBuffers: chunks of results of a warpgroup on their way to memory. kGroups: at most so many.
+template <int kN_, int kStages_, int kCluster_, int kBuffers_>
+struct ContractionTile {
+  static constexpr int kN = kN_, kStages = kStages_, kCluster = kCluster_, kBuffers = kBuffers_;
+  static_assert(kN % 128 == 0 && kN <= 256, "a box has 64 columns, a block of a pair copies half of the boxes");
+  static_assert(kStages >= 2, "one stage is multiplied while another is copied");
+  static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
+  static_assert(kBuffers >= 2, "one chunk is written while another is stored");
+};
+
+template <class In, class Out, class Tile, int kGroups, bool kHasStarts>
 struct HopperContraction {
-  static constexpr int kM = 128, kDepth = 64;
+  static constexpr int kM = 128, kN = Tile::kN, kDepth = 64;
+  static constexpr int kStages = Tile::kStages, kCluster = Tile::kCluster, kBuffers = Tile::kBuffers;
   static constexpr int kThreads = 384, kWarpgroup = 128;
   static constexpr int kBoxBytes = kDepth * 128;  // 64 columns of a stage
   static constexpr int kLhsBytes = kM / 64 * kBoxBytes, kRhsBytes = kN / 64 * kBoxBytes;
@@ -25,8 +37,6 @@ struct HopperContraction {
   static constexpr int kChunkBytes = 64 * 128;
   static constexpr bool kBf16 = kIsBf16<In>;
   static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
-  static_assert(kN % 64 == 0 && kN <= 256, "the columns of one product are at most 256, those of a box are 64");
-  static_assert(kStages >= 2, "one stage is multiplied while another is copied");
 
   struct Shared {
     struct Stage {
@@ -34,7 +44,7 @@ struct HopperContraction {
       alignas(1024) unsigned char rhs[kRhsBytes];
     };
     Stage stages[kStages];
-    alignas(1024) unsigned char results[2][2][kChunkBytes];  // of each multiplying warpgroup, in turn
+    alignas(1024) unsigned char results[2][kBuffers][kChunkBytes];  // of each multiplying warpgroup, in turn
     unsigned long long full[kStages], empty[kStages];
     GroupOrder<kGroups, kThreads> order;
   };
@@ -50,7 +60,7 @@ struct HopperContraction {
       constexpr int kMultiplyingWarps = 2 * kWarpgroup / 32;
       for (int i = 0; i < kStages; ++i) {
         ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMultiplyingWarps);
+        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kCluster * kMultiplyingWarps);
       }
       ptx::mbarrier_init_fence();
       ptx::prefetch_map(maps.lhs);
@@ -58,6 +68,7 @@ struct HopperContraction {
       ptx::prefetch_map(maps.out);
     }
     shared.order.template find<kHasStarts>(ragged);
+    if constexpr (kCluster > 1) ptx::cluster_meet();
     Tiles tiles(shared, k, n, ragged.groups);
     if (threadIdx.x < kWarpgroup) {
       ptx::give_registers<40>();
@@ -65,6 +76,11 @@ struct HopperContraction {
     } else {
       ptx::take_registers<232>();
       multiply(shared, maps.out, tiles, k, n);
+    }
+    // Blocks of a cluster write to each other until both are done.
+    if constexpr (kCluster > 1) {
+      __syncwarp();
+      ptx::cluster_meet();
     }
   }
 
@@ -85,21 +101,24 @@ struct HopperContraction {
     int row, column;  // of the tile
   };
 
-  // This block's tiles. Every other round goes backwards over the blocks, so that none always has the longest.
+  static __device__ __forceinline__ unsigned rank() { return kCluster > 1 ? ptx::cluster_rank() : 0; }
+
+  // This block's tiles. Every other round goes backwards over the clusters, so that none always has the longest.
   struct Tiles {
     const Shared& shared;
-    unsigned rows, columns, count;
+    unsigned rows, columns, count;  // of a cluster's tiles
     unsigned round = 0;
 
     __device__ Tiles(const Shared& shared, int k, int n, int groups)
-        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
+        : shared(shared), rows(cdiv(k, kM * kCluster)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
 
     __device__ __forceinline__ bool next(Work& work) {
-      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      const unsigned clusters = gridDim.x / kCluster, cluster = blockIdx.x / kCluster;
+      const unsigned tile = round * clusters + (round % 2 == 0 ? cluster : clusters - 1 - cluster);
       ++round;
       if (tile >= count) return false;
       const Place at = raster(tile % (rows * columns), rows, columns);
-      work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row) * kM,
+      work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row * kCluster + rank()) * kM,
               static_cast<int>(at.column) * kN};
       return true;
     }
@@ -109,50 +128,67 @@ struct HopperContraction {
     Turn turn;
     for (Work work; tiles.next(work);) {
       constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
-      const auto load = [&](unsigned to, const TensorMap& map, unsigned barrier, int column, int row) {
-        ptx::tile_load(to, &map, barrier, column, kEnd - work.rows.length + row, kEnd,
-                       work.rows.begin + work.rows.length);
-      };
+      const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
+#pragma unroll 1
       for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
-        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
+        ptx::mbarrier_wait_cluster(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
         const unsigned barrier = ptx::shared_address(&shared.full[turn.stage]);
         ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
         const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs);
         const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
 #pragma unroll
-        for (int i = 0; i < kM / 64; ++i) load(lhs + i * kBoxBytes, maps.lhs, barrier, work.row + i * 64, row);
+        for (int i = 0; i < kM / 64; ++i) {
+          ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
+        }
 #pragma unroll
-        for (int i = 0; i < kN / 64; ++i) load(rhs + i * kBoxBytes, maps.rhs, barrier, work.column + i * 64, row);
+        for (int i = 0; i < kN / 64 / kCluster; ++i) {
+          const int box = i * kCluster + static_cast<int>(rank());
+          const unsigned to = rhs + box * kBoxBytes;
+          if constexpr (kCluster > 1) {
+            ptx::tile_load_multicast(to, &maps.rhs, barrier, (1 << kCluster) - 1, work.column + box * 64, behind + row,
+                                     kEnd, end);
+          } else {
+            ptx::tile_load(to, &maps.rhs, barrier, work.column + box * 64, behind + row, kEnd, end);
+          }
+        }
       }
     }
   }
 
   static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+    // This warp has read the stage: tells every block that copies into it.
     const auto release = [&](int stage) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+      const unsigned empty = ptx::shared_address(&shared.empty[stage]), lane = threadIdx.x % 32;
+      if constexpr (kCluster > 1) {
+        if (lane < kCluster) ptx::mbarrier_arrive_cluster(ptx::cluster_address(empty, lane));
+      } else {
+        if (lane == 0) ptx::mbarrier_arrive(empty);
+      }
     };
     Turn turn;
     unsigned stores = 0;
+    float sums[kN / 2];
     for (Work work; tiles.next(work);) {
-      float sums[kN / 2];
+      if (work.rows.length == 0) {
 #pragma unroll
-      for (int i = 0; i < kN / 2; ++i) sums[i] = 0;
+        for (int i = 0; i < kN / 2; ++i) sums[i] = 0;
+      }
       int before = -1;  // the stage of the products under way
+#pragma unroll 1
       for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
         ptx::mbarrier_wait(ptx::shared_address(&shared.full[turn.stage]), turn.parity);
         constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
         const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs) + warpgroup * kBoxBytes;
         const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
         const unsigned long long a = ptx::wgmma_operand(lhs), b = ptx::wgmma_operand(rhs, kBoxBytes);
-        ptx::keep(sums);
         ptx::wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kDepth / 16; ++step) {
-          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums, a + step * (kStep >> 4), b + step * (kStep >> 4), 1);
+          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums, a + step * (kStep >> 4), b + step * (kStep >> 4),
+                                                            row > 0 || step > 0);
         }
         ptx::wgmma_commit();
-        ptx::keep(sums);
         if (before >= 0) {
           ptx::wgmma_wait<1>();
           release(before);
@@ -176,8 +212,8 @@ struct HopperContraction {
     for (int chunk = 0; chunk < kN / kChunkColumns; ++chunk) {
       const int column = work.column + chunk * kChunkColumns;
       if (column >= n) break;
-      const unsigned to = ptx::shared_address(shared.results[warpgroup][stores++ % 2]);
-      if (issues) ptx::bulk_wait_read<1>();
+      const unsigned to = ptx::shared_address(shared.results[warpgroup][stores++ % kBuffers]);
+      if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();
       put(to, &sums[chunk * kChunkColumns / 2]);
       ptx::fence_async_shared();
