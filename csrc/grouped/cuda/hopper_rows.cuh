@@ -4,7 +4,8 @@
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that a group's last tile costs what its rows cost, in steps of kStep.
-//   block     kThreads: a warpgroup that schedules and copies, then two that multiply, kSlice columns each
+//   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
+//             other multiplies the next
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
@@ -25,7 +26,7 @@ namespace jf::grouped {
 template <int kRows_, int kStages_, int kCluster_>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
-  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 256, "rows are copied in boxes of 64");
+  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
 
@@ -34,17 +35,16 @@ class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
   static constexpr int kStep = 32;  // each multiple up to kRows has its own main loop
   static constexpr int kDepth = 64;
-  static constexpr int kSlice = 64, kMultipliers = 2, kColumns = kSlice * kMultipliers;
-  static constexpr int kGroupThreads = 128, kThreads = kGroupThreads * (1 + kMultipliers);
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;  // a slice: columns of an instruction
+  static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kRhsBytes = kMultipliers * kSliceBytes;
-  static constexpr int kWaiting = 2;  // units that are decided before they are computed
+  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
-  using Sums = float[kRows / 2];
+  using Sums = float[kSlices][kRows / 2];
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -53,12 +53,12 @@ class HopperRows {
   struct alignas(1024) Shared {
     Stage stages[kStages];
     typename Store::Shared results[kMultipliers];
-    int4 units[kWaiting];
-    // Phases of a stage: its copies have arrived; all warps of the cluster have read it. Of a unit: likewise.
+    int4 units[kMultipliers];  // the next of each
+    // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long unit_full[kWaiting], unit_empty[kWaiting];
+    unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
   };
-  static constexpr unsigned kUnitReaders = 1 + kMultipliers * 4;  // warps of one block
+  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
 
  public:
   static constexpr int kSharedBytes = sizeof(Shared);
@@ -75,12 +75,14 @@ class HopperRows {
       __syncthreads();
     }
     const int steps = cdiv(k, kDepth);
-    if (warp < kGroupThreads / 32) {
+    if (warp < kWarps) {
       ptx::give_registers<40>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
-      } else if (warp == 1 && kernel.rank_ == 0) {
-        kernel.schedule(ragged, next, n);
+      } else if (warp == 1) {
+        if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
+      } else {
+        store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
       ptx::take_registers<232>();
@@ -108,6 +110,11 @@ class HopperRows {
         parity ^= 1;
       }
     }
+    __device__ __forceinline__ void skip(unsigned entries) {
+      index += entries;
+      parity ^= index / kSize % 2;
+      index %= kSize;
+    }
   };
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
@@ -118,11 +125,11 @@ class HopperRows {
   __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(address(&shared_.full[i]), 1);
-      ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kMultipliers * 4);
+      ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
-    for (int i = 0; i < kWaiting; ++i) {
+    for (int i = 0; i < kMultipliers; ++i) {
       ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
-      ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * kUnitReaders);
+      ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
     }
     ptx::mbarrier_init_fence();
   }
@@ -131,9 +138,10 @@ class HopperRows {
   __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
     const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
     Schedule schedule(ragged, n);
-    Place<kWaiting> place;
+    Place<kMultipliers> place;
     unsigned wanted = blockIdx.x / kCluster;
-    for (bool more = true; more;) {
+    int ends = 0;  // one for each that waits
+    while (ends < kMultipliers) {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
       ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
@@ -146,8 +154,9 @@ class HopperRows {
         }
       }
       place.advance();
-      more = !__any_sync(~0u, found && unit.group == RowUnit::kEnd);
-      if (next == nullptr) {
+      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
+        ++ends;
+      } else if (next == nullptr) {
         wanted += clusters;
       } else {
         if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
@@ -158,14 +167,11 @@ class HopperRows {
 
   // What the schedule says, read by one lane or all lanes of a warp.
   template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(Place<kWaiting>& place) {
-    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[place.index]), place.parity);
-    const int4 words = ptx::ld_shared4(address(&shared_.units[place.index]));
+  __device__ __forceinline__ RowUnit read_unit(unsigned index, unsigned parity) {
+    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[index]), parity);
+    const int4 words = ptx::ld_shared4(address(&shared_.units[index]));
     if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[place.index]), 0));
-    }
-    place.advance();
+    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[index]), 0));
     return {words.x, words.y, words.z, words.w};
   }
 
@@ -173,12 +179,12 @@ class HopperRows {
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    Place<kWaiting> unit_place;
+    Place<kMultipliers> unit_place;
     Place<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place);
+      const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
-      if (unit.group == RowUnit::kPadding) continue;
       const int boxes = cdiv(unit.count, kBoxRows);
       const unsigned bytes = kRhsBytes + boxes * kBoxBytes;
 #pragma unroll 1
@@ -193,7 +199,7 @@ class HopperRows {
           ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
         } else {
 #pragma unroll
-          for (int i = 0; i < kMultipliers; ++i) {
+          for (int i = 0; i < kSlices; ++i) {
             ptx::tile_load(to_rhs + i * kSliceBytes, &rhs, full, unit.column + i * kSlice, depth, unit.group);
           }
         }
@@ -210,22 +216,21 @@ class HopperRows {
     }
   }
 
-  // ---- two warpgroups: products and results ----
+  // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
-    const int slice = static_cast<int>(threadIdx.x) / kGroupThreads - 1;
-    Store store(shared_.results[slice], slice + 1);
-    Place<kWaiting> unit_place;
+    const unsigned self = threadIdx.x / kGroupThreads - 1;
+    Store store(shared_.results[self], self + 1);
     Place<kStages> place;
+    place.skip(self * steps);
     Sums sums;
-    while (true) {
-      const RowUnit unit = read_unit<true>(unit_place);
+    for (unsigned parity = 0;; parity ^= 1) {
+      const RowUnit unit = read_unit<true>(self, parity);
       if (unit.group == RowUnit::kEnd) break;
-      const int column = unit.column + slice * kSlice;
-      if (unit.group == RowUnit::kPadding) {
-        store.zeros(out, unit.row, unit.count, column, n);
-      } else {
-        multiply_rows<kStep>(sums, place, unit.count, slice, steps);
-        store.results(sums, out_map, out, unit.row, unit.count, column, n);
+      multiply_rows<kStep>(sums, place, unit.count, steps);
+      place.skip(steps);
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i) {
+        store.results(sums[i], out_map, out, unit.row, unit.count, unit.column + i * kSlice, n);
       }
     }
     store.drain();
@@ -233,19 +238,18 @@ class HopperRows {
 
   // With the narrowest instruction that holds `count` rows.
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int slice, int steps) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
     if constexpr (kCount < kRows) {
-      if (count > kCount) return multiply_rows<kCount + kStep>(sums, place, count, slice, steps);
+      if (count > kCount) return multiply_rows<kCount + kStep>(sums, place, count, steps);
     }
-    accumulate<kCount>(sums, place, slice, steps);
+    accumulate<kCount>(sums, place, steps);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int slice, int steps) {
+  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first + slice * kSliceBytes);
-    const unsigned lhs = ptx::wgmma_operand(first + kRhsBytes);
+    const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -254,8 +258,12 @@ class HopperRows {
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i) {
-        ptx::Wgmma<kCount>::template run<kBf16, kRhsKMajor, true>(sums, rhs + at + i * kNextRhs,
-                                                                  lhs + at + i * kNextLhs, step > 0 || i > 0);
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          ptx::Wgmma<kCount>::template run<kBf16, kRhsKMajor, true>(
+              sums[slice], rhs + at + slice * (kSliceBytes / 16) + i * kNextRhs, lhs + at + i * kNextLhs,
+              step > 0 || i > 0);
+        }
       }
       ptx::wgmma_commit();
       if (step > 0) {
@@ -266,7 +274,8 @@ class HopperRows {
       place.advance();
     }
     ptx::wgmma_wait<0>();
-    ptx::keep(sums);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
     release(before);
   }
 

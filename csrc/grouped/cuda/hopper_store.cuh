@@ -1,4 +1,4 @@
-// The results of one warpgroup on their way from registers to memory: 64 columns of out by a tile's rows.
+// The results of one warpgroup on their way from registers to memory: 64 columns of out by a tile's rows at a time.
 //
 // Sums are held transposed, as the product left them: thread rows are columns of out. kStoreRows rows at a time they
 // become rows of 128 bytes in one of two buffers, from where a tensor copy takes them while the warpgroup goes on. A
@@ -64,15 +64,6 @@ class HopperStore {
     }
   }
 
-  __device__ __forceinline__ void zeros(Out* out, int row, int count, int column, int n) {
-    const int width = min(n - column, kSlice) / kPerChunk;
-    Out* to = out + static_cast<long long>(row) * n + column;
-    for (int i = thread_; i < count * (kSlice / kPerChunk); i += kThreads) {
-      const int r = i / (kSlice / kPerChunk), chunk = i % (kSlice / kPerChunk);
-      if (chunk < width) ptx::st_global(to + static_cast<long long>(r) * n + chunk * kPerChunk, uint4{});
-    }
-  }
-
   // Shared memory may go.
   __device__ __forceinline__ void drain() {
     if (thread_ == 0) ptx::bulk_wait_read<0>();
@@ -101,13 +92,13 @@ class HopperStore {
         ptx::stmatrix_x4_trans(to + r * kRowBytes, words);
       }
     } else {
+      // Of the thread's four sums in eight rows, the second lies a row further, the third eight columns.
+      const unsigned to = buffer + offset(lane % 4 * 2, warp * 4 + lane / 16) + lane / 4 % 4 * 4;
 #pragma unroll
       for (int r = 0; r < kStoreRows; r += 8) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int column = warp * 16 + i / 2 * 8 + lane / 4, row = r + lane % 4 * 2 + i % 2;
-          ptx::st_shared(buffer + offset(row, column / kPerChunk) + column % kPerChunk * kSize,
-                         sums[(first + r) / 2 + i]);
+          ptx::st_shared((to ^ (i % 2 * 16 + i / 2 * 32)) + (r + i % 2) * kRowBytes, sums[(first + r) / 2 + i]);
         }
       }
     }
