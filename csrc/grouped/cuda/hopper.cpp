@@ -109,7 +109,7 @@ double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target
 HopperConfig choose_rows(const Problem& p, const Target& target) {
   HopperConfig best;
   double least = std::numeric_limits<double>::infinity();
-  for (const int tile_m : {256, 128, 64}) {
+  for (const int tile_m : {192, 128, 64}) {
     // Stages that groups of few rows leave half empty hide less latency.
     if (tile_m > 64 && tile_m * p.groups >= 4 * p.m) continue;
     // A pair of blocks takes neighbouring columns of the same rows.
@@ -140,7 +140,7 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 256) && (c.cluster == 1 || c.cluster == 2);
   }
-  return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 256)) &&
+  return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192)) &&
          (c.cluster == 1 || c.cluster == 2);
 }
 
