@@ -57,6 +57,7 @@ class HopperRows {
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
     unsigned long long full[kStages], empty[kStages];
     unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
+    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages
   };
   static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
 
@@ -76,7 +77,7 @@ class HopperRows {
     }
     const int steps = cdiv(k, kDepth);
     if (warp < kWarps) {
-      ptx::give_registers<40>();
+      ptx::give_registers<32>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
@@ -85,7 +86,7 @@ class HopperRows {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
-      ptx::take_registers<232>();
+      ptx::take_registers<240>();
       kernel.multiply(out_map, out, steps, n);
     }
     // Blocks of a cluster arrive at each other's barriers until both are done.
@@ -130,6 +131,7 @@ class HopperRows {
     for (int i = 0; i < kMultipliers; ++i) {
       ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
       ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
+      ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
     }
     ptx::mbarrier_init_fence();
   }
@@ -226,6 +228,9 @@ class HopperRows {
     for (unsigned parity = 0;; parity ^= 1) {
       const RowUnit unit = read_unit<true>(self, parity);
       if (unit.group == RowUnit::kEnd) break;
+      // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
+      // first turn of the first is free.
+      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
       multiply_rows<kStep>(sums, place, unit.count, steps);
       place.skip(steps);
 #pragma unroll
@@ -273,6 +278,7 @@ class HopperRows {
       before = place.index;
       place.advance();
     }
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
