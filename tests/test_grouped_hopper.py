@@ -106,7 +106,9 @@ def test_ragged_edges_on_hopper(mode, dtype, out, k, n, edge):
         rhs[padding] = np.inf
     with jax.default_device(device):
         jax.block_until_ready(jnp.full(want.shape, jnp.nan, out))  # what the result's memory may hold
-        got = np.asarray(ref.run(mode, jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), extents, starts, jnp.dtype(out)))
+        got = np.asarray(
+            ref.run(mode, jnp.asarray(lhs, dtype), jnp.asarray(rhs, dtype), extents, starts, jnp.dtype(out))
+        )
     assert np.isnan(got[~ours].astype("float32")).all()
     assert_close(got[ours], want[ours])
     if mode == "contraction":

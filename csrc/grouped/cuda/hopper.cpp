@@ -122,10 +122,7 @@ HopperConfig choose_rows(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_contraction(const Problem& p, const Target& target) {
-  HopperConfig c{.tile_m = kContractionRows,
-                 .tile_n = p.n > 128 ? 256 : 128,
-                 .stages = 0,
-                 .cluster = 1};
+  HopperConfig c{.tile_m = kContractionRows, .tile_n = p.n > 128 ? 256 : 128, .stages = 0, .cluster = 1};
   constexpr int kMostStages = 6;
   fill_stages(p, target, kMostStages, c);
   return c;
