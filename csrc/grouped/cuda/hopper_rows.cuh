@@ -17,7 +17,7 @@
 // read as zero, so a last stage that k does not fill adds nothing.
 #pragma once
 
-#include "grouped/cuda/hopper.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 

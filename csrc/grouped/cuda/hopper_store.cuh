@@ -5,7 +5,7 @@
 // copy cannot end where a group does, so a group's last rows are stored by the threads.
 #pragma once
 
-#include "grouped/cuda/hopper.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/tile.cuh"
 
 namespace jf::grouped {
