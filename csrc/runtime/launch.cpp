@@ -7,4 +7,6 @@ void launch(CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes, CuStream s
                          stream, arguments, nullptr);
 }
 
+void clear_word(void* word, CuStream stream) { driver().memset_words(reinterpret_cast<uint64_t>(word), 0, 1, stream); }
+
 }  // namespace jf::runtime

@@ -15,4 +15,7 @@ struct Dim3 {
 // `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns.
 void launch(CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes, CuStream stream, void** arguments);
 
+// A 32-bit word of the device becomes zero.
+void clear_word(void* word, CuStream stream);
+
 }  // namespace jf::runtime

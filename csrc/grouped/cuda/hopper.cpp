@@ -190,6 +190,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
   s += cat("    const ", in, "*, const ", in, "*, const int* extents, ", p.has_starts ? "const int* starts, " : "", out,
            "* out,\n");
+  if (!contraction) s += "    unsigned* next,\n";
   s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
   s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
   s += "    long long) {\n";
@@ -197,7 +198,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
-                   : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, nullptr, ";
+                   : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
   s += "static_cast<int>(k), static_cast<int>(n));\n}\n";
   return s;
 }
@@ -252,6 +253,7 @@ CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& 
   kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : "rows");
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
+  kernel.counts = p.mode == Mode::kRows;
   kernel.maps = maps(p, c);
   kernel.grid = grid(p, c, target);
   kernel.instantiation = text(p, c, kernel.entry, shared);
