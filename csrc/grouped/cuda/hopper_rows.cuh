@@ -17,9 +17,9 @@
 // read as zero, so a last stage that k does not fill adds nothing.
 #pragma once
 
-#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 
 namespace jf::grouped {
 
@@ -220,7 +220,9 @@ class HopperRows {
 
   // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
-    const unsigned self = threadIdx.x / kGroupThreads - 1;
+    // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
+    // for their operands.
+    const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
     Place<kStages> place;
     place.skip(self * steps);
