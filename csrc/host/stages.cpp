@@ -112,10 +112,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
   });
 }
 
-int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
-}
-
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   JF_REQUIRE(target.platform == Platform::kCuda, "[compile_cuda] expected a CUDA target, got '", target_text, "'");

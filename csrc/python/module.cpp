@@ -11,6 +11,7 @@
 #include "base/target.h"
 #include "ffi/handlers.h"
 #include "host/counters.h"
+#include "host/executable.h"
 #include "host/facts.h"
 #include "host/stages.h"
 #include "ir/build.h"
@@ -222,6 +223,8 @@ void bind_targets(nb::module_& m) {
         return Found(std::nullopt, reason);
       },
       "(path, version), or (None, why there is none).");
+  m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
+        "Ask for the compiler's version in the background, once per process.");
   m.def(
       "nvrtc",
       [] {
