@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._nested_checks import INT32_MAX
+from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
 
 
-def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
+def merge(
+    nt: NestedTensor, i: int, j: int, *, axis_name: Any = None, capacity: int | None = None
+) -> jax.Array | NestedTensor:
     """Merge two dimensions of `nt.shape` into one.
 
     - (group, ragged): all rows in one dimension, `as_flattened`.
     - (ragged, the dense dimension after it, of size k): rows become k times as many; extents are multiplied by k.
     - (an outer dimension of N-D extents, ragged): the groups of all outer indices join, `extents.sum` over it. Rows
       move: group by group, in each the outer indices in order. The capacity is that of all outer indices together.
+    - The same inside of `jax.shard_map`, where the mesh axis `axis_name` splits the outer dimension: the groups of all
+      devices join, and each device gets its share of them, the first `groups / devices` for the first device. Rows
+      travel in one all-to-all of blocks of static size.
 
     Differentiable in `nt.data`.
 
+    Args:
+        nt: nested tensor.
+        i: dimension of `nt.shape`.
+        j: the other one.
+        axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
+        capacity: rows of the result along the ragged dimension, where outer indices join; later rows are cut off, and
+            extents say so. By default no row can be.
+
     Raises:
-        ValueError: another pair of dimensions, or more rows than int32 holds.
+        ValueError: another pair of dimensions, more rows than int32 holds, or groups that devices cannot share evenly.
+        NameError: no such mesh axis here.
 
     Example:
         >>> import jax.numpy as jnp
@@ -37,12 +53,19 @@ def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
     require_nested("merge", nt)
     dim, ndim = nt.ragged_dim, nt.ndim
     first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
+    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
+        merged = _merge_outer(nt, first)
+        if axis_name is not None:
+            merged = _merge_outer(exchange(merged, axis_name), dim - 1)
+        return merged if capacity is None else clip(merged, capacity)
+    if axis_name is not None or capacity is not None:
+        raise ValueError(
+            f"merge: dims ({i}, {j}) are not (outer extents dim, ragged); those alone take axis_name=, capacity="
+        )
     if (first, second) == (dim, dim + 1):
         return as_flattened(nt)
     if first == dim + 1 and second == dim + 2 < ndim:
         return _merge_dense(nt)
-    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
-        return _merge_outer(nt, first)
     raise ValueError(
         f"merge: dims ({i}, {j}) are neither (component, ragged), (ragged, next regular) nor "
         f"(outer extents dim, ragged)"
