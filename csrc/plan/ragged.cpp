@@ -21,28 +21,56 @@ constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
 struct Shape {
   std::vector<int64_t> extents;
   int ragged = -1, column = -1;             // column: the innermost axis where it is dense; -1 for none
-  std::vector<int> kept = {}, folded = {};  // the others, parts before their component
-  bool folds_columns = false;
+  std::vector<int> kept = {}, folded = {};  // the others, parts before their component; folded: those within rows
+  bool folds_columns = false;               // or values on the way do
 };
 
+// What has all loops: an output, or a fold of dense axes on the way to it.
+ir::ValueId reference_of(const ir::Fusion& segment) {
+  ir::ValueId reference = segment.outputs.front();
+  const std::vector<Domain> domains = schedule::unscheduled(segment).domains;
+  for (const ir::Op& op : segment.ops) {
+    if (!std::holds_alternative<ir::Reduce>(op.attribute) || !domains[op.output].ragged) continue;
+    if (domains[op.output].logical.size() > domains[reference].logical.size()) reference = op.output;
+  }
+  return reference;
+}
+
+// What is folded or scanned along dense axes before rows are folded or combined. Its loops stand inside of those over
+// rows.
+struct Within {
+  bool folds = false, scans = false;
+};
+Within within(const ir::Fusion& segment) {
+  Within within;
+  for (const ir::Op& op : segment.ops) {
+    if (ir::ragged_axis(segment.values[op.output]) < 0) continue;
+    within.folds = within.folds || std::holds_alternative<ir::Reduce>(op.attribute);
+    within.scans = within.scans || std::holds_alternative<ir::Scan>(op.attribute);
+  }
+  return within;
+}
+
 Shape shape_of(const ir::Fusion& segment) {
-  const Domain domain = schedule::unscheduled(segment).domains[segment.outputs.front()];
+  const Domain domain = schedule::unscheduled(segment).domains[reference_of(segment)];
+  const auto [folds, scans] = within(segment);
   JF_CHECK(domain.ragged.has_value(), segment.name, " neither folds nor combines rows");
   Shape shape{domain.logical, domain.ragged->axis};
   const std::vector<int>& by = domain.ragged->by;
   const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
   const auto is_folded = [&](int axis) { return !domain.reduced.empty() && domain.reduced[axis]; };
   const int rank = static_cast<int>(domain.logical.size());
-  if (rank > 0 && shape.ragged != rank - 1 && !is_by(rank - 1) && domain.logical[rank - 1] > 1) {
+  if (rank > 0 && shape.ragged != rank - 1 && !is_by(rank - 1) && domain.logical[rank - 1] > 1 && !scans) {
     shape.column = rank - 1;
-    shape.folds_columns = is_folded(rank - 1);
+    shape.folds_columns = folds || is_folded(rank - 1);
   }
   shape.kept.assign(by.rbegin(), by.rend());
   std::erase_if(shape.kept, is_folded);
   for (int axis = 0; axis < rank; ++axis) {
     if (axis == shape.ragged || axis == shape.column) continue;
-    if (is_folded(axis)) shape.folded.push_back(axis);
-    if (!is_folded(axis) && !is_by(axis)) shape.kept.push_back(axis);
+    const bool inside = is_folded(axis) || (!is_by(axis) && (folds || scans));
+    if (inside) shape.folded.push_back(axis);
+    if (!inside && !is_by(axis)) shape.kept.push_back(axis);
   }
   return shape;
 }
@@ -183,7 +211,7 @@ std::string print(const NestedParameters& p) {
 
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
   const Shape shape = shape_of(segment);
-  const ir::ValueId reference = segment.outputs.front();
+  const ir::ValueId reference = reference_of(segment);
   Scheduler scheduler(segment);
   Loops loops(scheduler, reference);
   if (platform == Platform::kCpu) {
