@@ -278,8 +278,8 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
   }
   // What has no column is no part: parts are counted as columns.
   if (filled.size() != values.size()) return concat(filled.empty() ? values.first(1) : filled, axis);
-  const bool nested = std::any_of(values.begin(), values.end(),
-                                  [&](ValueId id) { return ragged_axis(fusion_.values[id]) >= 0; });
+  const bool nested =
+      std::any_of(values.begin(), values.end(), [&](ValueId id) { return ragged_axis(fusion_.values[id]) >= 0; });
   if (nested) return concat_nested(values, axis, whole);
   std::vector<ValueId> placed;
   std::vector<int64_t> starts(whole.size(), 0);

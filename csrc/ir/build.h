@@ -58,8 +58,7 @@ class Builder {
   // and a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other
   // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
   // last one. The last `components` axes of the extents are the component.
-  ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most,
-                    int64_t components = 1);
+  ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most, int64_t components = 1);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
   // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.

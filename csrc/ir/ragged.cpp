@@ -73,8 +73,9 @@ struct Nested {
     }
     switch (op.kind) {
       case OpKind::kSqueeze: return check_kept(std::get<Dims>(attribute).dims, "squeezed", "fold it instead");
-      case OpKind::kSlice: refuse(
-          "only the builder's slice with strides of 1 along its ragged axis can pass it by; slice before partition");
+      case OpKind::kSlice:
+        refuse(
+            "only the builder's slice with strides of 1 along its ragged axis can pass it by; slice before partition");
       case OpKind::kPad: refuse("pad before partition, or give partition greater extents");
       case OpKind::kReshape: refuse("reshape before partition, or combine it first");
       case OpKind::kTake: refuse("take before partition, or combine it first");

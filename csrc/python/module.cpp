@@ -177,8 +177,7 @@ void bind_builder(nb::module_& m) {
                                     parse_dtype(dtype), label);
           },
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
-      .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
-           "components"_a = 1,
+      .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a, "components"_a = 1,
            "The rows of each component as a component and a ragged axis of at most `most` of them. The last "
            "`components` axes of the extents are the component.")
       .def(
