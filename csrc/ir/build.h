@@ -119,6 +119,7 @@ class Builder {
   ValueId is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like);
   void check_dense(ValueId value, int64_t axis, const char* op, const char* does, const char* instead) const;
   ValueId spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
+  ValueId spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
   ValueId pad_nested(ValueId value, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding);
   ValueId concat_nested(std::span<const ValueId> values, int64_t axis, const std::vector<int64_t>& whole);
   ValueId reshape_nested(ValueId value, const std::vector<int64_t>& to);

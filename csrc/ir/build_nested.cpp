@@ -162,6 +162,31 @@ ValueId Builder::spread_nested(const Op& op, const ir::Pad& where, const std::ve
   return partitioned(dense, op.inputs[1], op.inputs[2], nest);
 }
 
+// As spread, of a fold or a scan of a nested value's dense axes.
+ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to) {
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]);
+  const auto* reduce = std::get_if<Reduce>(&op.attribute);
+  if (reduce == nullptr) {
+    const int64_t axis = std::get<Scan>(op.attribute).axis;
+    if (where.counts[axis] != from[axis] || to[axis] != from[axis]) return -1;
+    return add_op(op.kind, {spread(op.inputs[0], where, to)}, op.attribute, DType::kPred, {}, op.label);
+  }
+  if (reduce->parts > 0) return -1;
+  ir::Pad inner;
+  std::vector<int64_t> inner_shape;
+  size_t next = 0;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    const bool gone = contains(reduce->dims, static_cast<int64_t>(axis));
+    inner.from.starts.push_back(gone ? 0 : where.from.starts[next]);
+    inner.from.strides.push_back(gone ? 1 : where.from.strides[next]);
+    inner.low.push_back(gone ? 0 : where.low[next]);
+    inner.counts.push_back(gone ? from[axis] : where.counts[next]);
+    inner_shape.push_back(gone ? from[axis] : to[next]);
+    next += !gone;
+  }
+  return add_op(op.kind, {spread(op.inputs[0], inner, inner_shape)}, *reduce, DType::kPred, {}, op.label);
+}
+
 ValueId Builder::pad_nested(ValueId x, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding) {
   const Value like = fusion_.values[x];
   bool nothing = false, pads = false;

@@ -275,6 +275,8 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
   }
   if (op.kind == OpKind::kSearch) return spread_search(op, where, to);
   if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) return spread_nested(op, where, to);
+  const bool folds = info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan;
+  if (folds && ragged_axis(fusion_.values[x]) >= 0) return spread_fold(op, where, to);
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
     const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;
