@@ -61,6 +61,11 @@ Regrouping regrouping(const std::vector<int64_t>& from, const std::vector<int64_
 
 }  // namespace
 
+ValueId Builder::partition_of(ValueId x, ValueId starts, ValueId extents, const Nest& nest) {
+  if (nest.components == 1) return partition(x, starts, extents, nest.axis, nest.most);
+  return add_op(OpKind::kPartition, {x, starts, extents}, nest, value(x, "partition").dtype, {}, "");
+}
+
 ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
                              const Value& like) {
   const int axis = ragged_axis(like);
@@ -118,7 +123,7 @@ ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::ve
   inner.starts[nest.axis] = 0;
   inner.strides[nest.axis] = 1;
   inner_counts[nest.axis] = rows;
-  return partitioned(sliced(op.inputs[0], inner, inner_counts), starts, extents, nest);
+  return partition_of(sliced(op.inputs[0], inner, inner_counts), starts, extents, nest);
 }
 
 // What a fold or a scan of dense axes is of, sliced along the others.
@@ -159,7 +164,7 @@ ValueId Builder::spread_nested(const Op& op, const ir::Pad& where, const std::ve
   inner.counts[nest.axis] = inner_shape[nest.axis] = rows;
   const ValueId dense = spread(op.inputs[0], inner, inner_shape);
   if (op.kind == OpKind::kStretch) return stretch(dense, op.inputs[1], nest);
-  return partitioned(dense, op.inputs[1], op.inputs[2], nest);
+  return partition_of(dense, op.inputs[1], op.inputs[2], nest);
 }
 
 // As spread, of a fold or a scan of a nested value's dense axes.
@@ -280,7 +285,7 @@ ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
     nest.axis = first[nest.axis];
     dense.erase(dense.begin() + nest.axis + 1, dense.begin() + first[ragged] + 1);
     dense[nest.axis] = rows;
-    return partitioned(reshape(op.inputs[0], dense), op.inputs[1], op.inputs[2], nest);
+    return partition_of(reshape(op.inputs[0], dense), op.inputs[1], op.inputs[2], nest);
   }
   if (op.kind != OpKind::kTranspose) return -1;
   // Each group of axes is one of the operand's, too.

@@ -7,20 +7,16 @@
 
 namespace jf::ir {
 
-ValueId Builder::partition(ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most, int64_t components) {
+ValueId Builder::partition(ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most) {
   for (ValueId id : {x, starts, extents}) value(id, "partition");
-  const Nest nest{axis, most, {}, components};
-  infer(fusion_, OpKind::kPartition, {x, starts, extents}, nest, {"", DType::kPred, {}});
-  return partitioned(x, starts, extents, nest);
+  infer(fusion_, OpKind::kPartition, {x, starts, extents}, Nest{axis, most}, {"", DType::kPred, {}});
+  return partitioned(x, starts, extents, axis, most);
 }
 
-ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, const Nest& nest) {
-  const int64_t axis = nest.axis, most = nest.most;
-  std::vector<int64_t> key = {x, starts, extents, axis, most, nest.components};
+ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most) {
+  std::vector<int64_t> key = {x, starts, extents, axis, most};
   if (const auto found = partitions_.find(key); found != partitions_.end()) return found->second;
-  auto again = [&](ValueId id, int64_t at) {
-    return partitioned(id, starts, extents, {at, most, {}, nest.components});
-  };
+  auto again = [&](ValueId id, int64_t at) { return partitioned(id, starts, extents, at, most); };
   const bool plain = fusion_.values[extents].axes.size() == 1;  // the same components wherever the axis stands
   ValueId result = -1;
   if (const Op* defining = definition(x); defining != nullptr) {
@@ -60,7 +56,7 @@ ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, const N
     }
   }
   if (result < 0) {
-    result = add_op(OpKind::kPartition, {x, starts, extents}, nest, fusion_.values[x].dtype, {}, "");
+    result = add_op(OpKind::kPartition, {x, starts, extents}, Nest{axis, most}, fusion_.values[x].dtype, {}, "");
   }
   partitions_.emplace(std::move(key), result);
   return result;
