@@ -124,12 +124,12 @@ class Builder(_core.Builder):
     several axes stand for outer axes of the array too, or, with `components=n` (also of `combine`), their last n axes
     are the component.
 
-    Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each component
-    has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array, zeros behind
-    the last one. They compute what is asked for from the array, and move nothing. What moves rows is not of the IR but
-    of `jax_fuser.nested`: joining outer axes (`merge`, also across devices), blocks of rows (`split`, `align`), rows
-    after rows (`concat`). A fold of the component without its rows, a nested value in a nested value, and operands with
-    two values of extents are refused.
+    Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
+    component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
+    with zeros behind the last one. They compute what is asked for from the array, and move nothing. What moves rows is
+    not of the IR but of `jax_fuser.nested`: joining outer axes (`merge`, also across devices), blocks of rows (`split`,
+    `align`), rows after rows (`concat`). A fold of the component without its rows, a second ragged axis in one value,
+    and operands with two values of extents are refused.
 
     Example:
       >>> import jax.numpy as jnp

@@ -83,7 +83,9 @@ struct Nested {
       case OpKind::kPlace: refuse("put arrays side by side before partition");
       case OpKind::kSpread: refuse("spread is the compiler's own");
       case OpKind::kPartition:
-      case OpKind::kStretch: refuse("multi-level nesting: keep the outer level as a dense axis");
+      case OpKind::kStretch:
+        refuse(
+            "multi-level nesting, or a second ragged axis: fold or combine the first one, or keep it as a dense axis");
       default: break;
     }
   }
