@@ -144,6 +144,8 @@ class Scheduler {
   // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
   // a loop also for an axis that it lacks; it runs once there unless it is inlined in it. With `selected`, only those.
   void transform_like(ValueId reference, const std::vector<ValueId>& selected = {});
+  // The values that transform_like(reference) can give its loops, but the reference.
+  std::vector<ValueId> alike(ValueId reference);
   // Copies the parallel types of `reference` to every such value with the same loop extents. With `position`, only
   // those of its outer loops, to values with the same outer extents; with `types`, only these types.
   void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {},
