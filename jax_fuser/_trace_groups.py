@@ -1,0 +1,45 @@
+"""Rules of jax_fuser/_trace.py for groups of rows: per-group values to rows, and rows folded for each group.
+
+Both ops state the group of each row twice, as its id and as the first row and the number of rows of each group. Values
+spread to rows are read by id; folds go over the rows of each group, where a value that was spread by the same layout is
+the group's own value and no row of it is read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jax_fuser import _trace_moves
+
+if TYPE_CHECKING:
+    from jax_fuser._trace import Writer
+
+Ids = list[int]
+Equation = Any
+
+REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "or": "reduce_or", "and": "reduce_and"}
+
+
+def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    ids, extents, out = eqn.invars[1].aval, eqn.invars[3].aval, eqn.outvars[0].aval
+    at, to = len(ids.shape) - 1, list(out.shape)
+    index = w.builder.broadcast(x[1], to, range(at + 1))
+    dims = [-1 if a == at else a for a in range(len(to))]
+    taken = w.builder.take(x[0], [index], [at], dims, to)
+    w.spread.setdefault((x[1], x[2], x[3]), {})[taken] = x[0]
+    owned = w.op("lt", [x[1], w.full(ids, extents.shape[-1])], eqn)
+    return [w.op("select", [w.builder.broadcast(owned, to, range(at + 1)), taken, w.full(out, 0)], eqn)]
+
+
+def fold_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    rows, ids, starts, extents = x
+    shape, op, name = eqn.invars[3].aval.shape, eqn.params.get("op", "sum"), w.label(eqn)
+    own = w.builder.iota("s32", list(shape), len(shape) - 1)
+    for taken, values in {ids: own, **w.spread.get((ids, starts, extents), {})}.items():
+        w.builder.note_groups(taken, values, starts, extents)
+    dtype = eqn.outvars[0].aval.dtype
+    operand = rows if op == "sum" else w.rounded(rows, dtype)
+    return [w.builder.fold_groups(REDUCE[op], operand, starts, extents, name)]
+
+
+refuse = _trace_moves.refuse_taking
