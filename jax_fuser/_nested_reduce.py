@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._extreme_groups import extreme_groups, lowest
 from jax_fuser._nested_map import elementwise
-from jax_fuser._nested_moves import extreme_groups, lowest
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._spread_sum import accumulator, sum_groups

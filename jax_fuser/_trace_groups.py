@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 Ids = list[int]
 Equation = Any
 
-REDUCE = {"sum": "reduce_sum", "max": "reduce_max", "min": "reduce_min", "or": "reduce_or", "and": "reduce_and"}
-
-
 def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     ids, extents, out = eqn.invars[1].aval, eqn.invars[3].aval, eqn.outvars[0].aval
     at, to = len(ids.shape) - 1, list(out.shape)
@@ -31,15 +28,24 @@ def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.op("select", [w.builder.broadcast(owned, to, range(at + 1)), taken, w.full(out, 0)], eqn)]
 
 
-def fold_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+def sum_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [_fold(w, eqn, "reduce_sum", x)]
+
+
+def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    dtype, largest = eqn.outvars[0].aval.dtype, eqn.params["largest"]
+    if dtype == bool:
+        return [_fold(w, eqn, "reduce_or" if largest else "reduce_and", x)]
+    return [_fold(w, eqn, "reduce_max" if largest else "reduce_min", [w.rounded(x[0], dtype), *x[1:]])]
+
+
+def _fold(w: Writer, eqn: Equation, op: str, x: Ids) -> int:
     rows, ids, starts, extents = x
-    shape, op, name = eqn.invars[3].aval.shape, eqn.params.get("op", "sum"), w.label(eqn)
+    shape = eqn.invars[3].aval.shape
     own = w.builder.iota("s32", list(shape), len(shape) - 1)
     for taken, values in {ids: own, **w.spread.get((ids, starts, extents), {})}.items():
         w.builder.note_groups(taken, values, starts, extents)
-    dtype = eqn.outvars[0].aval.dtype
-    operand = rows if op == "sum" else w.rounded(rows, dtype)
-    return [w.builder.fold_groups(REDUCE[op], operand, starts, extents, name)]
+    return w.builder.fold_groups(op, rows, starts, extents, w.label(eqn))
 
 
 refuse = _trace_moves.refuse_taking
