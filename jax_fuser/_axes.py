@@ -298,14 +298,14 @@ class Builder:
         return result
 
     def _join_groups(self, rows: int, starts: int, extents: int, axis: int, result: Sequence[int]) -> None:
-        """Join the axes of rows, of their layout and of what has an element for each group; groups and rows are whole."""
+        """Join the axes of rows, of their layout and of what has an element for each group; groups are whole."""
         for i, (a, b) in enumerate(zip(self._axes[rows], result)):
             if i == axis:
                 self._counted += [a, b]
             else:
                 self._join(a, b)
         for layout in (starts, extents):
-            for i, (a, b) in enumerate(zip(self._axes[layout], result)):
+            for a, b in zip(self._axes[layout], result):
                 self._join(a, b)
 
     @property

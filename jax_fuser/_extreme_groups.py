@@ -45,7 +45,9 @@ def extreme_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: 
 
 @functools.cache
 def _fused(largest: bool) -> _fuse.Fused:
-    return _fuse.fuse(functools.partial(extreme_p.bind, largest=largest), name="max_groups" if largest else "min_groups")
+    return _fuse.fuse(
+        functools.partial(extreme_p.bind, largest=largest), name="max_groups" if largest else "min_groups"
+    )
 
 
 def lowest(dtype: Any, largest: bool) -> jax.Array:
@@ -79,10 +81,15 @@ def _jvp(primals: Any, tangents: Any, *, largest: bool) -> tuple[Any, Any]:
 
 
 def _batch(args: Any, dims: Any, *, largest: bool) -> tuple[jax.Array, int]:
-    return extreme_groups(*front(args, dims), largest), 0
+    rows, ids, starts, extents = front(args, dims)
+    return extreme_groups(rows, ids, starts, extents, largest), 0
 
 
-extreme_p.def_impl(jax.jit(lambda *operands, largest: extreme_p.bind(*operands, largest=largest), static_argnames="largest"))
+def _impl(*operands: jax.Array, largest: bool) -> jax.Array:
+    return extreme_p.bind(*operands, largest=largest)
+
+
+extreme_p.def_impl(jax.jit(_impl, static_argnames="largest"))
 extreme_p.def_abstract_eval(lambda *operands, largest: group_shape(2)(*operands))
 ad.primitive_jvps[extreme_p] = _jvp
 batching.primitive_batchers[extreme_p] = _batch

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jax_fuser import _trace_moves
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 Ids = list[int]
 Equation = Any
+
 
 def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     ids, extents, out = eqn.invars[1].aval, eqn.invars[3].aval, eqn.outvars[0].aval
@@ -34,7 +37,7 @@ def sum_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
 
 def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     dtype, largest = eqn.outvars[0].aval.dtype, eqn.params["largest"]
-    if dtype == bool:
+    if dtype == np.bool_:
         return [_fold(w, eqn, "reduce_or" if largest else "reduce_and", x)]
     return [_fold(w, eqn, "reduce_max" if largest else "reduce_min", [w.rounded(x[0], dtype), *x[1:]])]
 
