@@ -21,14 +21,18 @@ Equation = Any
 
 
 def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    ids, extents, out = eqn.invars[1].aval, eqn.invars[3].aval, eqn.outvars[0].aval
-    at, to = len(ids.shape) - 1, list(out.shape)
+    out = eqn.outvars[0].aval
+    at, to = len(eqn.invars[1].aval.shape) - 1, list(out.shape)
     index = w.builder.broadcast(x[1], to, range(at + 1))
     dims = [-1 if a == at else a for a in range(len(to))]
     taken = w.builder.take(x[0], [index], [at], dims, to)
     w.spread.setdefault((x[1], x[2], x[3]), {})[taken] = x[0]
-    owned = w.op("lt", [x[1], w.full(ids, extents.shape[-1])], eqn)
-    return [w.op("select", [w.builder.broadcast(owned, to, range(at + 1)), taken, w.full(out, 0)], eqn)]
+    return [w.op("select", [w.builder.broadcast(_owned(w, eqn, x[1]), to, range(at + 1)), taken, w.full(out, 0)], eqn)]
+
+
+def _owned(w: Writer, eqn: Equation, ids: int) -> int:
+    """Return which rows belong to a group."""
+    return w.op("lt", [ids, w.full(eqn.invars[1].aval, eqn.invars[3].aval.shape[-1])], eqn)
 
 
 def sum_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -46,8 +50,10 @@ def _fold(w: Writer, eqn: Equation, op: str, x: Ids) -> int:
     rows, ids, starts, extents = x
     shape = eqn.invars[3].aval.shape
     own = w.builder.iota("s32", list(shape), len(shape) - 1)
-    for taken, values in {ids: own, **w.spread.get((ids, starts, extents), {})}.items():
-        w.builder.note_groups(taken, values, starts, extents)
+    always = w.builder.broadcast(w.constant(np.bool_, True), list(shape), [])
+    known = {ids: own, _owned(w, eqn, ids): always, **w.spread.get((ids, starts, extents), {})}
+    for at_rows, of_groups in known.items():
+        w.builder.note_groups(at_rows, of_groups, starts, extents)
     return w.builder.fold_groups(op, rows, starts, extents, w.label(eqn))
 
 

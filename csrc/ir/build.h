@@ -113,6 +113,7 @@ class Builder {
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  bool is_true(ValueId value) const;  // everywhere
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,

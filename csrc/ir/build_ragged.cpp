@@ -38,7 +38,9 @@ ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, int64_t
   if (const Op* defining = definition(x); defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
     const auto* dims = std::get_if<Dims>(&op.attribute);
-    if (info(op.kind).op_class == OpClass::kPointwise) {
+    if (op.kind == OpKind::kSelect && is_true(again(op.inputs[0], axis))) {
+      result = again(op.inputs[1], axis);
+    } else if (info(op.kind).op_class == OpClass::kPointwise) {
       std::vector<ValueId> operands;
       for (ValueId id : op.inputs) operands.push_back(again(id, axis));
       result = add_op(op.kind, std::move(operands), op.attribute, fusion_.values[x].dtype, {}, op.label);
@@ -82,6 +84,14 @@ ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, int64_t
   }
   partitions_.emplace(std::move(key), result);
   return result;
+}
+
+bool Builder::is_true(ValueId value) const {
+  const Op* op = definition(value);
+  while (op != nullptr && (op->kind == OpKind::kBroadcast || op->kind == OpKind::kStretch)) {
+    op = definition(op->inputs[0]);
+  }
+  return op != nullptr && op->kind == OpKind::kConstant && op->attribute == Attribute{Constant{true}};
 }
 
 ValueId Builder::stretch(ValueId x, ValueId extents, const Nest& nest) {
