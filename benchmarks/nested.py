@@ -123,9 +123,14 @@ def measure(pattern: Pattern, work: Work, spread: str, *, quick: bool, gpu: bool
         Contender("jax.ops.segment", functools.partial(plain, *arguments[1])),
     ]
     case.timings = time_all(contenders, seconds=1 if quick else 3, repeats=5 if quick else 11, inner=10 if gpu else 1)
-    want = np.asarray(plain(*(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in arguments[1])))
+    want = plain(*(a.astype(jnp.float32) if a.dtype == jnp.bfloat16 else a for a in arguments[1]))
     for contender, timing in zip(contenders, case.timings):
         if not timing.note:
-            got = np.asarray(contender.run().astype(jnp.float32))
-            timing.error = float(np.abs(got - want).max() / np.abs(want).max())
+            timing.error = float(relative_error(contender.run(), want))
     return case
+
+
+@jax.jit
+def relative_error(got: jax.Array, want: jax.Array) -> jax.Array:
+    """Return the largest difference, relative to the largest element of `want`."""
+    return jnp.abs(got.astype(jnp.float32) - want).max() / jnp.abs(want).max()
