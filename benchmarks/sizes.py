@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-SPREADS = ("uniform", "zipf", "dirichlet", "one_group")
+SPREADS = ("uniform", "zipf", "dirichlet", "one_group", "tenth_empty")
 
 
 def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarray:
     """Return int32 sizes that sum to `total`.
 
     uniform: multinomial with equal chances; zipf: chances 1/rank over three quarters of the groups, the rest empty;
-    dirichlet: Dirichlet(4) chances with one group forced empty; one_group: everything in the middle group.
+    dirichlet: Dirichlet(4) chances with one group forced empty; one_group: everything in the middle group;
+    tenth_empty: equal chances but for every tenth group, which is empty.
     """
     rng = np.random.default_rng(seed)
     if spread == "uniform":
@@ -26,6 +27,8 @@ def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarr
             chances[groups // 3] = 0
     elif spread == "one_group":
         chances = np.eye(groups)[groups // 2]
+    elif spread == "tenth_empty":
+        chances = np.where(np.arange(groups) % 10 == 9, 0.0, 1.0)
     else:
         raise ValueError(f"group_sizes: expected one of {SPREADS}, got {spread!r}")
     return rng.multinomial(total, chances / chances.sum()).astype(np.int32)

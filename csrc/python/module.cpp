@@ -180,6 +180,8 @@ void bind_builder(nb::module_& m) {
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
+      .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
+           "nested"_a, "Say that `nested` is this partition of a value.")
       .def(
           "stretch",
           [](Builder& b, ir::ValueId value, ir::ValueId extents, int64_t axis, int64_t most,
