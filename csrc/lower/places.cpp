@@ -23,6 +23,7 @@ loops::Parallel to_loops(schedule::Parallel parallel) {
     case Parallel::kTask: return loops::Parallel::kTask;
     case Parallel::kBlock: return loops::Parallel::kBlock;
     case Parallel::kBlockY: return loops::Parallel::kBlockY;
+    case Parallel::kCluster: return loops::Parallel::kCluster;
     case Parallel::kThread: return loops::Parallel::kThread;
     case Parallel::kThreadY: return loops::Parallel::kThreadY;
     case Parallel::kBulk: break;
@@ -48,7 +49,10 @@ Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, con
     if (tree.items[i].op != nullptr) item_of_[tree.items[i].value] = static_cast<int>(i);
   }
   for (size_t loop = 0; loop < tree.loops.size(); ++loop) {
-    if (is_thread(tree.loops[loop].parallel)) threads_.insert(static_cast<int64_t>(loop));
+    const schedule::Parallel parallel = tree.loops[loop].parallel;
+    // Blocks of a cluster meet, too.
+    const bool meets = is_thread(parallel) || parallel == schedule::Parallel::kCluster;
+    if (meets) threads_.insert(static_cast<int64_t>(loop));
   }
   make_arrays();
 }
@@ -246,7 +250,7 @@ bool Places::shares_inside(const Node& node) const {
 // Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
 bool Places::meets(const loops::Combine& combine) const {
   const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
-  return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
+  return combine.cluster || (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
 }
 
 bool Places::reads_shared(const loops::Stmt& statement) const {
