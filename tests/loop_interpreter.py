@@ -556,7 +556,7 @@ STATEMENTS = [
         (r"combine (\w+(?: \w+)*) by (\w+) over(.+)", Block.combine),
         (r"sync", Block.sync),
         (r"open (\w+)", Block.open),
-        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}", Block.fill),
+        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}(?: anywhere)?", Block.fill),
         (r"fill (\w+)\[(.+?)\] = tile map(\d+)\((.+)\)", Block.fill_tile),
         (r"commit (\w+)", Block.commit),
         (r"(i\d+) = await (\w+)", Block.wait),

@@ -225,7 +225,8 @@ struct OpenRing {
   int ring;
 };
 // One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
-// other, the first ones, those r for which index + r is below every limit.
+// other, the first ones, those r for which index + r is below every limit. Anywhere: neither place need be aligned, but
+// both are equally far into 16 bytes, all of which arrive where the copy has some of them.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage
@@ -233,6 +234,7 @@ struct BulkLoad {
   IndexPtr from;  // elements
   int64_t rows, row;
   Condition limits = {};
+  bool anywhere = false;
 };
 // The same of a box of a parameter, all of whose elements arrive: zeros for those beyond the parameter's axes.
 struct TileLoad {

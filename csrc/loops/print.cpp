@@ -159,7 +159,7 @@ struct Printer {
   void operator()(const OpenRing& open) { line("open ", ring(open.ring)); }
   void operator()(const BulkLoad& load) {
     line("fill ", ring(load.ring), "[", text(load.to), "] = bulk ", kernel.buffers.at(load.buffer).name, "[",
-         text(load.from), "] * ", elements(load));
+         text(load.from), "] * ", elements(load), load.anywhere ? " anywhere" : "");
   }
   void operator()(const TileLoad& load) {
     std::string at;

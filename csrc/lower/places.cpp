@@ -116,6 +116,18 @@ bool Places::is_circular(const Item& item) const {
   return item.shared > 0 && item.loops[item.shared - 1] >= 0 && is_circular(item, item.loops[item.shared - 1]);
 }
 
+IndexPtr Places::skew(const Item& item, const IndexPtr& innermost) const {
+  const Domain& domain = schedule_.domains[item.value];
+  if (!has_skew(domain, fusion_.values[item.value].dtype)) return nullptr;
+  std::vector<IndexPtr> indices;
+  for (int p = 0; p < item.shared; ++p) indices.push_back(variable(item.loops[p]));
+  if (innermost != nullptr) indices.back() = innermost;
+  indices.resize(domain.loop.size(), loops::constant(0));
+  const schedule::Reading from = schedule::reading(fusion_, *item.op, 0);
+  const IndexPtr begin = graph::Indexer(domain, std::move(indices)).position(from.weights).at;
+  return skew_of(add(begin, loops::constant(from.offset)), fusion_.values[item.value].dtype);
+}
+
 // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
 BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
   BulkCopy copy{kernel_, fusion_, schedule_.domains[item.value], item.value};
@@ -126,6 +138,7 @@ BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
   copy.weights = from.weights;
   copy.offset = from.offset;
   copy.shared = ring_of_[item.value];
+  copy.skew = skew(item, innermost);
   copy.in_shared = [&](const graph::Indexer& at) { return at.position(storage_of(item).weights).at; };
   return write_bulk(copy, next_variable_);
 }
