@@ -49,7 +49,8 @@ struct Printer {
   std::string operator()(const CudaReduction& p) const {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
-               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "");
+               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
+               p.cluster > 1 ? cat(" cluster=", p.cluster) : "");
   }
 };
 

@@ -43,6 +43,7 @@ struct CudaReduction {
   // give it one for each of their parts.
   int64_t stages = 1, blocks = 1;
   bool bulk_store = false;  // with stages: results go through shared memory, too
+  int64_t cluster = 1;      // along=row: blocks that share a row, of which each keeps a part (sm_90)
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

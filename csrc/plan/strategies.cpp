@@ -138,6 +138,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("stages", p.stages);
   visit("blocks", p.blocks);
   visit("bulk_store", p.bulk_store);
+  visit("cluster", p.cluster);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
