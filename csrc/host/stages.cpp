@@ -44,7 +44,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, grouped::choose(p, target), target);
+  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, target);
   StepSource result;
   result.source.language = runtime::Language::kCuda;
   result.source.text = kernel.instantiation;
@@ -54,6 +54,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
+  for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
   result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
   return result;
 }
