@@ -23,7 +23,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   StepSource result{std::move(source), {}};
   result.launch.entry = result.source.entries.front();
   auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
-  result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
+  result.launch.grid = {extent(step.kernel.grid * step.kernel.cluster), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
   for (const loops::TensorMap& map : step.kernel.maps) {
@@ -119,10 +119,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
     }
     return result;
   });
-}
-
-int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {
