@@ -120,7 +120,7 @@ class HopperRows {
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
-    return kCluster > 1 ? ptx::in_cluster(shared, static_cast<int>(rank)) : shared;
+    return kCluster > 1 ? ptx::in_cluster(shared, rank) : shared;
   }
 
   __device__ void init() {
