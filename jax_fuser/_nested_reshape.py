@@ -22,9 +22,17 @@ def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
     - (an outer dimension of N-D extents, ragged): the groups of all outer indices join, `extents.sum` over it. Rows
       move: group by group, in each the outer indices in order. The capacity is that of all outer indices together.
 
-    Differentiable in `nt.data`.
+    Args:
+        nt: nested tensor of any dtype.
+        i: first dimension of `nt.shape`; negative ones count from the end.
+        j: second dimension.
+
+    Returns:
+        An array `[.., capacity, ..]` for (group, ragged), otherwise a nested tensor with one dimension less.
+        Differentiable in `nt.data`.
 
     Raises:
+        TypeError: `nt` is no nested tensor.
         ValueError: another pair of dimensions, or more rows than int32 holds.
 
     Example:
@@ -84,7 +92,15 @@ def split(
       cut, or refused where extents are concrete).
     - The ragged dimension: `align(nt, factor)`.
 
-    Differentiable in `nt.data`.
+    Args:
+        nt: nested tensor of any dtype.
+        axis: the group or the ragged dimension of `nt.shape`.
+        factor: groups of each part, or the multiple of rows to pad to.
+        num: number of parts.
+        capacity: rows of storage of each part.
+
+    Returns:
+        A nested tensor `[parts, groups, ragged, ..]`, or one like `nt` with gaps. Differentiable in `nt.data`.
 
     Raises:
         TypeError: not exactly one of `factor` and `num`.
@@ -125,7 +141,18 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
     """Pad the storage of each group to a multiple of rows: gapped storage, zero in the gaps.
 
     The capacity grows to the static bound `capacity + groups * (multiple - 1)`, rounded up to the multiple; every
-    group then starts at a multiple. Extents stay. Differentiable in `nt.data`.
+    group then starts at a multiple. Extents stay.
+
+    Args:
+        nt: nested tensor of any dtype.
+        multiple: rows, at least 1.
+
+    Returns:
+        A nested tensor of the shape and dtype of `nt`, with `starts`. Differentiable in `nt.data`.
+
+    Raises:
+        TypeError: `nt` is no nested tensor.
+        ValueError: `multiple` is less than 1, or the storage has more rows than int32 holds.
 
     Example:
         >>> import jax.numpy as jnp
