@@ -168,9 +168,9 @@ def test_addresses_are_64_bit():
     fusion = b.finish()
     for platform in "cpu", "cuda":
         source = jf.ir.lower(fusion, platform).as_text("source")
-        starts = re.findall(r"const (\w+(?: long)?) i\d+ = [^;]*read_index", source)
-        assert starts and set(starts) <= {"long", "long long"}
-        assert not re.search(r"const int i\d+ = [^;]*read_index", source)
+        places = re.findall(r"(\w+) i\d+ = jf::read_index<\w+>\([^;]*, 300000\)", source)
+        reads = re.findall(r"jf::load<[^;]*\(x, [^;]*;", source)
+        assert places and set(places) <= {"long"} and reads and all("* 7168L" in read for read in reads)
 
 
 def test_more_rows_than_int32_are_refused():
