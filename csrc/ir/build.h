@@ -59,6 +59,9 @@ class Builder {
   // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
   // last one.
   ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  // Says that `nested` is this partition of `value`: what is computed from it reads no array of rows, such as of
+  // per-component values that were taken for each row.
+  void note_partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most, ValueId nested);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
   // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.
@@ -114,6 +117,7 @@ class Builder {
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  bool is_true(ValueId value) const;  // everywhere
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
