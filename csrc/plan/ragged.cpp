@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/ragged_again.h"
 #include "plan/strategy_loops.h"
 
 namespace jf::plan {
@@ -183,16 +184,23 @@ std::string print(const NestedParameters& p) {
 
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
   const Shape shape = shape_of(segment);
-  const ir::ValueId reference = segment.outputs.front();
   Scheduler scheduler(segment);
-  Loops loops(scheduler, reference);
-  if (platform == Platform::kCpu) {
-    schedule_cpu(loops, shape, parameters);
+  const auto apply = [&](ir::ValueId reference, const std::vector<ir::ValueId>& selected) {
+    Loops loops(scheduler, reference);
+    if (platform == Platform::kCpu) {
+      schedule_cpu(loops, shape, parameters);
+    } else {
+      schedule_cuda(loops, shape, parameters);
+    }
+    scheduler.transform_like(reference, selected);
+    scheduler.parallelize_like(reference, selected);
+  };
+  if (folds_again(segment)) {
+    // The rows of each fold have loops of their own.
+    for (const auto& [fold, values] : values_of_folds(segment)) apply(fold, values);
   } else {
-    schedule_cuda(loops, shape, parameters);
+    apply(segment.outputs.front(), {});
   }
-  scheduler.transform_like(reference);
-  scheduler.parallelize_like(reference);
   scheduler.inline_most();
   return scheduler.schedule();
 }
