@@ -12,6 +12,7 @@
 #include "plan/plan.h"
 #include "plan/pointwise.h"
 #include "plan/ragged.h"
+#include "plan/ragged_again.h"
 #include "plan/ragged_gaps.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
@@ -91,8 +92,10 @@ class Kernels {
   loops::Kernel nested(const ir::Fusion& segment) {
     return guarded(segment, [&] {
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
-      return lowered("nested", segment, plan::print(parameters), false,
-                     plan::nested_schedule(segment, parameters, target_.platform));
+      const bool again = plan::folds_again(segment);
+      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+      return lowered("nested", fusion, plan::print(parameters), again,
+                     plan::nested_schedule(fusion, parameters, target_.platform));
     });
   }
 
