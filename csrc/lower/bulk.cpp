@@ -45,7 +45,7 @@ class Writer {
       statement.node = tile();
       for (const graph::Bound& bound : indexer_.bounds()) keep_outside(bound, copy);
     } else {
-      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,          copy.global,
+      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,           copy.global,
                                        copy.rows,    copy.row,    std::move(copy.limits), copy_.skew != nullptr};
     }
     BulkStatements result;

@@ -103,9 +103,8 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
     return;
   }
   const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kKeptBytes;
-  const bool fits = bytes <= most &&
-                    elements * threads * phases.kept_bytes <=
-                        (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
+  const bool fits = bytes <= most && elements * threads * phases.kept_bytes <=
+                                         (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
   if (phases.kept_bytes == 0 || !fits) return;
   p.unroll = vectors;
   p.keep = Keep::kRows;
