@@ -83,7 +83,7 @@ struct Cut {
   int64_t tiles, rows;
 };
 Cut cut(int64_t rows, int64_t tile_m) {
-  constexpr int64_t kStep = 32;
+  constexpr int64_t kStep = 16;
   const int64_t tiles = divide_up(rows, tile_m);
   return {tiles, round_up(divide_up(rows, tiles), kStep)};
 }
