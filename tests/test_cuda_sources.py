@@ -240,6 +240,9 @@ def grouped(mode: str, transpose: bool, starts: bool, dtype: str, out: str, k: i
 @pytest.mark.parametrize(("mode", "transpose", "starts"), GROUPED)
 def test_grouped_kernels_use_tensor_cores_and_spill_nothing(mode, transpose, starts, dtype, out, sm, tmp_path):
     nvrtc_or_skip()
+    warpgroups = sm == 90 and dtype != "f32" and mode != "batch"
+    if warpgroups and mode == "rows" and (transpose or starts) and (dtype, out) != ("bf16", "bf16"):
+        pytest.skip("one layout is enough for the other types: these kernels take seconds to compile")
     program = grouped(mode, transpose, starts, dtype, out, 1024, 2048)
     for r in assert_no_spills(program, tmp_path, sm):
         assert r["STACK"] == 0 and r["REG"] <= 255
@@ -251,7 +254,8 @@ def test_grouped_kernels_use_tensor_cores_and_spill_nothing(mode, transpose, sta
         text=True,
         check=True,
     )
-    assert "HMMA" in sass.stdout and "LDGSTS" in sass.stdout
+    for instruction in ("HGMMA", "UTMALDG", "UTMASTG") if warpgroups else ("HMMA", "LDGSTS"):
+        assert instruction in sass.stdout
 
 
 @pytest.mark.parametrize("dtype", ["f64", "s8", "s32", "u16"])

@@ -156,6 +156,13 @@ def test_evaluate_is_plain_jax():
     assert "jax_fuser" not in text and "reduce_sum" in text and "reduce_max" in text
 
 
+def test_constants_that_are_no_numbers():
+    fusion = jf.ir.trace(lambda x: (jnp.where(x > 0, x, jnp.nan), jnp.where(x > 0, x, -jnp.inf)), X)
+    for got in (jf.ir.evaluate(fusion, X), jf.ir.run(fusion, X)):
+        np.testing.assert_array_equal(got[0], np.where(X > 0, X, np.nan))
+        np.testing.assert_array_equal(got[1], np.where(X > 0, X, -np.inf))
+
+
 def test_64_bit_values_need_x64():
     # top_k packs an element and its index into 64 bits, of which JAX by itself keeps 32.
     fusion = jf.ir.trace(lambda x: jax.lax.top_k(x, 2), X, name="best")

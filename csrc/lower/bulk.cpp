@@ -45,8 +45,8 @@ class Writer {
       statement.node = tile();
       for (const graph::Bound& bound : indexer_.bounds()) keep_outside(bound, copy);
     } else {
-      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,          copy.global,
-                                       copy.rows,    copy.row,    std::move(copy.limits)};
+      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,           copy.global,
+                                       copy.rows,    copy.row,    std::move(copy.limits), copy_.skew != nullptr};
     }
     BulkStatements result;
     for (const auto& bound : copy.when) {
@@ -78,7 +78,7 @@ class Writer {
   };
   struct Loop {
     int64_t variable, extent;
-    bool unrolled;
+    loops::Parallel parallel;
   };
 
   const std::string& name() const { return copy_.fusion.values[copy_.value].name; }
@@ -126,7 +126,12 @@ class Writer {
     Copy copy{at_zero(global, variables_), at_zero(shared, variables_)};
     for (const Axis& axis : axes_) copy.rows *= axis.extent;
     for (const graph::Bound& bound : indexer_.bounds()) limit(bound, copy);
-    check_bytes(copy);
+    if (copy_.skew != nullptr && copy.limits.empty() && loops_.empty()) {
+      check_begin(copy.shared, "shared memory");
+      copy.shared = add(std::move(copy.shared), copy_.skew);
+    } else {
+      check_bytes(copy);
+    }
     return copy;
   }
   // The statement in the value's own loops.
@@ -137,7 +142,7 @@ class Writer {
       Guarded around = enclose(std::move(statements), loops_[i].variable, {});
       auto& loop = std::get<loops::For>(around.stmt.node);
       loop.extent = loops_[i].extent;
-      loop.parallel = loops_[i].unrolled ? loops::Parallel::kUnroll : loops::Parallel::kSerial;
+      loop.parallel = loops_[i].parallel;
       statements.clear();
       statements.push_back(std::move(around));
     }
@@ -158,7 +163,10 @@ class Writer {
         axes_.push_back({{static_cast<int>(p), variable, extent}});
         variables_.push_back(variable);
       } else {
-        loops_.push_back({variable, extent, parallel == Parallel::kUnroll});
+        loops_.push_back({variable, extent,
+                          parallel == Parallel::kUnroll    ? loops::Parallel::kUnroll
+                          : parallel == Parallel::kCluster ? loops::Parallel::kCluster
+                                                           : loops::Parallel::kSerial});
       }
     }
     return result;
@@ -256,6 +264,18 @@ BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return Wri
 
 Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).store(); }
 
+bool has_skew(const Domain& domain, DType dtype) {
+  int64_t bytes = size_of(dtype);
+  for (const schedule::LoopAxis& axis : domain.loop) {
+    if (axis.parallel == Parallel::kBulk) bytes *= axis.extent;
+  }
+  return domain.memory == schedule::Memory::kShared && !divides(kBulkBytes, bytes) && size_of(dtype) < kBulkBytes;
+}
+
+IndexPtr skew_of(const IndexPtr& begin, DType dtype) {
+  return mod(begin, loops::constant(kBulkBytes / size_of(dtype)));
+}
+
 int64_t stage_alignment(const Domain& domain) {
   const bool swizzles = std::any_of(domain.transforms.begin(), domain.transforms.end(), [](const auto& transform) {
     return std::holds_alternative<schedule::Swizzle>(transform);
@@ -264,6 +284,7 @@ int64_t stage_alignment(const Domain& domain) {
 }
 
 int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
+  if (has_skew(domain, dtype)) elements += kBulkBytes / size_of(dtype) - 1;
   return round_up(elements, stage_alignment(domain) / size_of(dtype));
 }
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "lower/guards.h"
+
 namespace jf::lower {
 namespace {
 
@@ -38,6 +40,12 @@ std::pair<Body*, bool> innermost(For& loop) {
     body = body_of(only);
   }
   return {body, guarded};
+}
+
+// Whether two indices go with one variable.
+bool share(const IndexPtr& a, const IndexPtr& b) {
+  if (a->kind == IndexKind::kVar) return depends(b, a->value);
+  return (a->a && share(a->a, b)) || (a->b && share(a->b, b));
 }
 
 class LoadsFirst {
@@ -158,11 +166,17 @@ class LoadsFirst {
       } else if (auto* vector = std::get_if<Vector>(&stmt.node)) {
         rename(vector->base);
         fresh(vector->variable);
+        bases_[vector->variable] = vector->base;
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
         for (Below& below : load->when) rename(below.index);
         for (Range& range : load->within) rename(range.index);
-        load->or_first = when;
+        // The same place in every iteration is there whether or not this one exists, and is read once.
+        IndexPtr place = load->offset;
+        for (const auto& [lane, base] : bases_) place = replace(place, lane, base);
+        for (const Below& below : when) {
+          if (share(below.index, place)) load->or_first.push_back(below);
+        }
       } else {
         rename(std::get<Set>(stmt.node).at);
       }
@@ -174,6 +188,7 @@ class LoadsFirst {
 
   Kernel& kernel_;
   int next_variable_;
+  std::map<int64_t, IndexPtr> bases_;  // of the variables of vectors
 };
 
 }  // namespace
