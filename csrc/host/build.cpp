@@ -3,6 +3,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/program.h"
 #include "host/zeros.h"
@@ -48,13 +49,13 @@ class Placement {
     if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
     if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
     const ir::Value& value = fusion_.values[id];
-    const BufferRef here{BufferKind::kWorkspace, take(ir::elements(value) * size_of(value.dtype))};
-    return outputs_.emplace(id, here).first->second;
+    return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
   }
+  BufferRef scratch(int64_t bytes) { return {BufferKind::kWorkspace, take(bytes)}; }
   // Where so many bytes of the workspace are.
   int64_t take(int64_t bytes) {
     const int64_t begin = bytes_;
-    bytes_ += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+    bytes_ += round_up(bytes, kWorkspaceAlignment);
     return begin;
   }
   int64_t bytes() const { return bytes_; }
@@ -192,7 +193,10 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
         program.facts.back().strategy = "grouped";
-        if (target.platform == Platform::kCuda) program.facts.back().parameters = grouped::describe(problem, target);
+        if (target.platform == Platform::kCuda) {
+          program.facts.back().parameters = grouped::describe(problem, target);
+          if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
+        }
         program.steps.push_back(GroupedStep{segment.fusion.name, problem, std::move(buffers)});
         break;
       }
