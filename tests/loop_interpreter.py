@@ -573,7 +573,9 @@ class Kernel:
 
     def __init__(self, text: str):
         head, *lines = text.rstrip().splitlines()
-        found = re.fullmatch(r"kernel \w+ width=(\d+) grid=(\d+)(?:x(\d+))?(?: cluster=(\d+))? block=(\d+)(?:x(\d+))?.*", head)
+        found = re.fullmatch(
+            r"kernel \w+ width=(\d+) grid=(\d+)(?:x(\d+))?(?: cluster=(\d+))? block=(\d+)(?:x(\d+))?.*", head
+        )
         assert found, head
         width, *sizes = (int(n or 1) for n in found.groups())
         self.width, self.grid, self.cluster, self.block = width, tuple(sizes[:2]), sizes[2], tuple(sizes[3:])
