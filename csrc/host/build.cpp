@@ -1,6 +1,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "grouped/cuda/grouped_cuda.h"
 #include "host/program.h"
 #include "host/zeros.h"
 #include "ir/text.h"
@@ -144,11 +145,13 @@ Program build(const ir::Fusion& whole, const Target& target) {
     program.facts.back().reason = segment.reason;
     switch (segment.strategy) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
-      case plan::Strategy::kGrouped:
+      case plan::Strategy::kGrouped: {
+        const grouped::Problem problem = plan::grouped_problem(segment.fusion);
         program.facts.back().strategy = "grouped";
-        program.steps.push_back(
-            GroupedStep{segment.fusion.name, plan::grouped_problem(segment.fusion), std::move(buffers)});
+        if (target.platform == Platform::kCuda) program.facts.back().parameters = grouped::describe(problem, target);
+        program.steps.push_back(GroupedStep{segment.fusion.name, problem, std::move(buffers)});
         break;
+      }
       case plan::Strategy::kPointwise:
         program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), std::move(buffers)});
         break;

@@ -23,7 +23,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   StepSource result{std::move(source), {}};
   result.launch.entry = result.source.entries.front();
   auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
-  result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
+  result.launch.grid = {extent(step.kernel.grid * step.kernel.cluster), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
   for (const loops::TensorMap& map : step.kernel.maps) {
@@ -44,7 +44,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, grouped::choose(p, target), target);
+  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, target);
   StepSource result;
   result.source.language = runtime::Language::kCuda;
   result.source.text = kernel.instantiation;
@@ -54,6 +54,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
+  for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
   result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
   return result;
 }
@@ -110,10 +111,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
     }
     return result;
   });
-}
-
-int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {

@@ -49,8 +49,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
 // The instructions of every kernel, compiled by NVRTC; throws UserError without that, without a disassembler, or for a
 // target that is not CUDA.
 std::string sass(const std::string& program, const std::string& target);
-// Bytes of the extra uint8 result that holds values between segments.
-int64_t workspace_bytes(const std::string& program, const std::string& target);
 
 struct CompiledSource {
   std::string entry;   // as the binary has it

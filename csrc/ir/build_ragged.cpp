@@ -102,7 +102,7 @@ ValueId Builder::broadcast_like(ValueId x, ValueId like, std::span<const int64_t
   const std::vector<Axis> axes = value(like, "broadcast_like").axes;
   const int axis = ragged_axis(fusion_.values[like]);
   JF_REQUIRE(axis >= 0, "[broadcast_like] expected a nested value to be like, got a dense one; use broadcast");
-  std::vector<int64_t> to = shape(fusion_.values[like]);
+  const std::vector<int64_t> to = shape(fusion_.values[like]);
   const Value& dense = value(x, "broadcast_like");
   JF_REQUIRE(ragged_axis(dense) < 0, "[broadcast_like] ", dense.name, " is nested; use broadcast");
   const auto along = std::find(dims.begin(), dims.end(), axis);
@@ -110,33 +110,11 @@ ValueId Builder::broadcast_like(ValueId x, ValueId like, std::span<const int64_t
                                            dense.axes[along - dims.begin()].extent == 1);
   JF_REQUIRE(one, "[broadcast_like] axis ", axis,
              " is ragged, and a dense value has no rows for it; partition the value");
-  to[axis] = 1;
-  return stretch(broadcast(x, to, dims), axes[axis].extents, {axis, axes[axis].extent, axes[axis].by});
+  return nested_full(x, to, {dims.begin(), dims.end()}, {"", dense.dtype, axes});
 }
 
-ValueId Builder::combine(ValueId x, ValueId starts, int64_t rows) {
-  return add_op(OpKind::kCombine, {x, starts}, Combine{rows}, value(x, "combine").dtype, {}, "");
-}
-
-// -1 where the slice takes some elements only of the ragged axis or of its component.
-ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
-  const Value nested = fusion_.values[op.output];
-  const int axis = ragged_axis(nested);
-  std::vector<int64_t> kept = nested.axes[axis].by;
-  kept.push_back(axis);
-  for (int64_t dim : kept) {
-    if (counts[dim] != nested.axes[dim].extent) return -1;
-  }
-  const Nest& nest = std::get<Nest>(op.attribute);
-  Slice inner = where;
-  std::vector<int64_t> inner_counts = counts;
-  if (op.kind == OpKind::kStretch) {
-    inner_counts[axis] = 1;
-    return stretch(sliced(op.inputs[0], inner, inner_counts), op.inputs[1], nest);
-  }
-  for (std::vector<int64_t>* list : {&inner.starts, &inner.strides, &inner_counts}) list->erase(list->begin() + axis);
-  inner_counts[nest.axis] = fusion_.values[op.inputs[0]].axes[nest.axis].extent;
-  return partitioned(sliced(op.inputs[0], inner, inner_counts), op.inputs[1], op.inputs[2], nest.axis, nest.most);
+ValueId Builder::combine(ValueId x, ValueId starts, int64_t rows, int64_t components) {
+  return add_op(OpKind::kCombine, {x, starts}, Combine{rows, components}, value(x, "combine").dtype, {}, "");
 }
 
 }  // namespace jf::ir

@@ -25,7 +25,7 @@ using CuFunction = CUfunc_st*;
 using CuStream = CUstream_st*;
 
 // Throws UserError: "[cuda] cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE (invalid argument)".
-[[noreturn]] void throw_driver_error(const char* call, int code);
+[[noreturn]] void throw_driver_error(std::string_view call, int code);
 // The address of one driver function; throws UserError when the driver is too old to have it.
 void* driver_symbol(void* library, const char* name);
 

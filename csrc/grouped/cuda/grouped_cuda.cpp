@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper.h"
 
 namespace jf::grouped {
 namespace {
@@ -37,25 +38,6 @@ int64_t matrices(const Problem& p) {
     case Mode::kBatch: return p.m;
   }
   JF_CHECK(false, "mode ", static_cast<int>(p.mode));
-}
-
-std::string_view device_type(DType dtype) {
-  switch (dtype) {
-    case DType::kS8: return "signed char";
-    case DType::kS16: return "short";
-    case DType::kS32: return "int";
-    case DType::kS64: return "long long";
-    case DType::kU8: return "unsigned char";
-    case DType::kU16: return "unsigned short";
-    case DType::kU32: return "unsigned";
-    case DType::kU64: return "unsigned long long";
-    case DType::kF16: return "jf::f16";
-    case DType::kBF16: return "jf::bf16";
-    case DType::kF32: return "float";
-    case DType::kF64: return "double";
-    case DType::kPred: break;
-  }
-  throw UserError(cat("[grouped_matmul] element type ", name(dtype), " has no product; convert it to s8 or f32 first"));
 }
 
 // What multiply-adds are summed in. Integers wrap, so the unsigned type of the result's width (or of 32 bits) is exact.
@@ -174,6 +156,25 @@ std::string text(const Problem& p, const CudaConfig& c, std::string_view entry, 
 
 }  // namespace
 
+std::string_view device_type(DType dtype) {
+  switch (dtype) {
+    case DType::kS8: return "signed char";
+    case DType::kS16: return "short";
+    case DType::kS32: return "int";
+    case DType::kS64: return "long long";
+    case DType::kU8: return "unsigned char";
+    case DType::kU16: return "unsigned short";
+    case DType::kU32: return "unsigned";
+    case DType::kU64: return "unsigned long long";
+    case DType::kF16: return "jf::f16";
+    case DType::kBF16: return "jf::bf16";
+    case DType::kF32: return "float";
+    case DType::kF64: return "double";
+    case DType::kPred: break;
+  }
+  throw UserError(cat("[grouped_matmul] element type ", name(dtype), " has no product; convert it to s8 or f32 first"));
+}
+
 std::string print(const CudaConfig& c) {
   return cat("tensor_cores=", c.tensor_cores ? 1 : 0, " tile=", c.tile_m, "x", c.tile_n, "x", c.tile_k,
              " stages=", c.stages, " warps=", c.warps_m, "x", c.warps_n);
@@ -266,6 +267,18 @@ CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& targ
              kernel.grid, "; split the arrays");
   kernel.instantiation = text(p, c, kernel.entry, kernel.block, shared);
   return kernel;
+}
+
+CudaKernel cuda_kernel(const Problem& p, const Target& target) {
+  return why_not_hopper(p, target).empty() ? hopper_kernel(p, choose_hopper(p, target), target)
+                                           : cuda_kernel(p, choose(p, target), target);
+}
+
+std::string describe(const Problem& p, const Target& target) {
+  const std::string why = why_not_hopper(p, target);
+  if (why.empty()) return cat("wgmma, ", print(choose_hopper(p, target)));
+  const CudaConfig c = choose(p, target);
+  return cat(c.tensor_cores ? "mma.sync" : "multiply-adds", ", ", print(c), "; no wgmma: ", why);
 }
 
 }  // namespace jf::grouped

@@ -1,12 +1,15 @@
 // Chooses, instantiates and places the CUDA kernels of a grouped matrix product. Text and numbers only: nothing here
-// needs a GPU or a CUDA header. Kernels need compute capability 8.0 or later.
+// needs a GPU or a CUDA header. Kernels need compute capability 8.0 or later; hopper.h has those of 9.0 alone.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/target.h"
 #include "grouped/problem.h"
+#include "runtime/tensor_map.h"
 
 namespace jf::grouped {
 
@@ -31,13 +34,20 @@ CudaConfig fma_config();
 // The configuration by an analytic model. m decides only the tile, one of four: the kernels of all m are few.
 CudaConfig choose(const Problem& problem, const Target& target);
 
-// One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, then m, k, n, groups and
-// rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch
-// nothing.
+// Boxes of one of a kernel's buffers.
+struct CudaMap {
+  int buffer;  // its number among the arguments
+  runtime::TensorLayout layout;
+};
+
+// One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, then `maps`, then m, k,
+// n, groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty:
+// launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
-  int64_t grid = 0;           // blocks, along x
+  std::vector<CudaMap> maps;
+  int64_t grid = 0;  // blocks, along x
   int block = 0;
   int shared_bytes = 0;  // dynamic; above 48 KiB the launcher must opt in
 };
@@ -45,5 +55,13 @@ struct CudaKernel {
 // Throws UserError for element types or sizes that no kernel takes, and for a configuration that does not fit the
 // target.
 CudaKernel cuda_kernel(const Problem& problem, const CudaConfig& config, const Target& target);
+
+// The kernel that the target runs best.
+CudaKernel cuda_kernel(const Problem& problem, const Target& target);
+// Which one that is, and why not another, for people: "wgmma, tile=128x256x64 stages=4 cluster=1".
+std::string describe(const Problem& problem, const Target& target);
+
+// The element type as the kernels' text spells it; throws UserError for one that has no product.
+std::string_view device_type(DType dtype);
 
 }  // namespace jf::grouped

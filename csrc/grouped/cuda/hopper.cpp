@@ -1,0 +1,257 @@
+#include "grouped/cuda/hopper.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.h"
+#include "base/integers.h"
+
+namespace jf::grouped {
+namespace {
+
+constexpr int kCapability = 90;    // alone: other GPUs have no wgmma
+constexpr int kRowAlignment = 16;  // bytes, of every row that a tensor map describes
+constexpr int kThreads = 384;
+constexpr int kRowBytes = 128;                // of every box: the span of the swizzle
+constexpr int kDepth = kRowBytes / 2;         // contraction indices of a stage
+constexpr int kSharedAlign = 1024;            // of the kernels' structs
+constexpr int kWarpgroupRows = 64;            // of one product
+constexpr int kRowsColumns = 128;             // of a tile of HopperRows
+constexpr int kContractionRows = 128;         // of a tile of HopperContraction
+constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
+constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
+
+int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); }
+
+// [count, rows, columns] with boxes of so many rows of kRowBytes; without `count` two axes.
+runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
+  const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const int64_t size = size_of(dtype);
+  runtime::TensorLayout layout;
+  layout.axes = count == 0 ? 2 : 3;
+  layout.element_bytes = static_cast<int>(size);
+  layout.extents = {number(columns), number(rows), number(count)};
+  layout.stride_bytes = {number(size), number(columns * size), number(rows * columns * size)};
+  layout.box = {static_cast<uint32_t>(columns_of_row(dtype)), static_cast<uint32_t>(box_rows), 1};
+  layout.swizzle = kRowBytes;
+  return layout;
+}
+
+// An array [any, columns] that ends after any stretch of rows: of `length` rows from `begin`, (column, row) has the
+// indices (column, 2^30 - length + row, 2^30, begin + length). What the second takes too far the last two bring back,
+// but for a multiple of 2^64 bytes; and the second ends at 2^30, so that no row behind the stretch is read.
+runtime::TensorLayout ragged(int64_t columns, DType dtype, int64_t box_rows) {
+  constexpr uint64_t kAny = 0x7fff0000, kWrap = uint64_t{1} << 34;
+  runtime::TensorLayout layout = matrices(0, kMostRaggedRows, columns, dtype, box_rows);
+  const uint64_t row = layout.stride_bytes[1];
+  layout.axes = 4;
+  layout.extents[2] = layout.extents[3] = kAny;
+  layout.stride_bytes[2] = kWrap * static_cast<uint64_t>(size_of(dtype)) - row;
+  layout.stride_bytes[3] = row;
+  layout.box[2] = layout.box[3] = 1;
+  return layout;
+}
+
+// Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore.
+int64_t stores_across(const Problem& p) { return size_of(p.out) / 2; }
+int64_t store_rows(const Problem& p, const HopperConfig& c) {
+  return std::min<int64_t>(c.tile_m, kWarpgroupRows / stores_across(p));
+}
+
+int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
+
+int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
+  const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
+  const int64_t barriers = 2 * c.stages * 8;
+  if (p.mode == Mode::kContraction) {
+    constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
+    const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
+    return round_up(stages + kResults + barriers + order, kSharedAlign);
+  }
+  const int64_t results = 4 * stores_across(p) * store_rows(p, c) * kRowBytes;
+  constexpr int64_t kUnits = 2 * (16 + 2 * 8);
+  return round_up(stages + results + kUnits + barriers, kSharedAlign);
+}
+
+// As many stages as fit, up to `most`.
+void fill_stages(const Problem& p, const Target& target, int most, HopperConfig& c) {
+  for (c.stages = most; c.stages > 2 && shared_bytes(p, c) > target.max_shared_bytes;) --c.stages;
+}
+
+// Rows of the tiles that a group of average size is cut into, all of one height.
+struct Cut {
+  int64_t tiles, rows;
+};
+Cut cut(int64_t rows, int64_t tile_m) {
+  constexpr int64_t kStep = 32;
+  const int64_t tiles = divide_up(rows, tile_m);
+  return {tiles, round_up(divide_up(rows, tiles), kStep)};
+}
+
+// Cycles that HopperRows takes, by the slower of tensor cores and L2 in each stage.
+double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target) {
+  constexpr double kFlops = 4096, kBytesFromL2 = 46;  // of one multiprocessor in a cycle
+  constexpr double kStageCycles = 150;                // the least: its barriers
+  constexpr double kTileCycles = 1500;                // to fill the first stages and to store
+  const Cut average = cut(std::max<int64_t>(divide_up(p.m, p.groups), 1), c.tile_m);
+  const int64_t units = p.groups * average.tiles * divide_up(p.n, int64_t{kRowsColumns} * c.cluster);
+  const auto rows = static_cast<double>(average.rows);
+  const double products = 2 * rows * kRowsColumns * kDepth / kFlops;
+  const double bytes = (rows / c.cluster + kRowsColumns) * kRowBytes / kBytesFromL2;
+  const double stages = static_cast<double>(divide_up(p.k, kDepth));
+  const auto rounds = static_cast<double>(divide_up(units, std::max(target.multiprocessors / c.cluster, 1)));
+  return rounds * (stages * std::max({products, bytes, kStageCycles}) + kTileCycles);
+}
+
+HopperConfig choose_rows(const Problem& p, const Target& target) {
+  HopperConfig best;
+  double least = std::numeric_limits<double>::infinity();
+  for (const int tile_m : {192, 128, 64}) {
+    // Stages that groups of few rows leave half empty hide less latency.
+    if (tile_m > 64 && tile_m * p.groups >= 4 * p.m) continue;
+    // A pair of blocks takes neighbouring columns of the same rows.
+    HopperConfig c{.tile_m = tile_m, .tile_n = kRowsColumns, .stages = 0, .cluster = p.n > kRowsColumns ? 2 : 1};
+    constexpr int kMostStages = 8;
+    fill_stages(p, target, kMostStages, c);
+    if (const double cycles = rows_cycles(p, c, target); cycles < least) {
+      best = c;
+      least = cycles;
+    }
+  }
+  return best;
+}
+
+HopperConfig choose_contraction(const Problem& p, const Target& target) {
+  HopperConfig c{.tile_m = kContractionRows, .tile_n = p.n > 128 ? 256 : 128, .stages = 0, .cluster = 1};
+  constexpr int kMostStages = 6;
+  fill_stages(p, target, kMostStages, c);
+  return c;
+}
+
+// The static_asserts of the kernel headers, asked before a compiler is.
+bool fits(const Problem& p, const HopperConfig& c) {
+  if (c.stages < 2 || c.stages > 16) return false;
+  if (p.mode == Mode::kContraction) {
+    return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 256) && c.cluster == 1;
+  }
+  return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192)) &&
+         (c.cluster == 1 || c.cluster == 2);
+}
+
+int64_t grid(const Problem& p, const HopperConfig& c, const Target& target) {
+  int64_t units = 0;
+  if (p.mode == Mode::kContraction) {
+    units = p.groups * divide_up(p.k, c.tile_m) * divide_up(p.n, c.tile_n);
+  } else {
+    // Every group and every stretch of padding may end in a part tile.
+    const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
+    units = (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(p.n, int64_t{c.tile_n} * c.cluster);
+  }
+  return std::min<int64_t>(units, std::max(target.multiprocessors / c.cluster, 1)) * c.cluster;
+}
+
+std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c) {
+  const int out = p.has_starts ? 4 : 3;
+  if (p.mode == Mode::kContraction) {
+    return {{0, ragged(p.k, p.lhs, kDepth)},
+            {1, ragged(p.n, p.rhs, kDepth)},
+            {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
+  }
+  const runtime::TensorLayout rhs =
+      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, c.tile_n) : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
+  return {{0, matrices(0, p.m, p.k, p.lhs, std::min(c.tile_m, kWarpgroupRows))},
+          {1, rhs},
+          {out, matrices(0, p.m, p.n, p.out, store_rows(p, c))}};
+}
+
+std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared) {
+  const bool contraction = p.mode == Mode::kContraction;
+  const std::string_view in = device_type(p.lhs), out = device_type(p.out);
+  const auto flag = [](bool value) { return value ? "true" : "false"; };
+
+  std::string s = cat("#include \"grouped/cuda/hopper_", contraction ? "contraction" : "rows", ".cuh\"\n\n");
+  s += cat("// ", print(c), "\n");
+  if (contraction) {
+    s += cat("using Kernel = jf::grouped::HopperContraction<", in, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
+             order_groups(p), ", ", flag(p.has_starts), ">;\n");
+  } else {
+    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
+    s += cat("using Kernel = jf::grouped::HopperRows<", in, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
+             flag(p.has_starts), ">;\n");
+  }
+  s += cat("static_assert(Kernel::kSharedBytes == ", shared,
+           ", \"the launch gives the kernel its shared memory\");\n\n");
+  s += "extern \"C\" __global__ ";
+  if (c.cluster > 1) s += cat("__cluster_dims__(", c.cluster, ", 1, 1) ");
+  s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
+  s += cat("    const ", in, "*, const ", in, "*, const int* extents, ", p.has_starts ? "const int* starts, " : "", out,
+           "* out,\n");
+  s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
+  s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
+  s += "    long long) {\n";
+  s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
+  s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
+           ", static_cast<int>(groups), static_cast<int>(m)};\n");
+  s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
+                   : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, nullptr, ";
+  s += "static_cast<int>(k), static_cast<int>(n));\n}\n";
+  return s;
+}
+
+}  // namespace
+
+std::string print(const HopperConfig& c) {
+  return cat("tile=", c.tile_m, "x", c.tile_n, "x", kDepth, " stages=", c.stages, " cluster=", c.cluster);
+}
+
+std::string why_not_hopper(const Problem& p, const Target& target) {
+  if (target.compute_capability != kCapability) {
+    return cat("compute capability ", target.compute_capability / 10, ".", target.compute_capability % 10,
+               ", it has that of 9.0");
+  }
+  if (p.mode == Mode::kBatch) return "the ragged axis is a batch axis";
+  if (p.lhs != p.rhs || size_of(p.lhs) != 2 || !has_tensor_cores(p)) {
+    return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out), ", it takes bf16 * bf16 or f16 * f16");
+  }
+  for (const auto& [dimension, size] : {std::pair("k", p.k), std::pair("n", p.n)}) {
+    if (size * size_of(p.lhs) % kRowAlignment != 0) {
+      return cat(dimension, "=", size, " gives rows that are not multiples of ", kRowAlignment, " bytes");
+    }
+  }
+  if (p.m == 0 || p.k == 0 || p.n == 0 || p.groups == 0) return "an operand is empty";
+  if (p.mode == Mode::kContraction) {
+    if (p.groups > kMostGroups) return cat(p.groups, " groups, it orders ", kMostGroups);
+    if (p.m > kMostRaggedRows) return cat(p.m, " rows, its maps take ", kMostRaggedRows);
+  }
+  return "";
+}
+
+HopperConfig choose_hopper(const Problem& p, const Target& target) {
+  return p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
+}
+
+CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& target) {
+  constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
+  const std::string why = why_not_hopper(p, target);
+  JF_CHECK(why.empty(), "no wgmma kernel: ", why);
+  JF_REQUIRE(fits(p, c), "[grouped_matmul] no kernel has the configuration ", print(c), "; use choose_hopper()");
+  const int64_t shared = shared_bytes(p, c);
+  JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
+             " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
+  for (const auto& [dimension, size] :
+       {std::pair("m", p.m), std::pair("k", p.k), std::pair("n", p.n), std::pair("groups", p.groups)}) {
+    JF_REQUIRE(size <= kMaxIndex, "[grouped_matmul] expected ", dimension, " in [0, ", kMaxIndex, "], got ", size,
+               "; split the arrays");
+  }
+
+  CudaKernel kernel;
+  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : "rows");
+  kernel.block = kThreads;
+  kernel.shared_bytes = static_cast<int>(shared);
+  kernel.maps = maps(p, c);
+  kernel.grid = grid(p, c, target);
+  kernel.instantiation = text(p, c, kernel.entry, shared);
+  return kernel;
+}
+
+}  // namespace jf::grouped

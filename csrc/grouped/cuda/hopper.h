@@ -1,0 +1,32 @@
+// The kernels of compute capability 9.0: tensor maps fill shared memory, warpgroups multiply (wgmma), and a block works
+// through many output tiles. Which of them fits a problem, and its launch.
+#pragma once
+
+#include <string>
+
+#include "grouped/cuda/grouped_cuda.h"
+
+namespace jf::grouped {
+
+struct HopperConfig {
+  int tile_m = 0, tile_n = 0;  // of one block
+  int stages = 0;              // slices of 64 contraction indices in flight
+  int cluster = 1;             // blocks, along the rows of the tile, that share a slice of rhs
+
+  bool operator==(const HopperConfig&) const = default;
+};
+
+// "tile=128x256x64 stages=4 cluster=2"
+std::string print(const HopperConfig& config);
+
+// Why these kernels do not take the problem; empty where they do.
+std::string why_not_hopper(const Problem& problem, const Target& target);
+
+// By an analytic model, for a problem that they take. m decides only the tile, one of three: the kernels of all m are
+// few.
+HopperConfig choose_hopper(const Problem& problem, const Target& target);
+
+// Throws UserError for a configuration that no kernel has or that does not fit the target.
+CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
+
+}  // namespace jf::grouped

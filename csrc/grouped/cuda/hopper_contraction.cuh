@@ -1,0 +1,230 @@
+// out[g] = transpose(lhs rows of g) * (rhs rows of g) on the warpgroup products of sm_90a: the ragged axis is summed.
+//
+//   lhs [m, k], rhs [m, n], 16-bit; out [groups, k, n], 16- or 32-bit; rows of all three are multiples of 16 bytes; an
+//   empty group gives exact zeros
+//   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage
+//   block     384 threads: a warpgroup whose first thread copies, two that multiply 64 rows of the tile each
+//   shared    kSharedBytes, aligned to 1024
+//   grid      any; blocks take the tiles of all groups in turn, those of the longest first
+//   maps      lhs, rhs: 4D, each ending with the group: see `ragged` in hopper.cpp; box {64, kDepth, 1, 1}
+//             out:      3D {n, k, groups}, box {128 / sizeof(Out), 64, 1}; all with a 128-byte swizzle
+#pragma once
+
+#include "grouped/cuda/group_order.cuh"
+#include "grouped/cuda/hopper_store.cuh"
+
+namespace jf::grouped {
+
+// Of up to kGroups groups.
+template <class In, class Out, int kN, int kStages, int kGroups, bool kHasStarts>
+struct HopperContraction {
+  static constexpr int kM = 128, kDepth = 64;
+  static constexpr int kBuffers = 2;  // chunks of results of a warpgroup: one is written while another is stored
+  static constexpr int kThreads = 384, kWarpgroup = 128;
+  static constexpr int kBoxBytes = kDepth * 128;  // 64 columns of a stage
+  static constexpr int kLhsBytes = kM / 64 * kBoxBytes, kRhsBytes = kN / 64 * kBoxBytes;
+  static constexpr int kChunkColumns = 128 / static_cast<int>(sizeof(Out));  // of one store
+  static constexpr int kChunkBytes = 64 * 128;
+  static constexpr bool kBf16 = kIsBf16<In>;
+  static_assert(kN % 64 == 0 && kN <= 256, "the columns of one product are at most 256, those of a box are 64");
+  static_assert(kStages >= 2, "one stage is multiplied while another is copied");
+  static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
+
+  struct Shared {
+    struct Stage {
+      alignas(1024) unsigned char lhs[kLhsBytes];
+      alignas(1024) unsigned char rhs[kRhsBytes];
+    };
+    Stage stages[kStages];
+    alignas(1024) unsigned char results[2][kBuffers][kChunkBytes];  // of each multiplying warpgroup, in turn
+    unsigned long long full[kStages], empty[kStages];
+    GroupOrder<kGroups, kThreads> order;
+  };
+  static constexpr int kSharedBytes = sizeof(Shared);
+
+  struct Maps {
+    const TensorMap &lhs, &rhs, &out;
+  };
+
+  static __device__ __forceinline__ void run(void* memory, const Maps& maps, const Ragged& ragged, int k, int n) {
+    Shared& shared = *static_cast<Shared*>(memory);
+    if (threadIdx.x == 0) {
+      constexpr int kMultiplyingWarps = 2 * kWarpgroup / 32;
+      for (int i = 0; i < kStages; ++i) {
+        ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
+        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMultiplyingWarps);
+      }
+      ptx::mbarrier_init_fence();
+      ptx::prefetch_map(maps.lhs);
+      ptx::prefetch_map(maps.rhs);
+      ptx::prefetch_map(maps.out);
+    }
+    shared.order.template find<kHasStarts>(ragged);
+    Tiles tiles(shared, k, n, ragged.groups);
+    if (threadIdx.x < kWarpgroup) {
+      ptx::give_registers<40>();
+      if (threadIdx.x == 0) copy(shared, maps, tiles);
+    } else {
+      ptx::take_registers<232>();
+      multiply(shared, maps.out, tiles, k, n);
+    }
+  }
+
+ private:
+  // A stage of the ring and the parity of its phase.
+  struct Turn {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void next() {
+      if (++stage < kStages) return;
+      stage = 0;
+      parity ^= 1;
+    }
+  };
+
+  struct Work {
+    GroupRows rows;
+    int row, column;  // of the tile
+  };
+
+  // This block's tiles. Every other round goes backwards over the blocks, so that none always has the longest.
+  struct Tiles {
+    const Shared& shared;
+    unsigned rows, columns, count;
+    unsigned round = 0;
+
+    __device__ Tiles(const Shared& shared, int k, int n, int groups)
+        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
+
+    __device__ __forceinline__ bool next(Work& work) {
+      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      ++round;
+      if (tile >= count) return false;
+      const Place at = raster(tile % (rows * columns), rows, columns);
+      work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row) * kM,
+              static_cast<int>(at.column) * kN};
+      return true;
+    }
+  };
+
+  static __device__ __forceinline__ void copy(Shared& shared, const Maps& maps, Tiles& tiles) {
+    Turn turn;
+    for (Work work; tiles.next(work);) {
+      constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
+      const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
+#pragma unroll 1
+      for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
+        const unsigned barrier = ptx::shared_address(&shared.full[turn.stage]);
+        ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
+        const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs);
+        const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
+#pragma unroll
+        for (int i = 0; i < kM / 64; ++i) {
+          ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
+        }
+#pragma unroll
+        for (int i = 0; i < kN / 64; ++i) {
+          ptx::tile_load(rhs + i * kBoxBytes, &maps.rhs, barrier, work.column + i * 64, behind + row, kEnd, end);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
+    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
+    const auto release = [&](int stage) {
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+    };
+    Turn turn;
+    unsigned stores = 0;
+    float sums[kN / 2];
+    for (Work work; tiles.next(work);) {
+      if (work.rows.length == 0) {
+#pragma unroll
+        for (int i = 0; i < kN / 2; ++i) sums[i] = 0;
+      }
+      int before = -1;  // the stage of the products under way
+#pragma unroll 1
+      for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
+        ptx::mbarrier_wait(ptx::shared_address(&shared.full[turn.stage]), turn.parity);
+        constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
+        const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs) + warpgroup * kBoxBytes;
+        const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
+        const unsigned long long a = ptx::wgmma_operand(lhs), b = ptx::wgmma_operand(rhs, kBoxBytes);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kDepth / 16; ++step) {
+          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums, a + step * (kStep >> 4), b + step * (kStep >> 4),
+                                                            row > 0 || step > 0);
+        }
+        ptx::wgmma_commit();
+        if (before >= 0) {
+          ptx::wgmma_wait<1>();
+          release(before);
+        }
+        before = turn.stage;
+      }
+      ptx::wgmma_wait<0>();
+      ptx::keep(sums);
+      if (before >= 0) release(before);
+      if (work.row + warpgroup * 64 < k) store(shared, map, work, sums, warpgroup, n, stores);
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::bulk_wait_read<0>();
+  }
+
+  // Through shared memory: the threads write one chunk of columns while the one before is on its way.
+  static __device__ __forceinline__ void store(Shared& shared, const TensorMap& map, const Work& work,
+                                               const float (&sums)[kN / 2], int warpgroup, int n, unsigned& stores) {
+    const bool issues = threadIdx.x % kWarpgroup == 0;
+    const auto meet = [&] { ptx::meet<kWarpgroup>(1 + warpgroup); };
+#pragma unroll
+    for (int chunk = 0; chunk < kN / kChunkColumns; ++chunk) {
+      const int column = work.column + chunk * kChunkColumns;
+      if (column >= n) break;
+      const unsigned to = ptx::shared_address(shared.results[warpgroup][stores++ % kBuffers]);
+      if (issues) ptx::bulk_wait_read<kBuffers - 1>();
+      meet();
+      put(to, &sums[chunk * kChunkColumns / 2]);
+      ptx::fence_async_shared();
+      meet();
+      if (issues) {
+        ptx::tile_store(&map, to, column, work.row + warpgroup * 64, work.rows.group);
+        ptx::bulk_commit();
+      }
+    }
+  }
+
+  // This thread's part of 64 rows of 128 bytes, swizzled as the map says.
+  static __device__ __forceinline__ void put(unsigned to, const float* sums) {
+    const unsigned lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
+    if constexpr (sizeof(Out) == 2) {
+      const unsigned row = warp_row + lane % 16;
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {  // 16 columns
+        const float* s = sums + i * 8;
+        const unsigned words[4] = {pack(s[0], s[1], Out()), pack(s[2], s[3], Out()), pack(s[4], s[5], Out()),
+                                   pack(s[6], s[7], Out())};
+        ptx::stmatrix_x4(to + row * 128 + ((2 * i + lane / 16) ^ row % 8) * 16, words);
+      }
+    } else {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {  // 8 columns
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+          const unsigned row = warp_row + lane / 4 + half * 8, word = i * 8 + lane % 4 * 2;
+          const unsigned at = to + row * 128 + ((word / 4) ^ row % 8) * 16 + word % 4 * 4;
+          ptx::st_shared(at, sums[i * 4 + half * 2]);
+          ptx::st_shared(at + 4, sums[i * 4 + half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ unsigned pack(float low, float high, bf16) {
+    return ptx::bf16x2_from_f32(low, high);
+  }
+  static __device__ __forceinline__ unsigned pack(float low, float high, f16) { return ptx::f16x2_from_f32(low, high); }
+};
+
+}  // namespace jf::grouped

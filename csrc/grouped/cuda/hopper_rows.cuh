@@ -1,0 +1,300 @@
+// out[r, :] = lhs[r, :] * rhs[group of r] on the warpgroup products of sm_90a; padding rows become zero.
+//
+//   lhs [m, k], rhs [groups, k, n] or [groups, n, k] (K-major), 16-bit; out [m, n]; k and n positive multiples of 8
+//   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
+//             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
+//             that a group's last tile costs what its rows cost, in steps of kStep.
+//   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
+//             other multiplies the next
+//   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
+//   shared    kSharedBytes, aligned to 1024
+//   grid      a multiple of kCluster, about one block for each multiprocessor
+//   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
+//             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
+//   next      zero when the kernel starts: clusters take units as they come. Null: every cluster has its share.
+//
+// Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
+// read as zero, so a last stage that k does not fill adds nothing.
+#pragma once
+
+#include "grouped/cuda/ptx_hopper.cuh"
+#include "grouped/cuda/hopper_schedule.cuh"
+#include "grouped/cuda/hopper_store.cuh"
+
+namespace jf::grouped {
+
+template <int kRows_, int kStages_, int kCluster_>
+struct HopperTile {
+  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
+  static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
+};
+
+template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
+class HopperRows {
+  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
+  static constexpr int kStep = 32;  // each multiple up to kRows has its own main loop
+  static constexpr int kDepth = 64;
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;  // a slice: columns of an instruction
+  static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
+  static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
+  static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
+  static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
+  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
+
+  using Store = HopperStore<Out, kRows>;
+  using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
+  using Sums = float[kSlices][kRows / 2];
+
+  struct Stage {
+    unsigned char rhs[kRhsBytes];
+    unsigned char lhs[kRows * kRowBytes];
+  };
+  struct alignas(1024) Shared {
+    Stage stages[kStages];
+    typename Store::Shared results[kMultipliers];
+    int4 units[kMultipliers];  // the next of each
+    // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
+    unsigned long long full[kStages], empty[kStages];
+    unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
+    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages
+  };
+  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
+
+ public:
+  static constexpr int kSharedBytes = sizeof(Shared);
+
+  static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const TensorMap& rhs,
+                                             const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
+                                             int k, int n) {
+    HopperRows kernel(*static_cast<Shared*>(memory));
+    const unsigned warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) kernel.init();
+    if (kCluster > 1) {
+      ptx::cluster_meet();
+    } else {
+      __syncthreads();
+    }
+    const int steps = cdiv(k, kDepth);
+    if (warp < kWarps) {
+      ptx::give_registers<40>();
+      if (warp == 0) {
+        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
+      } else if (warp == 1) {
+        if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
+      } else {
+        store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
+      }
+    } else {
+      ptx::take_registers<232>();
+      kernel.multiply(out_map, out, steps, n);
+    }
+    // Blocks of a cluster arrive at each other's barriers until both are done.
+    if (kCluster > 1) {
+      __syncwarp();
+      ptx::cluster_meet();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ explicit HopperRows(Shared& shared)
+      : shared_(shared), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
+
+  // A ring's place: entries are used in turn, and the parity of their phases flips with every round.
+  template <int kSize>
+  struct Place {
+    unsigned index = 0, parity = 0;
+
+    __device__ __forceinline__ void advance() {
+      if (++index == kSize) {
+        index = 0;
+        parity ^= 1;
+      }
+    }
+    __device__ __forceinline__ void skip(unsigned entries) {
+      index += entries;
+      parity ^= index / kSize % 2;
+      index %= kSize;
+    }
+  };
+
+  static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
+  static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
+    return kCluster > 1 ? ptx::cluster_address(shared, rank) : shared;
+  }
+
+  __device__ void init() {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(address(&shared_.full[i]), 1);
+      ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
+    }
+    for (int i = 0; i < kMultipliers; ++i) {
+      ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
+      ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
+      ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
+    }
+    ptx::mbarrier_init_fence();
+  }
+
+  // ---- one warp of the cluster: what is computed next ----
+  __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
+    const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
+    Schedule schedule(ragged, n);
+    Place<kMultipliers> place;
+    unsigned wanted = blockIdx.x / kCluster;
+    int ends = 0;  // one for each that waits
+    while (ends < kMultipliers) {
+      RowUnit unit;
+      const bool found = schedule.find(wanted, unit);
+      ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
+      if (found) {
+        for (unsigned rank = 0; rank < kCluster; ++rank) {
+          const int column = unit.column + static_cast<int>(rank) * kColumns;
+          ptx::st_cluster(in_block(address(&shared_.units[place.index]), rank),
+                          int4{unit.group, unit.row, unit.count, column});
+          ptx::mbarrier_publish_cluster(in_block(address(&shared_.unit_full[place.index]), rank));
+        }
+      }
+      place.advance();
+      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
+        ++ends;
+      } else if (next == nullptr) {
+        wanted += clusters;
+      } else {
+        if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
+        wanted = __shfl_sync(~0u, wanted, 0);
+      }
+    }
+  }
+
+  // What the schedule says, read by one lane or all lanes of a warp.
+  template <bool kWarp>
+  __device__ __forceinline__ RowUnit read_unit(unsigned index, unsigned parity) {
+    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[index]), parity);
+    const int4 words = ptx::ld_shared4(address(&shared_.units[index]));
+    if (kWarp) __syncwarp();
+    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[index]), 0));
+    return {words.x, words.y, words.z, words.w};
+  }
+
+  // ---- one thread: copies ----
+  __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
+    ptx::prefetch_map(lhs);
+    ptx::prefetch_map(rhs);
+    Place<kMultipliers> unit_place;
+    Place<kStages> place;
+    while (true) {
+      const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
+      unit_place.advance();
+      if (unit.group == RowUnit::kEnd) return;
+      const int boxes = cdiv(unit.count, kBoxRows);
+      const unsigned bytes = kRhsBytes + boxes * kBoxBytes;
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        const unsigned full = address(&shared_.full[place.index]);
+        const unsigned to_rhs = address(shared_.stages[place.index].rhs);
+        const unsigned to_lhs = address(shared_.stages[place.index].lhs);
+        const int depth = step * kDepth;
+        ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
+        ptx::mbarrier_arrive_expect(full, bytes);
+        if constexpr (kRhsKMajor) {
+          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kSlices; ++i) {
+            ptx::tile_load(to_rhs + i * kSliceBytes, &rhs, full, unit.column + i * kSlice, depth, unit.group);
+          }
+        }
+        for (int i = rank_; i < boxes; i += kCluster) {
+          const int row = unit.row + i * kBoxRows;
+          if constexpr (kCluster > 1) {
+            ptx::tile_load_multicast(to_lhs + i * kBoxBytes, &lhs, full, (1 << kCluster) - 1, depth, row);
+          } else {
+            ptx::tile_load(to_lhs + i * kBoxBytes, &lhs, full, depth, row);
+          }
+        }
+        place.advance();
+      }
+    }
+  }
+
+  // ---- two warpgroups: products and results, each of every second unit ----
+  __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
+    const unsigned self = threadIdx.x / kGroupThreads - 1;
+    Store store(shared_.results[self]);
+    Place<kStages> place;
+    place.skip(self * steps);
+    Sums sums;
+    for (unsigned parity = 0;; parity ^= 1) {
+      const RowUnit unit = read_unit<true>(self, parity);
+      if (unit.group == RowUnit::kEnd) break;
+      // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
+      // first turn of the first is free.
+      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
+      multiply_rows<kStep>(sums, place, unit.count, steps);
+      place.skip(steps);
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i) {
+        store.results(sums[i], out_map, out, unit.row, unit.count, unit.column + i * kSlice, n);
+      }
+    }
+    store.drain();
+  }
+
+  // With the narrowest instruction that holds `count` rows.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
+    if constexpr (kCount < kRows) {
+      if (count > kCount) return multiply_rows<kCount + kStep>(sums, place, count, steps);
+    }
+    accumulate<kCount>(sums, place, steps);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int steps) {
+    constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
+    const unsigned first = address(&shared_.stages);
+    const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
+    unsigned before = 0;  // the stage of the step before
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
+      const unsigned at = place.index * (sizeof(Stage) / 16);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kDepth / 16; ++i) {
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          ptx::Wgmma<kCount>::template run<kBf16, kRhsKMajor, true>(
+              sums[slice], rhs + at + slice * (kSliceBytes / 16) + i * kNextRhs, lhs + at + i * kNextLhs,
+              step > 0 || i > 0);
+        }
+      }
+      ptx::wgmma_commit();
+      if (step > 0) {
+        ptx::wgmma_wait<1>();
+        release(before);
+      }
+      before = place.index;
+      place.advance();
+    }
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
+    release(before);
+  }
+
+  // This warp has read the stage: tells every block that copies into it.
+  __device__ __forceinline__ void release(unsigned stage) {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kCluster) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.empty[stage]), lane));
+  }
+
+  static constexpr bool kBf16 = kIsBf16<In>;
+
+  Shared& shared_;
+  unsigned rank_;
+};
+
+}  // namespace jf::grouped

@@ -1,0 +1,129 @@
+// The results of one warpgroup on their way from registers to memory: 64 columns of out by a tile's rows at a time.
+//
+// Sums are held transposed, as the product left them: thread rows are columns of out. kStoreRows rows at a time they
+// become rows of 128 bytes in one of two buffers, from where a tensor copy takes them while the warpgroup goes on. A
+// copy cannot end where a group does, so a group's last rows are stored by the threads.
+#pragma once
+
+#include "grouped/cuda/ptx_hopper.cuh"
+#include "grouped/cuda/tile.cuh"
+
+namespace jf::grouped {
+
+template <class T>
+constexpr bool kIsBf16 = false;
+template <>
+constexpr bool kIsBf16<bf16> = true;
+
+template <class Out, int kRows>
+class HopperStore {
+  static constexpr int kSize = sizeof(Out), kThreads = 128, kSlice = 64;
+  static constexpr int kRowBytes = 128;                    // of a buffer: the span of the swizzle
+  static constexpr int kStoreColumns = kRowBytes / kSize;  // of one tensor copy
+  static constexpr int kParts = kSlice / kStoreColumns;    // tensor copies side by side
+  static constexpr int kMostRows = 64 / kParts;            // 8 KiB
+  static constexpr int kStoreRows = kRows < kMostRows ? kRows : kMostRows;
+  static constexpr int kPartBytes = kStoreRows * kRowBytes;
+  static constexpr int kPerChunk = 16 / kSize;  // elements of 16 bytes
+
+ public:
+  struct Shared {
+    alignas(1024) unsigned char buffers[2][kParts * kPartBytes];
+  };
+
+  __device__ __forceinline__ explicit HopperStore(Shared& shared) : shared_(ptx::shared_address(&shared)) {}
+
+  template <int kSums>
+  __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
+                                          int count, int column, int n) {
+    if (column >= n) return;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kStoreRows) {
+      if (first >= count) return;
+      const unsigned buffer = shared_ + first / kStoreRows % 2 * (kParts * kPartBytes);
+      // The copy from this buffer, the last but one of these rows or any of those before, has read it.
+      if (thread() == 0) {
+        if (first == 0) {
+          ptx::bulk_wait_read<0>();
+        } else {
+          ptx::bulk_wait_read<1>();
+        }
+      }
+      meet();
+      put(buffer, sums, first);
+      ptx::fence_async_shared();
+      meet();
+      if (first + kStoreRows <= count) {
+        if (thread() == 0) {
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            ptx::tile_store(&map, buffer + part * kPartBytes, column + part * kStoreColumns, row + first);
+          }
+        }
+      } else {
+        copy_rows(buffer, out + static_cast<long long>(row + first) * n + column, count - first, n - column, n);
+      }
+      if (thread() == 0) ptx::bulk_commit();
+    }
+  }
+
+  // Shared memory may go.
+  __device__ __forceinline__ void drain() {
+    if (thread() == 0) ptx::bulk_wait_read<0>();
+  }
+
+ private:
+  static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x % kThreads); }
+  // At a barrier that only this warpgroup uses.
+  static __device__ __forceinline__ void meet() { ptx::meet<kThreads>(1 + threadIdx.x / kThreads); }
+
+  // 16 bytes number `chunk` of a row, as the swizzle places them.
+  static __device__ __forceinline__ unsigned offset(int row, int chunk) {
+    return (chunk / 8) * kPartBytes + row * kRowBytes + ((chunk % 8) ^ (row % 8)) * 16;
+  }
+
+  // Rows [first, first + kStoreRows) of the tile.
+  template <int kSums>
+  __device__ __forceinline__ void put(unsigned buffer, const float (&sums)[kSums], int first) {
+    const int lane = thread() % 32, warp = thread() / 32;
+    if constexpr (kSize == 2) {
+      // Matrices of 8 rows by 8 columns, two of each way at once.
+      const unsigned to = buffer + offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+#pragma unroll
+      for (int r = 0; r < kStoreRows; r += 16) {
+        unsigned words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) words[w] = pack(sums[(first + r) / 2 + w * 2], sums[(first + r) / 2 + w * 2 + 1]);
+        ptx::stmatrix_x4_trans(to + r * kRowBytes, words);
+      }
+    } else {
+      // Of the thread's four sums in eight rows, the second lies a row further, the third eight columns.
+      const unsigned to = buffer + offset(lane % 4 * 2, warp * 4 + lane / 16) + lane / 4 % 4 * 4;
+#pragma unroll
+      for (int r = 0; r < kStoreRows; r += 8) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          ptx::st_shared((to ^ (i % 2 * 16 + i / 2 * 32)) + (r + i % 2) * kRowBytes, sums[(first + r) / 2 + i]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_rows(unsigned buffer, Out* to, int rows, int columns, long long pitch) {
+    constexpr int kChunks = kSlice / kPerChunk;
+    for (int i = thread(); i < rows * kChunks; i += kThreads) {
+      const int row = i / kChunks, chunk = i % kChunks;
+      if (chunk * kPerChunk >= columns) continue;
+      const int4 words = ptx::ld_shared4(buffer + offset(row, chunk));
+      ptx::st_global(to + row * pitch + chunk * kPerChunk, reinterpret_cast<const uint4&>(words));
+    }
+  }
+
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    return kIsBf16<Out> ? ptx::bf16x2_from_f32(low, high) : ptx::f16x2_from_f32(low, high);
+  }
+
+  unsigned shared_;
+};
+
+}  // namespace jf::grouped
