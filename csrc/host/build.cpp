@@ -1,6 +1,9 @@
+#include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/program.h"
 #include "host/zeros.h"
@@ -11,6 +14,7 @@
 #include "plan/pointwise.h"
 #include "plan/ragged.h"
 #include "plan/ragged_again.h"
+#include "plan/ragged_gaps.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -44,11 +48,15 @@ class Placement {
   BufferRef write(ir::ValueId id) {
     if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
     if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
-    const BufferRef here{BufferKind::kWorkspace, bytes_};
     const ir::Value& value = fusion_.values[id];
-    bytes_ += (ir::elements(value) * size_of(value.dtype) + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
-              kWorkspaceAlignment;
-    return outputs_.emplace(id, here).first->second;
+    return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
+  }
+  BufferRef scratch(int64_t bytes) { return {BufferKind::kWorkspace, take(bytes)}; }
+  // Where so many bytes of the workspace are.
+  int64_t take(int64_t bytes) {
+    const int64_t begin = bytes_;
+    bytes_ += round_up(bytes, kWorkspaceAlignment);
+    return begin;
   }
   int64_t bytes() const { return bytes_; }
 
@@ -120,9 +128,49 @@ class Kernels {
   std::string scheduled_;  // of the latest
 };
 
-}  // namespace
+// The steps of a program as steps of another one, which has its inputs and outputs at `buffers`.
+void embed(Program part, const std::vector<BufferRef>& buffers, int64_t workspace, Program& program) {
+  const auto moved = [&](const BufferRef& ref) -> BufferRef {
+    if (ref.kind == BufferKind::kWorkspace) return {ref.kind, ref.index + workspace};
+    return buffers[ref.kind == BufferKind::kInput ? ref.index : part.input_bytes.size() + ref.index];
+  };
+  for (Step& step : part.steps) {
+    std::visit(
+        [&](auto& made) { std::transform(made.buffers.begin(), made.buffers.end(), made.buffers.begin(), moved); },
+        step);
+    program.steps.push_back(std::move(step));
+  }
+  program.schedule += part.schedule;
+  std::move(part.scheduled.begin(), part.scheduled.end(), std::back_inserter(program.scheduled));
+  std::move(part.facts.begin(), part.facts.end(), std::back_inserter(program.facts));
+}
 
-Program build(const ir::Fusion& whole, const Target& target) {
+Program build(const ir::Fusion& whole, const Target& target, bool fills);
+
+// Steps before a kernel that store zeros where it stores nothing.
+void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, const Target& target,
+          Placement& placement, Program& program) {
+  const ir::Fusion& fusion = segment.fusion;
+  const auto at = [&](const std::vector<ir::ValueId>& list, ir::ValueId id) {
+    return std::find(list.begin(), list.end(), id) - list.begin();
+  };
+  for (const ir::Op& op : fusion.ops) {
+    if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
+    const BufferRef out = buffers[fusion.inputs.size() + at(fusion.outputs, op.output)];
+    if (!plan::is_worth_gaps(fusion.values[op.output], std::get<ir::Combine>(op.attribute).rows)) {
+      add_zeros(fusion, op.output, out, target, program);
+      continue;
+    }
+    const ir::Value& nested = fusion.values[op.inputs[0]];
+    const ir::ValueId extents = nested.axes[ir::ragged_axis(nested)].extents;
+    Program zeros = build(plan::zeros_in_gaps(fusion, op), target, false);
+    const int64_t workspace = placement.take(zeros.workspace_bytes);
+    embed(std::move(zeros), {buffers[at(fusion.inputs, op.inputs[1])], buffers[at(fusion.inputs, extents)], out},
+          workspace, program);
+  }
+}
+
+Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   const plan::Plan plan = plan::plan(whole);
   const ir::Fusion& fusion = plan.fusion;
   Program program;
@@ -137,10 +185,7 @@ Program build(const ir::Fusion& whole, const Target& target) {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
-    if (segment.strategy != plan::Strategy::kEmpty) {
-      add_zeros(segment.fusion, {buffers.begin() + static_cast<std::ptrdiff_t>(segment.inputs.size()), buffers.end()},
-                target, program);
-    }
+    if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);
     program.facts.push_back(kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs));
     program.facts.back().reason = segment.reason;
     switch (segment.strategy) {
@@ -148,7 +193,10 @@ Program build(const ir::Fusion& whole, const Target& target) {
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
         program.facts.back().strategy = "grouped";
-        if (target.platform == Platform::kCuda) program.facts.back().parameters = grouped::describe(problem, target);
+        if (target.platform == Platform::kCuda) {
+          program.facts.back().parameters = grouped::describe(problem, target);
+          if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
+        }
         program.steps.push_back(GroupedStep{segment.fusion.name, problem, std::move(buffers)});
         break;
       }
@@ -166,5 +214,9 @@ Program build(const ir::Fusion& whole, const Target& target) {
   program.workspace_bytes = placement.bytes();
   return program;
 }
+
+}  // namespace
+
+Program build(const ir::Fusion& whole, const Target& target) { return build(whole, target, true); }
 
 }  // namespace jf::host

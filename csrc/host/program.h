@@ -29,7 +29,7 @@ struct KernelStep {
   loops::Kernel kernel;
   std::vector<BufferRef> buffers;
 };
-// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out.
+// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out[, scratch memory of CUDA kernels].
 struct GroupedStep {
   std::string name;
   grouped::Problem problem;

@@ -42,6 +42,9 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   return result;
 }
 
+// Its number among the step's buffers.
+int scratch_buffer(const grouped::Problem& p) { return p.has_starts ? 5 : 4; }
+
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
   const grouped::CudaKernel kernel = grouped::cuda_kernel(p, target);
@@ -54,6 +57,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
+  if (kernel.counts) result.launch.counter = scratch_buffer(p);
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
   result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
   return result;
@@ -91,7 +95,11 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     }
     return result;
   }
-  return {step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
+  CompiledStep result{step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
+  if (result.source && !result.source->launch.counter) {
+    result.buffers.resize(scratch_buffer(std::get<GroupedStep>(step).problem));  // this kernel does not take it
+  }
+  return result;
 }
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {

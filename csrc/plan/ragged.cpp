@@ -222,6 +222,7 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   }
   int64_t narrowest = widest;
   for (const ir::Op& op : segment.ops) {
+    if (op.kind == ir::OpKind::kCombine) elements = std::max(elements, ir::elements(segment.values[op.output]));
     if (op.kind != ir::OpKind::kPartition) continue;
     narrowest = std::min(narrowest, size_of(segment.values[op.inputs[0]].dtype));
     elements = std::max(elements, ir::elements(segment.values[op.inputs[0]]));

@@ -15,4 +15,6 @@ void launch(std::string_view program, std::string_view entry, CuKernel kernel, D
       code);
 }
 
+void clear_word(void* word, CuStream stream) { driver().memset_words(reinterpret_cast<uint64_t>(word), 0, 1, stream); }
+
 }  // namespace jf::runtime

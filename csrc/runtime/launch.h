@@ -19,4 +19,7 @@ struct Dim3 {
 void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes,
             CuStream stream, void** arguments);
 
+// A 32-bit word of the device becomes zero.
+void clear_word(void* word, CuStream stream);
+
 }  // namespace jf::runtime

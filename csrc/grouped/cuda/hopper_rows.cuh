@@ -17,9 +17,9 @@
 // read as zero, so a last stage that k does not fill adds nothing.
 #pragma once
 
-#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 
 namespace jf::grouped {
 
@@ -33,7 +33,7 @@ struct HopperTile {
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
-  static constexpr int kStep = 32;  // each multiple up to kRows has its own main loop
+  static constexpr int kStep = 16;
   static constexpr int kDepth = 64;
   static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;  // a slice: columns of an instruction
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
@@ -120,7 +120,7 @@ class HopperRows {
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
-    return kCluster > 1 ? ptx::cluster_address(shared, rank) : shared;
+    return kCluster > 1 ? ptx::in_cluster(shared, rank) : shared;
   }
 
   __device__ void init() {
@@ -220,7 +220,9 @@ class HopperRows {
 
   // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
-    const unsigned self = threadIdx.x / kGroupThreads - 1;
+    // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
+    // for their operands.
+    const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
     Place<kStages> place;
     place.skip(self * steps);
@@ -228,24 +230,25 @@ class HopperRows {
     for (unsigned parity = 0;; parity ^= 1) {
       const RowUnit unit = read_unit<true>(self, parity);
       if (unit.group == RowUnit::kEnd) break;
-      // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
-      // first turn of the first is free.
+      // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
+      // stages before. The first turn of the first is free.
       ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
-      multiply_rows<kStep>(sums, place, unit.count, steps);
+      multiply_rows<kFewest>(sums, place, unit.count, steps);
       place.skip(steps);
-#pragma unroll
-      for (int i = 0; i < kSlices; ++i) {
-        store.results(sums[i], out_map, out, unit.row, unit.count, unit.column + i * kSlice, n);
-      }
+      store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
+      store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
     }
     store.drain();
   }
 
-  // With the narrowest instruction that holds `count` rows.
+  // With the narrowest instruction that holds `count` rows. Each width is a main loop to compile: near the full tile,
+  // where most work is, they are 16 rows apart, else 32.
+  static constexpr int kFewest = 32;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
     if constexpr (kCount < kRows) {
-      if (count > kCount) return multiply_rows<kCount + kStep>(sums, place, count, steps);
+      constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
     }
     accumulate<kCount>(sums, place, steps);
   }
