@@ -111,7 +111,7 @@ def test_clusters_need_a_device_that_has_them():
     b.output(b.reduce("reduce_sum", b.input("x", "f32", [8, 64]), [1]))
     s = jf.ir.Scheduler(b.finish())
     s.parallelize(s.fusion.outputs[0], 1, "cluster")
-    with pytest.raises(jf.UserError, match="has a cluster axis, which target 'cpu.*' does not have; use task"):
+    with pytest.raises(jf.UserError, match=r"has a cluster axis, which target 'cpu.*' does not have; use task"):
         jf.ir.lower(s.schedule, "cpu")
 
 
