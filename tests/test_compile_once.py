@@ -82,6 +82,15 @@ def test_derivatives_of_equal_layers_compile_once(device, compiled):
         assert_close(a, b, scale=20)
 
 
+def test_a_module_of_more_programs_than_wait_to_be_instantiated(device, compiled):
+    x = jnp.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
+    fs = [jf.fuse(lambda x: jnp.sinh(x) * 2 + 1, name=f"number{k}") for k in range(34)]
+    number, got = compiled(jax.jit(lambda x: [f(x) for f in fs]), x)
+    assert number == 1
+    for y in got:
+        assert_close(y, jnp.sinh(x) * 2 + 1)
+
+
 def chain(n, prefix=""):
     """A fusion of n softmaxes in turn, each of which is a segment; only the names differ from one to the next."""
     b = _core.Builder(f"{prefix}chain")

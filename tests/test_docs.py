@@ -51,4 +51,5 @@ def test_examples_of_pages(page, capsys):
 
 def test_the_picture_of_nested_tensors_is_what_the_script_draws():
     script = runpy.run_path(str(ROOT / "docs" / "draw_nested.py"))
-    assert (ROOT / "docs" / "nested.svg").read_text() == script["picture"]()
+    drawn = (ROOT / "docs" / "nested.svg").read_text()
+    assert drawn == script["picture"](), "run python docs/draw_nested.py"
