@@ -203,13 +203,21 @@ def test_gradients(device, h):
     for f in (jf.fuse(loss),) if h == 3 else (loss,):
         for g, w in zip(jax.jit(jax.grad(f, argnums=(0, 1)))(x, b), want):
             assert_close(g, w, "float32", scale=20)
-    if h == 3:
-        tangent = jnp.ones_like(b)
-        got, want = (
-            jax.jit(lambda b, f=f: jax.jvp(jax.grad(f), (b,), (tangent,))[1])(b)
-            for f in (jf.fuse(lambda b: loss(x, b)), lambda b: group_loss(x, b, spans))
-        )
-        assert_close(got, want, "float32", scale=50)
+
+
+def test_second_derivatives(device):
+    nt, _ = make("first empty", 3)
+    b, spans = scales(3), slices(LAYOUTS["first empty"][0])
+
+    def ours(b):
+        return jnp.sum((jf.nested.softmax(nt * b) * jf.nested.softmax(nt * b)).data)
+
+    def exact(b):
+        parts = [(nt.data[s], w) for s, w in zip(spans, b) if s.stop > s.start]
+        return sum(jnp.sum(jax.nn.softmax(x * w, axis=0) ** 2) for x, w in parts)
+
+    got, want = (jax.jit(lambda b, f=f: jax.jvp(jax.grad(f), (b,), (b,))[1])(b) for f in (jf.fuse(ours), exact))
+    assert_close(got, want, "float32", scale=50)
 
 
 def test_an_extreme_value_shares_its_gradient(device):
@@ -237,7 +245,8 @@ def test_vmap_and_outer_dimensions(device, h):
     b = np.full((GROUPS, 1, h), 2.0)
     wants = [truth(nt[d], groups[d], b) for d in range(2)]
     want = np.stack([w[0] for w in wants]) / 2, np.stack([w[4] for w in wants])
-    for run in (jf.fuse(f), jax.jit(f), jax.jit(jax.vmap(jf.fuse(f))), jax.jit(jax.vmap(f))):
+    fn = jf.fuse(f) if h == 6 else f  # with 60 columns it is kernels by itself
+    for run in (jax.jit(fn), jax.jit(jax.vmap(fn))):
         for g, w in zip(run(nt), want):
             assert_close(g, w, "float32", scale=20)
     # A layout that a batch shares.
