@@ -1,6 +1,7 @@
 #include "plan/ragged.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "plan/ragged_again.h"
@@ -255,29 +256,35 @@ std::string print(const NestedParameters& p) {
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
   const Together all = together(segment);
   Scheduler scheduler(segment);
+  // References with the values that have their loops.
+  std::vector<std::pair<ir::ValueId, std::vector<ir::ValueId>>> groups;
   for (std::vector<ir::ValueId>& left : with_loops_of_their_own(segment)) {
     // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
     for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
-      const Shape shape = shape_of(all, reference);
-      NestedParameters own = parameters;
-      Loops loops(scheduler, reference);
-      if (platform == Platform::kCpu) {
-        schedule_cpu(loops, shape, own);
-      } else {
-        while (shape.column >= 0 && shape.extents[shape.column] % own.lanes != 0) own.lanes /= 2;
-        schedule_cuda(loops, shape, own);
-      }
-      std::vector<ir::ValueId> like;
+      std::erase(left, reference);
+      groups.emplace_back(reference, std::vector<ir::ValueId>{});
       for (ir::ValueId id : scheduler.alike(reference)) {
-        if (std::find(left.begin(), left.end(), id) != left.end()) like.push_back(id);
+        if (std::erase(left, id) > 0) groups.back().second.push_back(id);
       }
-      if (!like.empty()) {
-        scheduler.transform_like(reference, like);
-        scheduler.parallelize_like(reference, like);
-      }
-      like.push_back(reference);
-      std::erase_if(left, [&](ir::ValueId id) { return std::find(like.begin(), like.end(), id) != like.end(); });
     }
+  }
+  // A kernel has as many lanes everywhere, and on CUDA all of them.
+  NestedParameters p = parameters;
+  for (const auto& [reference, like] : groups) {
+    const Shape shape = shape_of(all, reference);
+    const bool whole = platform == Platform::kCpu || shape.column < 0;
+    while (!whole && shape.extents[shape.column] % p.lanes != 0) p.lanes /= 2;
+  }
+  for (const auto& [reference, like] : groups) {
+    Loops loops(scheduler, reference);
+    if (platform == Platform::kCpu) {
+      schedule_cpu(loops, shape_of(all, reference), p);
+    } else {
+      schedule_cuda(loops, shape_of(all, reference), p);
+    }
+    if (like.empty()) continue;
+    scheduler.transform_like(reference, like);
+    scheduler.parallelize_like(reference, like);
   }
   scheduler.inline_most();
   return scheduler.schedule();
