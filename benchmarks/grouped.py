@@ -37,10 +37,15 @@ GPU_SHAPES = [
     Shape("DeepSeek-V3 slice up", 32768, 7168, 4096, 32),
     Shape("DeepSeek-V3 slice down", 32768, 2048, 7168, 32),
     Shape("Qwen3 up", 65536, 2048, 1536, 128),
+    Shape("Qwen3 down", 65536, 768, 2048, 128),
+    Shape("GPT-OSS up", 32768, 2880, 5760, 32),
     Shape("decode", 256, 7168, 4096, 32),
 ]
-# XLA tunes each dot of the loop by itself when it compiles for GPUs: minutes for many groups.
+QUICK_ON_GPU = ("Mixtral up", "DeepSeek-V3 slice up", "Qwen3 up")
+# XLA tunes each dot of the loop by itself when it compiles for GPUs: minutes for many groups. `jax.lax.ragged_dot`
+# takes half a minute for 128.
 MAX_LOOP_ON_GPU = 8
+MAX_LAX_QUICKLY = 8
 PASSES = ("forward", "dlhs", "drhs")
 
 
@@ -88,37 +93,41 @@ def loop_of_dots(host_sizes: np.ndarray) -> Callable[..., Any]:
     return ragged_dot
 
 
-def truth(o: Operands, which: str) -> np.ndarray:
-    """Return the result in float32, group by group; all are padded to the largest, to compile once."""
-    width = int(o.host_sizes.max())
+def largest_error(o: Operands, which: str, got: jax.Array) -> float:
+    """Return the largest error against float32, relative to the largest element; on the device, group by group."""
+    width = int(o.host_sizes.max())  # every group is padded to the largest, to compile once
     x, dy = (jnp.pad(a, ((0, width), (0, 0))) for a in (o.x, o.dy))
+    if which != "drhs":
+        got = jnp.pad(got, ((0, width), (0, 0)))
 
     @jax.jit
-    def of_group(x: jax.Array, dy: jax.Array, w: jax.Array, begin: jax.Array, size: jax.Array) -> jax.Array:
+    def of_group(
+        x: jax.Array, dy: jax.Array, w: jax.Array, got: jax.Array, group: jax.Array, begin: jax.Array, size: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         def rows(a: jax.Array) -> jax.Array:
             part = jax.lax.dynamic_slice_in_dim(a, begin, width)
             return jnp.where(jnp.arange(width)[:, None] < size, part, 0).astype(jnp.float32)
 
-        w = w.astype(jnp.float32)
-        a, b = {"forward": (rows(x), w), "dlhs": (rows(dy), w.T), "drhs": (rows(x).T, rows(dy))}[which]
-        return jnp.dot(a, b, precision="highest")
+        matrix = w[group].astype(jnp.float32)
+        a, b = {"forward": (rows(x), matrix), "dlhs": (rows(dy), matrix.T), "drhs": (rows(x).T, rows(dy))}[which]
+        want = jnp.dot(a, b, precision="highest")
+        result = got[group].astype(jnp.float32) if which == "drhs" else rows(got)
+        return jnp.abs(result - want).max(), jnp.abs(want).max()
 
     begins = np.cumsum(o.host_sizes) - o.host_sizes
-    parts = [np.asarray(of_group(x, dy, o.w[g], begins[g], size)) for g, size in enumerate(o.host_sizes)]
-    if which == "drhs":
-        return np.stack(parts)
-    return np.concatenate([part[:size] for part, size in zip(parts, o.host_sizes)])
+    both = [of_group(x, dy, o.w, got, g, begins[g], size) for g, size in enumerate(o.host_sizes)]
+    errors, sizes = np.asarray(both).T
+    return float(errors.max() / sizes.max())
 
 
-def jax_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
-    ways: dict[str, Callable[..., Any]] = {
-        OURS: jf.ragged_dot,
-        "jax.lax.ragged_dot": jax.lax.ragged_dot,
-    }
-    if not gpu or len(o.host_sizes) <= MAX_LOOP_ON_GPU:
+def jax_contenders(o: Operands, which: str, gpu: bool, quick: bool) -> list[Contender]:
+    ways: dict[str, Callable[..., Any]] = {OURS: jf.ragged_dot}
+    if not (gpu and quick) or len(o.host_sizes) <= MAX_LAX_QUICKLY:
+        ways["jax.lax.ragged_dot"] = jax.lax.ragged_dot
+    if not gpu or (not quick and len(o.host_sizes) <= MAX_LOOP_ON_GPU):
         ways["loop of jnp.dot"] = loop_of_dots(o.host_sizes)
     if gpu:
-        ways.update(gpu_peers(which))
+        ways.update(gpu_peers(which, quick))
     contenders = []
     for name, way in ways.items():
         f = jax.jit(one_pass(way, which))
@@ -135,7 +144,7 @@ def jax_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
     return contenders
 
 
-def gpu_peers(which: str) -> dict[str, Callable[..., Any]]:
+def gpu_peers(which: str, quick: bool) -> dict[str, Callable[..., Any]]:
     """Return the ragged_dots of other packages that are installed and have the pass."""
     peers: dict[str, Callable[..., Any]] = {}
     if importlib.util.find_spec("tokamax"):
@@ -147,7 +156,7 @@ def gpu_peers(which: str) -> dict[str, Callable[..., Any]]:
         return peers
     if which != "forward":
         return peers  # the example has no derivative
-    for block_m, block_n in ((128, 128), (64, 128), (128, 256)):
+    for block_m, block_n in ((128, 128),) if quick else ((128, 128), (64, 128), (128, 256)):
         name = f"Pallas Mosaic {block_m}x{block_n}"
         peers[name] = lambda x, w, sizes, m=block_m, n=block_n: mgpu.ragged_dot(
             x, w, group_sizes=sizes, block_m=m, block_n=n, block_k=64, max_concurrent_steps=4, grid_block_n=8
@@ -155,21 +164,15 @@ def gpu_peers(which: str) -> dict[str, Callable[..., Any]]:
     return peers
 
 
-def torch_contenders(o: Operands, which: str, dtype: str, gpu: bool) -> list[Contender]:
+def torch_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
     """torch._grouped_mm, where torch is installed."""
     if importlib.util.find_spec("torch") is None:
         return []
     torch = importlib.import_module("torch")
-    device = "cuda" if gpu else "cpu"
     if gpu and not torch.cuda.is_available():
         return []
-
-    def tensor(a: jax.Array) -> Any:
-        t = torch.from_numpy(np.array(a.astype(jnp.float32)))
-        return t.to(device=device, dtype=getattr(torch, dtype))
-
-    x, w, dy = tensor(o.x), tensor(o.w), tensor(o.dy)
-    ends = torch.from_numpy(np.cumsum(o.host_sizes).astype(np.int32)).to(device)
+    x, w, dy = (torch.from_dlpack(jax.block_until_ready(a)) for a in (o.x, o.w, o.dy))
+    ends = torch.from_numpy(np.cumsum(o.host_sizes).astype(np.int32)).to("cuda" if gpu else "cpu")
     run = {
         "forward": lambda: torch._grouped_mm(x, w, offs=ends),
         "dlhs": lambda: torch._grouped_mm(dy, w.transpose(-2, -1), offs=ends),
@@ -187,14 +190,17 @@ def torch_contenders(o: Operands, which: str, dtype: str, gpu: bool) -> list[Con
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """Yield measured cases."""
     gpu = jax.default_backend() == "gpu"
-    spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet")
+    spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet", "odd")
+    shapes = [s for s in GPU_SHAPES if not quick or s.name in QUICK_ON_GPU] if gpu else CPU_SHAPES
     for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):
-        for shape in GPU_SHAPES if gpu else CPU_SHAPES:
+        for shape in shapes:
             for spread in spreads:
-                for which in PASSES:
-                    name = f"{shape.name} {which} {dtype}"
-                    if only not in name:
-                        continue
+                names = {which: f"{shape.name} {which} {dtype}" for which in PASSES}
+                wanted = [which for which in PASSES if only in names[which]]
+                if not wanted:
+                    continue
+                o = Operands.draw(shape, dtype, spread)
+                for which in wanted:
                     parameters = {
                         "rows": shape.rows,
                         "k": shape.k,
@@ -203,20 +209,21 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                         "sizes": spread,
                     }
                     work = 2.0 * shape.rows * shape.k * shape.n
-                    case = Case("grouped", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
-                    o = Operands.draw(shape, dtype, spread)
-                    contenders = jax_contenders(o, which, gpu) + torch_contenders(o, which, dtype, gpu)
+                    case = Case("grouped", names[which], parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+                    contenders = jax_contenders(o, which, gpu, quick) + torch_contenders(o, which, gpu)
                     case.timings = time_all(
-                        contenders, seconds=2 if quick else 8, repeats=7 if quick else 15, inner=10 if gpu else 1
+                        contenders,
+                        seconds=(0.4 if gpu else 2) if quick else 8,
+                        repeats=7 if quick else 15,
+                        inner=10 if gpu else 1,
                     )
-                    measure_errors(case, contenders, truth(o, which))
+                    measure_errors(case, contenders, o, which)
                     yield case
 
 
-def measure_errors(case: Case, contenders: list[Contender], want: np.ndarray) -> None:
+def measure_errors(case: Case, contenders: list[Contender], o: Operands, which: str) -> None:
     """Compare one more run of every contender that works with the truth."""
     by_name = {t.name: t for t in case.timings}
-    largest = jax.jit(lambda got, want: jnp.abs(got.astype(jnp.float32) - want).max() / jnp.abs(want).max())
     for c in contenders:
         if not c.bound and not by_name[c.name].note:
-            by_name[c.name].error = float(largest(jnp.from_dlpack(c.wait(c.run())), want))
+            by_name[c.name].error = largest_error(o, which, jnp.from_dlpack(c.wait(c.run())))

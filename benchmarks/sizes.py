@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-SPREADS = ("uniform", "zipf", "dirichlet", "one_group")
+SPREADS = ("uniform", "zipf", "dirichlet", "odd", "one_group")
 
 
 def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarray:
     """Return int32 sizes that sum to `total`.
 
     uniform: multinomial with equal chances; zipf: chances 1/rank over three quarters of the groups, the rest empty;
-    dirichlet: Dirichlet(4) chances with one group forced empty; one_group: everything in the middle group.
+    dirichlet: Dirichlet(4) chances with one group forced empty; odd: as uniform, every size odd (but the first where
+    the total does not allow it); one_group: everything in the middle group.
     """
     rng = np.random.default_rng(seed)
+    if spread == "odd":
+        sizes = 2 * rng.multinomial((total - groups) // 2, np.full(groups, 1 / groups)) + 1
+        sizes[0] += total - sizes.sum()
+        return sizes.astype(np.int32)
     if spread == "uniform":
         chances = np.full(groups, 1 / groups)
     elif spread == "zipf":

@@ -55,9 +55,15 @@ def doctor() -> Diagnosis:
         finding = "NVRTC kernels" if cuda_reason is None else cuda_reason
         rows.append(("CUDA fusions", finding, cuda_reason is None))
         rows.append(
-            ("CUDA grouped matmul", "tensor cores (mma.sync)" if cuda_reason is None else finding, cuda_reason is None)
+            ("CUDA grouped matmul", _grouped_kernels(cuda) if cuda_reason is None else finding, cuda_reason is None)
         )
     return Diagnosis(tuple(rows))
+
+
+def _grouped_kernels(target: str) -> str:
+    if " sm=90 " in target:
+        return "tensor cores (wgmma for bf16 and f16 with k and n in multiples of 8, else mma.sync)"
+    return "tensor cores (mma.sync)"
 
 
 def counters() -> dict[str, int]:

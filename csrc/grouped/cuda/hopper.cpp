@@ -60,16 +60,13 @@ int64_t store_rows(const Problem& p, const HopperConfig& c) {
 
 int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
-// Chunks of 64 columns of 16-bit results that a warpgroup of HopperContraction has on their way: all of a tile.
-int buffers(const HopperConfig& c) { return c.tile_n / 64; }
-
 int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = 2 * c.stages * 8;
   if (p.mode == Mode::kContraction) {
-    const int64_t results = int64_t{2} * buffers(c) * kWarpgroupRows * kRowBytes;
+    constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
-    return round_up(stages + results + barriers + order, kSharedAlign);
+    return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
   const int64_t results = 4 * stores_across(p) * store_rows(p, c) * kRowBytes;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
@@ -125,10 +122,7 @@ HopperConfig choose_rows(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_contraction(const Problem& p, const Target& target) {
-  HopperConfig c{.tile_m = kContractionRows,
-                 .tile_n = p.n > 128 ? 256 : 128,
-                 .stages = 0,
-                 .cluster = p.k > kContractionRows ? 2 : 1};
+  HopperConfig c{.tile_m = kContractionRows, .tile_n = p.n > 128 ? 256 : 128, .stages = 0, .cluster = 1};
   constexpr int kMostStages = 6;
   fill_stages(p, target, kMostStages, c);
   return c;
@@ -138,7 +132,7 @@ HopperConfig choose_contraction(const Problem& p, const Target& target) {
 bool fits(const Problem& p, const HopperConfig& c) {
   if (c.stages < 2 || c.stages > 16) return false;
   if (p.mode == Mode::kContraction) {
-    return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 256) && (c.cluster == 1 || c.cluster == 2);
+    return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 256) && c.cluster == 1;
   }
   return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192)) &&
          (c.cluster == 1 || c.cluster == 2);
@@ -147,7 +141,7 @@ bool fits(const Problem& p, const HopperConfig& c) {
 int64_t grid(const Problem& p, const HopperConfig& c, const Target& target) {
   int64_t units = 0;
   if (p.mode == Mode::kContraction) {
-    units = p.groups * divide_up(p.k, int64_t{c.tile_m} * c.cluster) * divide_up(p.n, c.tile_n);
+    units = p.groups * divide_up(p.k, c.tile_m) * divide_up(p.n, c.tile_n);
   } else {
     // Every group and every stretch of padding may end in a part tile.
     const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
@@ -178,10 +172,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   std::string s = cat("#include \"grouped/cuda/hopper_", contraction ? "contraction" : "rows", ".cuh\"\n\n");
   s += cat("// ", print(c), "\n");
   if (contraction) {
-    s += cat("using Tile = jf::grouped::ContractionTile<", c.tile_n, ", ", c.stages, ", ", c.cluster, ", ", buffers(c),
-             ">;\n");
-    s += cat("using Kernel = jf::grouped::HopperContraction<", in, ", ", out, ", Tile, ", order_groups(p), ", ",
-             flag(p.has_starts), ">;\n");
+    s += cat("using Kernel = jf::grouped::HopperContraction<", in, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
+             order_groups(p), ", ", flag(p.has_starts), ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
     s += cat("using Kernel = jf::grouped::HopperRows<", in, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",

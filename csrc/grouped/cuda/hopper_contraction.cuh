@@ -4,9 +4,8 @@
 //   empty group gives exact zeros
 //   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage
 //   block     384 threads: a warpgroup whose first thread copies, two that multiply 64 rows of the tile each
-//   cluster   a pair of blocks computes tiles below each other; each copies half of their rhs for both
 //   shared    kSharedBytes, aligned to 1024
-//   grid      a multiple of kCluster; clusters take the tiles of all groups in turn, those of the longest first
+//   grid      any; blocks take the tiles of all groups in turn, those of the longest first
 //   maps      lhs, rhs: 4D, each ending with the group: see `ragged` in hopper.cpp; box {64, kDepth, 1, 1}
 //             out:      3D {n, k, groups}, box {128 / sizeof(Out), 64, 1}; all with a 128-byte swizzle
 #pragma once
@@ -16,26 +15,19 @@
 
 namespace jf::grouped {
 
-// kBuffers: chunks of results of a warpgroup on their way to memory. kGroups: at most so many.
-template <int kN_, int kStages_, int kCluster_, int kBuffers_>
-struct ContractionTile {
-  static constexpr int kN = kN_, kStages = kStages_, kCluster = kCluster_, kBuffers = kBuffers_;
-  static_assert(kN % 128 == 0 && kN <= 256, "a box has 64 columns, a block of a pair copies half of the boxes");
-  static_assert(kStages >= 2, "one stage is multiplied while another is copied");
-  static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
-  static_assert(kBuffers >= 2, "one chunk is written while another is stored");
-};
-
-template <class In, class Out, class Tile, int kGroups, bool kHasStarts>
+// Of up to kGroups groups.
+template <class In, class Out, int kN, int kStages, int kGroups, bool kHasStarts>
 struct HopperContraction {
-  static constexpr int kM = 128, kN = Tile::kN, kDepth = 64;
-  static constexpr int kStages = Tile::kStages, kCluster = Tile::kCluster, kBuffers = Tile::kBuffers;
+  static constexpr int kM = 128, kDepth = 64;
+  static constexpr int kBuffers = 2;  // chunks of results of a warpgroup: one is written while another is stored
   static constexpr int kThreads = 384, kWarpgroup = 128;
   static constexpr int kBoxBytes = kDepth * 128;  // 64 columns of a stage
   static constexpr int kLhsBytes = kM / 64 * kBoxBytes, kRhsBytes = kN / 64 * kBoxBytes;
   static constexpr int kChunkColumns = 128 / static_cast<int>(sizeof(Out));  // of one store
   static constexpr int kChunkBytes = 64 * 128;
   static constexpr bool kBf16 = kIsBf16<In>;
+  static_assert(kN % 64 == 0 && kN <= 256, "the columns of one product are at most 256, those of a box are 64");
+  static_assert(kStages >= 2, "one stage is multiplied while another is copied");
   static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
 
   struct Shared {
@@ -60,7 +52,7 @@ struct HopperContraction {
       constexpr int kMultiplyingWarps = 2 * kWarpgroup / 32;
       for (int i = 0; i < kStages; ++i) {
         ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kCluster * kMultiplyingWarps);
+        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMultiplyingWarps);
       }
       ptx::mbarrier_init_fence();
       ptx::prefetch_map(maps.lhs);
@@ -68,7 +60,6 @@ struct HopperContraction {
       ptx::prefetch_map(maps.out);
     }
     shared.order.template find<kHasStarts>(ragged);
-    if constexpr (kCluster > 1) ptx::cluster_meet();
     Tiles tiles(shared, k, n, ragged.groups);
     if (threadIdx.x < kWarpgroup) {
       ptx::give_registers<40>();
@@ -76,11 +67,6 @@ struct HopperContraction {
     } else {
       ptx::take_registers<232>();
       multiply(shared, maps.out, tiles, k, n);
-    }
-    // Blocks of a cluster write to each other until both are done.
-    if constexpr (kCluster > 1) {
-      __syncwarp();
-      ptx::cluster_meet();
     }
   }
 
@@ -101,24 +87,21 @@ struct HopperContraction {
     int row, column;  // of the tile
   };
 
-  static __device__ __forceinline__ unsigned rank() { return kCluster > 1 ? ptx::cluster_rank() : 0; }
-
-  // This block's tiles. Every other round goes backwards over the clusters, so that none always has the longest.
+  // This block's tiles. Every other round goes backwards over the blocks, so that none always has the longest.
   struct Tiles {
     const Shared& shared;
-    unsigned rows, columns, count;  // of a cluster's tiles
+    unsigned rows, columns, count;
     unsigned round = 0;
 
     __device__ Tiles(const Shared& shared, int k, int n, int groups)
-        : shared(shared), rows(cdiv(k, kM * kCluster)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
+        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
 
     __device__ __forceinline__ bool next(Work& work) {
-      const unsigned clusters = gridDim.x / kCluster, cluster = blockIdx.x / kCluster;
-      const unsigned tile = round * clusters + (round % 2 == 0 ? cluster : clusters - 1 - cluster);
+      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
       ++round;
       if (tile >= count) return false;
       const Place at = raster(tile % (rows * columns), rows, columns);
-      work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row * kCluster + rank()) * kM,
+      work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row) * kM,
               static_cast<int>(at.column) * kN};
       return true;
     }
@@ -131,7 +114,7 @@ struct HopperContraction {
       const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
 #pragma unroll 1
       for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
-        ptx::mbarrier_wait_cluster(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
         const unsigned barrier = ptx::shared_address(&shared.full[turn.stage]);
         ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
         const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs);
@@ -141,15 +124,8 @@ struct HopperContraction {
           ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
         }
 #pragma unroll
-        for (int i = 0; i < kN / 64 / kCluster; ++i) {
-          const int box = i * kCluster + static_cast<int>(rank());
-          const unsigned to = rhs + box * kBoxBytes;
-          if constexpr (kCluster > 1) {
-            ptx::tile_load_multicast(to, &maps.rhs, barrier, (1 << kCluster) - 1, work.column + box * 64, behind + row,
-                                     kEnd, end);
-          } else {
-            ptx::tile_load(to, &maps.rhs, barrier, work.column + box * 64, behind + row, kEnd, end);
-          }
+        for (int i = 0; i < kN / 64; ++i) {
+          ptx::tile_load(rhs + i * kBoxBytes, &maps.rhs, barrier, work.column + i * 64, behind + row, kEnd, end);
         }
       }
     }
@@ -157,14 +133,8 @@ struct HopperContraction {
 
   static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
     const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    // This warp has read the stage: tells every block that copies into it.
     const auto release = [&](int stage) {
-      const unsigned empty = ptx::shared_address(&shared.empty[stage]), lane = threadIdx.x % 32;
-      if constexpr (kCluster > 1) {
-        if (lane < kCluster) ptx::mbarrier_arrive_cluster(ptx::cluster_address(empty, lane));
-      } else {
-        if (lane == 0) ptx::mbarrier_arrive(empty);
-      }
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
     };
     Turn turn;
     unsigned stores = 0;

@@ -17,7 +17,7 @@
 // read as zero, so a last stage that k does not fill adds nothing.
 #pragma once
 
-#include "grouped/cuda/hopper.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 
@@ -77,7 +77,7 @@ class HopperRows {
     }
     const int steps = cdiv(k, kDepth);
     if (warp < kWarps) {
-      ptx::give_registers<32>();
+      ptx::give_registers<40>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
@@ -86,7 +86,7 @@ class HopperRows {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
-      ptx::take_registers<240>();
+      ptx::take_registers<232>();
       kernel.multiply(out_map, out, steps, n);
     }
     // Blocks of a cluster arrive at each other's barriers until both are done.
@@ -221,7 +221,7 @@ class HopperRows {
   // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
     const unsigned self = threadIdx.x / kGroupThreads - 1;
-    Store store(shared_.results[self], self + 1);
+    Store store(shared_.results[self]);
     Place<kStages> place;
     place.skip(self * steps);
     Sums sums;

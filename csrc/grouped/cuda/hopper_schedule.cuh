@@ -42,8 +42,8 @@ struct GroupWindow {
   __device__ void look() {
     const bool inside = group() < ragged.groups;
     const unsigned limit = ragged.m;
-    const unsigned own = inside ? ragged.extent(group()) : 0;
-    const unsigned before = sum(own, limit) - own;
+    const unsigned through = sum(inside ? ragged.extent(group()) : 0, limit), left = __shfl_up_sync(~0u, through, 1);
+    const unsigned before = lane_id() == 0 ? 0 : left;
     span = inside ? grouped::span<kHasStarts>(ragged, group(), static_cast<int>(min(rows + before, limit)))
                   : Span{ragged.m, ragged.m, ragged.m};
   }

@@ -5,7 +5,7 @@
 // copy cannot end where a group does, so a group's last rows are stored by the threads.
 #pragma once
 
-#include "grouped/cuda/hopper.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 #include "grouped/cuda/tile.cuh"
 
 namespace jf::grouped {
@@ -31,9 +31,7 @@ class HopperStore {
     alignas(1024) unsigned char buffers[2][kParts * kPartBytes];
   };
 
-  // `barrier`: the number of one that only this warpgroup uses.
-  __device__ __forceinline__ HopperStore(Shared& shared, int barrier)
-      : shared_(ptx::shared_address(&shared)), barrier_(barrier), thread_(threadIdx.x % kThreads) {}
+  __device__ __forceinline__ explicit HopperStore(Shared& shared) : shared_(ptx::shared_address(&shared)) {}
 
   template <int kSums>
   __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
@@ -42,16 +40,21 @@ class HopperStore {
 #pragma unroll
     for (int first = 0; first < kRows; first += kStoreRows) {
       if (first >= count) return;
-      const unsigned buffer = shared_ + (turn_ % 2) * (kParts * kPartBytes);
-      ++turn_;
-      // The copy before the last, from this buffer, has read it.
-      if (thread_ == 0) ptx::bulk_wait_read<1>();
+      const unsigned buffer = shared_ + first / kStoreRows % 2 * (kParts * kPartBytes);
+      // The copy from this buffer, the last but one of these rows or any of those before, has read it.
+      if (thread() == 0) {
+        if (first == 0) {
+          ptx::bulk_wait_read<0>();
+        } else {
+          ptx::bulk_wait_read<1>();
+        }
+      }
       meet();
       put(buffer, sums, first);
       ptx::fence_async_shared();
       meet();
       if (first + kStoreRows <= count) {
-        if (thread_ == 0) {
+        if (thread() == 0) {
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
             ptx::tile_store(&map, buffer + part * kPartBytes, column + part * kStoreColumns, row + first);
@@ -60,17 +63,19 @@ class HopperStore {
       } else {
         copy_rows(buffer, out + static_cast<long long>(row + first) * n + column, count - first, n - column, n);
       }
-      if (thread_ == 0) ptx::bulk_commit();
+      if (thread() == 0) ptx::bulk_commit();
     }
   }
 
   // Shared memory may go.
   __device__ __forceinline__ void drain() {
-    if (thread_ == 0) ptx::bulk_wait_read<0>();
+    if (thread() == 0) ptx::bulk_wait_read<0>();
   }
 
  private:
-  __device__ __forceinline__ void meet() { ptx::meet<kThreads>(barrier_); }
+  static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x % kThreads); }
+  // At a barrier that only this warpgroup uses.
+  static __device__ __forceinline__ void meet() { ptx::meet<kThreads>(1 + threadIdx.x / kThreads); }
 
   // 16 bytes number `chunk` of a row, as the swizzle places them.
   static __device__ __forceinline__ unsigned offset(int row, int chunk) {
@@ -80,7 +85,7 @@ class HopperStore {
   // Rows [first, first + kStoreRows) of the tile.
   template <int kSums>
   __device__ __forceinline__ void put(unsigned buffer, const float (&sums)[kSums], int first) {
-    const int lane = thread_ % 32, warp = thread_ / 32;
+    const int lane = thread() % 32, warp = thread() / 32;
     if constexpr (kSize == 2) {
       // Matrices of 8 rows by 8 columns, two of each way at once.
       const unsigned to = buffer + offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
@@ -106,7 +111,7 @@ class HopperStore {
 
   __device__ __forceinline__ void copy_rows(unsigned buffer, Out* to, int rows, int columns, long long pitch) {
     constexpr int kChunks = kSlice / kPerChunk;
-    for (int i = thread_; i < rows * kChunks; i += kThreads) {
+    for (int i = thread(); i < rows * kChunks; i += kThreads) {
       const int row = i / kChunks, chunk = i % kChunks;
       if (chunk * kPerChunk >= columns) continue;
       const int4 words = ptx::ld_shared4(buffer + offset(row, chunk));
@@ -119,9 +124,6 @@ class HopperStore {
   }
 
   unsigned shared_;
-  int barrier_;
-  int thread_;
-  unsigned turn_ = 0;
 };
 
 }  // namespace jf::grouped

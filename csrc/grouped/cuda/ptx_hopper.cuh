@@ -93,14 +93,6 @@ __device__ __forceinline__ void tile_load_multicast(unsigned shared, const void*
       "l"(map), "r"(barrier), "h"(blocks), "r"(i0), "r"(i1)
       : "memory");
 }
-__device__ __forceinline__ void tile_load_multicast(unsigned shared, const void* map, unsigned barrier,
-                                                    unsigned short blocks, int i0, int i1, int i2, int i3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
-      "{%4, %5, %6, %7}], [%2], %3;" ::"r"(shared),
-      "l"(map), "r"(barrier), "h"(blocks), "r"(i0), "r"(i1), "r"(i2), "r"(i3)
-      : "memory");
-}
 // One thread: begins to copy the box at `shared` to the place that begins at the element with these indices, the
 // fastest first.
 __device__ __forceinline__ void tile_store(const void* map, unsigned shared, int i0, int i1) {
