@@ -4,8 +4,9 @@
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that a group's last tile costs what its rows cost, in steps of kStep.
-//   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
-//             other multiplies the next
+//   block     kThreads: a warpgroup that schedules and copies, then two that multiply: in kTeams 1 both share a tile,
+//   in
+//             2 they take turns, so that one multiplies while the other stores
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
@@ -23,24 +24,27 @@
 
 namespace jf::grouped {
 
-template <int kRows_, int kStages_, int kCluster_>
+template <int kRows_, int kStages_, int kCluster_, int kTeams_>
 struct HopperTile {
-  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_, kTeams = kTeams_;
   static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
+  static_assert(kTeams == 1 || kTeams == 2, "two warpgroups are one team or two");
 };
 
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
 class HopperRows {
-  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
-  static constexpr int kStep = 32;  // each multiple up to kRows has its own main loop
+  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster, kTeams = Tile::kTeams;
+  static constexpr int kStep = 16;
   static constexpr int kDepth = 64;
-  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;  // a slice: columns of an instruction
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
+  static constexpr int kSlice = 64, kSlices = 2, kShare = kSlice * kSlices;  // columns: of an instruction, a warpgroup
+  static constexpr int kSharers = kMultipliers / kTeams, kColumns = kSharers * kShare;
+  static constexpr int kPlaces = 2;             // units that wait, one for each team or two for the only one
   static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
+  static constexpr unsigned kShareBytes = kSlices * kSliceBytes, kRhsBytes = kSharers * kShareBytes;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
@@ -53,13 +57,13 @@ class HopperRows {
   struct alignas(1024) Shared {
     Stage stages[kStages];
     typename Store::Shared results[kMultipliers];
-    int4 units[kMultipliers];  // the next of each
+    int4 units[kPlaces];
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
-    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages
+    unsigned long long unit_full[kPlaces], unit_empty[kPlaces];
+    unsigned long long turn[kTeams];  // the other team has waited for all its stages
   };
-  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
+  static constexpr unsigned kWarps = 4 * kSharers;  // that read a stage, in each block
 
  public:
   static constexpr int kSharedBytes = sizeof(Shared);
@@ -76,7 +80,7 @@ class HopperRows {
       __syncthreads();
     }
     const int steps = cdiv(k, kDepth);
-    if (warp < kWarps) {
+    if (warp < kGroupThreads / 32) {
       ptx::give_registers<40>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
@@ -128,11 +132,11 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.full[i]), 1);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
-    for (int i = 0; i < kMultipliers; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
       ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
       ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
-      ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
     }
+    for (int i = 0; i < kTeams; ++i) ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
     ptx::mbarrier_init_fence();
   }
 
@@ -140,10 +144,10 @@ class HopperRows {
   __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
     const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
     Schedule schedule(ragged, n);
-    Place<kMultipliers> place;
+    Place<kPlaces> place;
     unsigned wanted = blockIdx.x / kCluster;
-    int ends = 0;  // one for each that waits
-    while (ends < kMultipliers) {
+    int ends = 0;  // one for each team
+    while (ends < kTeams) {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
       ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
@@ -169,11 +173,12 @@ class HopperRows {
 
   // What the schedule says, read by one lane or all lanes of a warp.
   template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(unsigned index, unsigned parity) {
-    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[index]), parity);
-    const int4 words = ptx::ld_shared4(address(&shared_.units[index]));
+  __device__ __forceinline__ RowUnit read_unit(const Place<kPlaces>& place) {
+    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[place.index]), place.parity);
+    const int4 words = ptx::ld_shared4(address(&shared_.units[place.index]));
     if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[index]), 0));
+    if (!kWarp || threadIdx.x % 32 == 0)
+      ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[place.index]), 0));
     return {words.x, words.y, words.z, words.w};
   }
 
@@ -181,10 +186,10 @@ class HopperRows {
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    Place<kMultipliers> unit_place;
+    Place<kPlaces> unit_place;
     Place<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
+      const RowUnit unit = read_unit<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
@@ -198,10 +203,13 @@ class HopperRows {
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
         if constexpr (kRhsKMajor) {
-          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
+#pragma unroll
+          for (int i = 0; i < kSharers; ++i) {
+            ptx::tile_load(to_rhs + i * kShareBytes, &rhs, full, depth, unit.column + i * kShare, unit.group);
+          }
         } else {
 #pragma unroll
-          for (int i = 0; i < kSlices; ++i) {
+          for (int i = 0; i < kSharers * kSlices; ++i) {
             ptx::tile_load(to_rhs + i * kSliceBytes, &rhs, full, unit.column + i * kSlice, depth, unit.group);
           }
         }
@@ -218,43 +226,50 @@ class HopperRows {
     }
   }
 
-  // ---- two warpgroups: products and results, each of every second unit ----
+  // ---- two warpgroups: products and results ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
-    const unsigned self = threadIdx.x / kGroupThreads - 1;
+    const unsigned self = threadIdx.x / kGroupThreads - 1, team = kTeams > 1 ? self : 0;
+    const unsigned share = kTeams > 1 ? 0 : self;
     Store store(shared_.results[self]);
+    Place<kPlaces> unit_place;
+    unit_place.skip(team);
     Place<kStages> place;
-    place.skip(self * steps);
+    place.skip(team * steps);
     Sums sums;
-    for (unsigned parity = 0;; parity ^= 1) {
-      const RowUnit unit = read_unit<true>(self, parity);
+    for (unsigned parity = team ^ 1;; parity ^= 1) {
+      const RowUnit unit = read_unit<true>(unit_place);
+      unit_place.skip(kTeams);
       if (unit.group == RowUnit::kEnd) break;
-      // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
+      // A wait tells only neighbouring phases of a stage apart: each team waits for its stages after the other has. The
       // first turn of the first is free.
-      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
-      multiply_rows<kStep>(sums, place, unit.count, steps);
-      place.skip(steps);
-#pragma unroll
-      for (int i = 0; i < kSlices; ++i) {
-        store.results(sums[i], out_map, out, unit.row, unit.count, unit.column + i * kSlice, n);
-      }
+      if constexpr (kTeams > 1) ptx::mbarrier_wait(address(&shared_.turn[team]), parity);
+      multiply_rows<kFewest>(sums, place, unit.count, share, steps);
+      place.skip((kTeams - 1) * steps);
+      const int column = unit.column + static_cast<int>(share) * kShare;
+      store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
+      store.results(sums[1], out_map, out, unit.row, unit.count, column + kSlice, n);
     }
     store.drain();
   }
 
-  // With the narrowest instruction that holds `count` rows.
+  // With the narrowest instruction that holds `count` rows. Each width is a main loop to compile: near the full tile,
+  // where most work is, they are 16 rows apart, else 32.
+  static constexpr int kFewest = 32;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, unsigned share,
+                                                int steps) {
     if constexpr (kCount < kRows) {
-      if (count > kCount) return multiply_rows<kCount + kStep>(sums, place, count, steps);
+      constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, count, share, steps);
     }
-    accumulate<kCount>(sums, place, steps);
+    accumulate<kCount>(sums, place, share, steps);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int steps) {
+  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, unsigned share, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
+    const unsigned rhs = ptx::wgmma_operand(first + share * kShareBytes), lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -278,7 +293,10 @@ class HopperRows {
       before = place.index;
       place.advance();
     }
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
+    if constexpr (kTeams > 1) {
+      const unsigned other = 2 - threadIdx.x / kGroupThreads;
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[other]));
+    }
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
