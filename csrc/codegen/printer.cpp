@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -144,6 +145,12 @@ struct Printer {
     return std::gcd<int64_t>(multiple_of(index, variables), kernel.width);
   }
 
+  void lane_types() {
+    std::set<DType> types;
+    for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
+    for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));
+    for (DType type : types) line("using ", name(type), " = jf::Lanes<", type_name(type), ", ", kernel.width, ">;");
+  }
   void body(const Body& statements) {
     for (const Stmt& stmt : statements) std::visit(*this, stmt.node);
   }
@@ -540,13 +547,40 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
-  std::set<DType> types;
-  for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
-  for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));
-  for (DType type : types)
-    printer.line("using ", name(type), " = jf::Lanes<", type_name(type), ", ", kernel.width, ">;");
+  printer.lane_types();
   printer.body(kernel.body);
   return printer.out + "}\n";
+}
+
+TwoTexts print_bodies(const Kernel& kernel, const TwoBodies& bodies, const Dialect& dialect) {
+  Printer printer{.kernel = kernel, .dialect = dialect, .memory = {}};
+  TwoTexts texts;
+  const auto text = [&](auto print, int depth) {
+    printer.depth = depth;
+    print();
+    return std::exchange(printer.out, "");
+  };
+  printer.buffers = bodies.buffers;
+  for (const Array& array : kernel.arrays) printer.arrays.push_back(array.name);
+  printer.declared.insert(bodies.arrays.begin(), bodies.arrays.end());
+  printer.registers.resize(kernel.registers.size());
+  printer.loops_around.resize(kernel.registers.size());
+  texts.types = text([&] { printer.lane_types(); }, 1);
+  texts.row = printer.bind(bodies.row, 1);
+  texts.column = printer.bind(bodies.column, 1);
+  texts.index_type = printer.index_type();
+
+  const std::string constants = text([&] { printer.body(bodies.constants); }, 2);
+  const std::vector<std::string> fixed = printer.registers;
+  texts.of_row = constants + text([&] { printer.body(bodies.of_row); }, 2);
+  for (size_t id = 0; id < fixed.size(); ++id) {
+    std::string& name = printer.registers[id];
+    if (!fixed[id].empty() || name.empty()) continue;
+    texts.handed.push_back({printer.lanes(static_cast<RegisterId>(id)), name});
+    name = cat("own.", name);
+  }
+  texts.of_place = constants + text([&] { printer.body(bodies.of_place); }, 2);
+  return texts;
 }
 
 }  // namespace jf::codegen

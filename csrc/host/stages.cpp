@@ -8,6 +8,7 @@
 #include "codegen/generate.h"
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "grouped/cuda/hopper.h"
 #include "host/report.h"
 #include "host/request.h"
 #include "ir/text.h"
@@ -44,7 +45,8 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, target);
+  const grouped::CudaKernel kernel =
+      step.epilogue ? grouped::hopper_kernel(p, *step.epilogue, target) : grouped::cuda_kernel(p, target);
   StepSource result;
   result.source.language = runtime::Language::kCuda;
   result.source.text = kernel.instantiation;
@@ -55,7 +57,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
-  result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
+  result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.rows};
   return result;
 }
 
@@ -66,7 +68,8 @@ std::string step_name(const Step& step) {
 
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
-  return cat("grouped ", std::get<GroupedStep>(step).name, ": hand-written kernel\n");
+  const auto& grouped = std::get<GroupedStep>(step);
+  return cat("grouped ", grouped.name, ": hand-written kernel", grouped.epilogue ? " with an epilogue" : "", "\n");
 }
 
 }  // namespace

@@ -94,5 +94,4 @@ __device__ void store_zeros(View<T> out) {
   }
 }
 
-
 }  // namespace jf::grouped
