@@ -13,6 +13,7 @@ namespace jf::codegen {
 // sums that a place has are the array `sums`; what they become is the array `result`.
 struct Functor {
   std::vector<int> members;  // the buffers that it reads
+  int group;                 // a variable: the row's group
   int sums, result;
   std::vector<int64_t> first;  // the column of each sum in column 0 of the result
 };

@@ -552,34 +552,32 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   return printer.out + "}\n";
 }
 
-TwoTexts print_bodies(const Kernel& kernel, const TwoBodies& bodies, const Dialect& dialect) {
+BodyTexts print_bodies(const Kernel& kernel, const Bodies& given, const Dialect& dialect) {
   Printer printer{.kernel = kernel, .dialect = dialect, .memory = {}};
-  TwoTexts texts;
-  const auto text = [&](auto print, int depth) {
-    printer.depth = depth;
-    print();
-    return std::exchange(printer.out, "");
-  };
-  printer.buffers = bodies.buffers;
+  printer.buffers = given.buffers;
   for (const Array& array : kernel.arrays) printer.arrays.push_back(array.name);
-  printer.declared.insert(bodies.arrays.begin(), bodies.arrays.end());
+  printer.declared.insert(given.arrays.begin(), given.arrays.end());
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
-  texts.types = text([&] { printer.lane_types(); }, 1);
-  texts.row = printer.bind(bodies.row, 1);
-  texts.column = printer.bind(bodies.column, 1);
+  BodyTexts texts;
+  printer.lane_types();
+  texts.types = std::exchange(printer.out, "");
   texts.index_type = printer.index_type();
-
-  const std::string constants = text([&] { printer.body(bodies.constants); }, 2);
-  const std::vector<std::string> fixed = printer.registers;
-  texts.of_row = constants + text([&] { printer.body(bodies.of_row); }, 2);
-  for (size_t id = 0; id < fixed.size(); ++id) {
-    std::string& name = printer.registers[id];
-    if (!fixed[id].empty() || name.empty()) continue;
-    texts.handed.push_back({printer.lanes(static_cast<RegisterId>(id)), name});
-    name = cat("own.", name);
+  for (int variable : given.variables) texts.variables.push_back(printer.bind(variable, 1));
+  printer.depth = 2;
+  printer.body(given.constants);
+  const std::string constants = std::exchange(printer.out, "");
+  for (size_t n = 0; n < given.bodies.size(); ++n) {
+    const std::vector<std::string> before = printer.registers;
+    printer.body(given.bodies[n]);
+    texts.bodies.push_back({constants + std::exchange(printer.out, ""), {}});
+    for (size_t id = 0; id < before.size(); ++id) {
+      std::string& name = printer.registers[id];
+      if (!before[id].empty() || name.empty()) continue;
+      texts.bodies[n].computed.push_back({printer.lanes(static_cast<RegisterId>(id)), name});
+      name = cat(given.known_as[n], name);
+    }
   }
-  texts.of_place = constants + text([&] { printer.body(bodies.of_place); }, 2);
   return texts;
 }
 

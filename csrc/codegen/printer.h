@@ -14,19 +14,24 @@ namespace jf::codegen {
 // in the order of `parameters`.
 std::string print_kernel(const loops::Kernel& kernel, const Dialect& dialect, const std::vector<int>& parameters = {});
 
-// Statements of two functions, of a row and of a place in it, where the second knows what the first has computed.
-struct TwoBodies {
-  loops::Body constants;  // of both
-  loops::Body of_row, of_place;
-  int row, column;                   // the variables that are given
-  std::vector<int> arrays;           // those that are declared already
-  std::vector<std::string> buffers;  // their names, by number
+// Statements of functions of which each knows what those before it have computed.
+struct Bodies {
+  loops::Body constants;  // of each
+  std::vector<loops::Body> bodies;
+  std::vector<std::string> known_as;  // the prefix, for later ones, of what each has computed
+  std::vector<int> variables;         // that are given
+  std::vector<int> arrays;            // those that are declared already
+  std::vector<std::string> buffers;   // their names, by number
 };
-struct TwoTexts {
-  std::string types, of_row, of_place;
-  std::vector<std::pair<std::string, std::string>> handed;  // type and name of what the row knows: in the place own.name
-  std::string row, column, index_type;
+struct BodyTexts {
+  struct One {
+    std::string text;
+    std::vector<std::pair<std::string, std::string>> computed;  // types and names
+  };
+  std::string types, index_type;
+  std::vector<One> bodies;
+  std::vector<std::string> variables;  // their names
 };
-TwoTexts print_bodies(const loops::Kernel& kernel, const TwoBodies& bodies, const Dialect& dialect);
+BodyTexts print_bodies(const loops::Kernel& kernel, const Bodies& bodies, const Dialect& dialect);
 
 }  // namespace jf::codegen

@@ -148,7 +148,7 @@ Program build(const ir::Fusion& whole, const Target& target) {
       return std::find_if(epilogues.all.begin(), epilogues.all.end(),
                           [&](const Epilogue& e) { return e.*which == number; });
     };
-    if (joins(&Epilogue::product) != epilogues.all.end()) continue;
+    if (joins(&Epilogue::product) != epilogues.all.end() || epilogues.unread.count(number) > 0) continue;
     if (const auto epilogue = joins(&Epilogue::tail); epilogue != epilogues.all.end()) {
       const plan::Segment& product = plan.segments[epilogue->product];
       const grouped::Problem problem = plan::grouped_problem(product.fusion);
@@ -182,9 +182,7 @@ Program build(const ir::Fusion& whole, const Target& target) {
       case plan::Strategy::kPointwise:
         program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), buffers});
         break;
-      case plan::Strategy::kNested:
-        program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers});
-        break;
+      case plan::Strategy::kNested: program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers}); break;
       case plan::Strategy::kReduction:
         program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), buffers});
         break;

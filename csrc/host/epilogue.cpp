@@ -6,7 +6,9 @@
 
 #include "base/error.h"
 #include "codegen/functor.h"
+#include "codegen/shared_memory.h"
 #include "grouped/cuda/hopper.h"
+#include "host/group_ends.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "schedule/schedule.h"
@@ -42,6 +44,33 @@ std::optional<Linear> linear(const IndexPtr& index, int row, int column) {
   return Linear{a->row * b->constant, a->column * b->constant, a->constant * b->constant};
 }
 
+// A kernel repeats its epilogue for each of the sums of a thread, up to 192: what is long takes seconds to compile and
+// evicts the product's instructions.
+constexpr int kMostWork = 64, kFunctionWork = 4;
+constexpr ir::OpKind kLongFunctions[] = {
+    ir::OpKind::kSin,  ir::OpKind::kCos,    ir::OpKind::kTan,     ir::OpKind::kAsin,   ir::OpKind::kAcos,
+    ir::OpKind::kSinh, ir::OpKind::kCosh,   ir::OpKind::kAsinh,   ir::OpKind::kAcosh,  ir::OpKind::kAtanh,
+    ir::OpKind::kPow,  ir::OpKind::kAtan2,  ir::OpKind::kAtan,    ir::OpKind::kErfInv, ir::OpKind::kErfc,
+    ir::OpKind::kRem,  ir::OpKind::kLgamma, ir::OpKind::kDigamma, ir::OpKind::kCbrt,   ir::OpKind::kNextAfter};
+
+std::string why_too_long(const loops::Body& body, const loops::Kernel& kernel) {
+  int work = 0;
+  for (const loops::Stmt& stmt : body) {
+    const auto* compute = std::get_if<loops::Compute>(&stmt.node);
+    if (std::holds_alternative<loops::Search>(stmt.node)) return "it searches at every element";
+    if (compute == nullptr) continue;
+    const ir::OpInfo& op = ir::info(compute->op);
+    if (std::find(std::begin(kLongFunctions), std::end(kLongFunctions), compute->op) != std::end(kLongFunctions)) {
+      return cat(op.name, " is too long to be repeated for every sum of a thread");
+    }
+    if (size_of(kernel.registers.at(compute->result)) == 8) return "it computes in 64 bits";
+    work += op.operands == ir::OperandTypes::kFloating ? kFunctionWork : 1;
+  }
+  if (work <= kMostWork) return "";
+  return cat("its arithmetic, ", work, ", is too long to be repeated for every sum of a thread, ", kMostWork,
+             " at most");
+}
+
 // Two serial loops, over the rows and the columns of the result.
 schedule::Schedule by_rows_and_columns(const Fusion& tail) {
   const ValueId result = tail.outputs.front();
@@ -61,8 +90,9 @@ schedule::Schedule by_rows_and_columns(const Fusion& tail) {
 // The tail as a loop program in which the product is an array of sums and the result a variable.
 class Tail {
  public:
-  Tail(const Fusion& fusion, ValueId product, const Target& target)
-      : kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
+  // `ends`: the number of the input that says where the product's groups end; -1 for none.
+  Tail(const Fusion& fusion, ValueId product, int ends, const Target& target)
+      : ends_(ends), kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
     const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
     product_ = static_cast<int>(input - fusion.inputs.begin());
     result_ = static_cast<int>(fusion.inputs.size());
@@ -77,12 +107,15 @@ class Tail {
     if (columns == nullptr || !kernel_.arrays.empty()) return "it is more than a loop over rows and one over columns";
     row_ = rows->variable;
     column_ = columns->variable;
+    functor_.group = loops::next_variable(kernel_);
+    name_groups(rows->body);
     for (const loops::Body* body : {&kernel_.body, &rows->body}) {
       for (size_t i = 0; i + 1 < body->size(); ++i) {
         if (has_body((*body)[i])) return "it has a loop beside that over rows and columns";
         if (reads_product((*body)[i])) return "it reads the product at other places than its own";
       }
     }
+    if (std::string why = why_too_long(columns->body, kernel_); !why.empty()) return why;
     const int sums = 0, result = 1;
     kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, 1}};
     for (loops::Stmt& stmt : columns->body) {
@@ -106,9 +139,11 @@ class Tail {
     if (first_.empty() || first_.size() > 2) {
       return cat("an element of it is made of ", first_.size(), " columns of the product, it takes one or two");
     }
-    for (int b = 0; b < static_cast<int>(kernel_.buffers.size()); ++b) {
-      if (b != product_ && b != result_) functor_.members.push_back(b);
-    }
+    std::set<int> read;
+    codegen::for_each(kernel_.body, [&](const auto& node) {
+      if constexpr (requires { node.buffer; }) read.insert(node.buffer);
+    });
+    functor_.members.assign(read.begin(), read.end());
     functor_.sums = sums;
     functor_.result = result;
     functor_.first = first_;
@@ -118,7 +153,8 @@ class Tail {
   grouped::RowEpilogue epilogue(const Target& target) const {
     grouped::RowEpilogue made;
     made.text = codegen::generate_functor(kernel_, functor_, target);
-    for (int member : functor_.members) made.members.push_back(cat("const jf::", name(kernel_.buffers[member].dtype), "*"));
+    for (int member : functor_.members)
+      made.members.push_back(cat("const jf::", name(kernel_.buffers[member].dtype), "*"));
     made.sums = static_cast<int>(first_.size());
     made.n = result_columns_;
     made.out = kernel_.buffers[result_].dtype;
@@ -127,9 +163,22 @@ class Tail {
   std::vector<size_t> operands() const { return {functor_.members.begin(), functor_.members.end()}; }
 
  private:
+  // What searches for the group of a row has it given.
+  void name_groups(loops::Body& body) const {
+    std::set<loops::RegisterId> rows;
+    for (loops::Stmt& stmt : body) {
+      if (const auto* from = std::get_if<loops::FromIndex>(&stmt.node)) {
+        if (linear(from->base, row_, column_) == Linear{1, 0, 0}) rows.insert(from->result);
+      }
+      const auto* search = std::get_if<loops::Search>(&stmt.node);
+      if (search == nullptr || search->buffer != ends_ || search->left || rows.count(search->number) == 0) continue;
+      stmt.node = loops::FromIndex{search->result, loops::variable(functor_.group), 0};
+    }
+  }
   static loops::For* last_loop(loops::Body& body) {
     auto* loop = body.empty() ? nullptr : std::get_if<loops::For>(&body.back().node);
-    const bool plain = loop != nullptr && loop->parallel == loops::Parallel::kSerial && !loop->reverse && loop->runs.empty();
+    const bool plain =
+        loop != nullptr && loop->parallel == loops::Parallel::kSerial && !loop->reverse && loop->runs.empty();
     return plain ? loop : nullptr;
   }
   static bool has_body(const loops::Stmt& stmt) {
@@ -150,6 +199,7 @@ class Tail {
     return static_cast<int64_t>(first_.size()) - 1;
   }
 
+  int ends_;
   loops::Kernel kernel_;
   int product_, result_, row_ = 0, column_ = 0;
   int64_t product_columns_, result_columns_;
@@ -185,10 +235,16 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
   const bool is_float = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
   if (!is_float) return cat("its result is ", name(result.dtype));
-  if (result.axes.size() != 2 || result.axes[0].extent != problem.m) return "its result has other rows than the product";
+  if (result.axes.size() != 2 || result.axes[0].extent != problem.m)
+    return "its result has other rows than the product";
   const auto input = std::find(tail.inputs.begin(), tail.inputs.end(), product.outputs.front());
   try {
-    Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], target);
+    const ValueId extents = product.inputs[2];
+    const auto ends = std::find_if(tail.inputs.begin(), tail.inputs.end(), [&](ValueId id) {
+      return !problem.has_starts && is_group_ends(plan.fusion, id, extents, problem.m);
+    });
+    const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
+    Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], ends_input, target);
     if (std::string why = text.rewrite(); !why.empty()) return why;
     epilogue.functor = text.epilogue(target);
     epilogue.operands = text.operands();
@@ -196,6 +252,28 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
     return cat("it is none of rows and columns: ", error.what());
   }
   return grouped::why_not_hopper(problem, epilogue.functor, target);
+}
+
+std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epilogues) {
+  std::set<ValueId> read(plan.fusion.outputs.begin(), plan.fusion.outputs.end());
+  for (const ir::Op& op : plan.fusion.ops) {
+    if (op.kind == ir::OpKind::kConcat) read.insert(op.inputs.begin(), op.inputs.end());
+  }
+  std::set<size_t> found;
+  for (size_t i = plan.segments.size(); i-- > 0;) {
+    const plan::Segment& segment = plan.segments[i];
+    const auto tail = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) { return e.tail == i; });
+    const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
+    if (tail != epilogues.end()) {
+      for (size_t operand : tail->operands) read.insert(segment.inputs[operand]);
+      read.insert(plan.segments[tail->product].outputs.front());
+    } else if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read)) {
+      read.insert(segment.inputs.begin(), segment.inputs.end());
+    } else {
+      found.insert(i);
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -209,8 +287,7 @@ Epilogues find_epilogues(const plan::Plan& plan, const Target& target) {
     const auto reader = only_reader(plan, segment.outputs.front());
     if (!reader || plan.segments[*reader].strategy != plan::Strategy::kPointwise) continue;
     Epilogue epilogue{i, *reader, {}, {}};
-    const std::string why =
-        taken.count(*reader) > 0 ? "it is that of another product" : fill(plan, target, epilogue);
+    const std::string why = taken.count(*reader) > 0 ? "it is that of another product" : fill(plan, target, epilogue);
     if (why.empty()) {
       taken.insert(*reader);
       found.all.push_back(std::move(epilogue));
@@ -218,6 +295,7 @@ Epilogues find_epilogues(const plan::Plan& plan, const Target& target) {
       found.why_not[i] = cat("what follows in segment ", *reader, " is a kernel of its own: ", why);
     }
   }
+  if (!found.all.empty()) found.unread = unread(plan, found.all);
   return found;
 }
 

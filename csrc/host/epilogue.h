@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct Epilogue {
 
 struct Epilogues {
   std::vector<Epilogue> all;
+  std::set<size_t> unread;                // segments whose values nothing reads any more
   std::map<size_t, std::string> why_not;  // by product's segment that a pointwise one reads, for people
 };
 

@@ -50,8 +50,8 @@ struct RowEpilogue {
 };
 
 // One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, the members of an
-// epilogue, then `maps`, then m, k, n (of the result), groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty:
-// launch nothing.
+// epilogue, then `maps`, then m, k, n (of the result), groups and rows as 64-bit integers. Base addresses are aligned
+// to 16 bytes. With grid == 0 the result is empty: launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/

@@ -271,7 +271,7 @@ class HopperRows {
       multiply_rows<kFewest>(sums, place, unit.count, share, steps);
       place.skip((kTeams - 1) * steps);
       const int column = unit.column + static_cast<int>(share) * kShare;
-      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit.row, unit.count, column, n);
+      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, column, n);
       store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
       if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, column + kSlice, n);
     }
