@@ -16,7 +16,7 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks grouped --quick
 
 lint: $(VENV)/installed
-	$(BIN)/python -m pip install -q -e '.[lint]'
+	$(BIN)/python -m pip install -q --group lint
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' | xargs $(BIN)/clang-format --dry-run --Werror

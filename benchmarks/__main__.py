@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from . import fuse, grouped, latency, moe
+from . import fuse, grouped, latency, moe, nested
 from .report import machine, print_case, save_json, save_plot
 
-BENCHMARKS = {"grouped": grouped.cases, "fuse": fuse.cases, "moe": moe.cases, "latency": latency.cases}
+BENCHMARKS = {
+    "grouped": grouped.cases,
+    "fuse": fuse.cases,
+    "moe": moe.cases,
+    "latency": latency.cases,
+    "nested": nested.cases,
+}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SPREADS = ("uniform", "zipf", "dirichlet", "odd", "one_group")
+SPREADS = ("uniform", "zipf", "dirichlet", "odd", "one_group", "tenth_empty")
 
 
 def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarray:
@@ -12,7 +12,8 @@ def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarr
 
     uniform: multinomial with equal chances; zipf: chances 1/rank over three quarters of the groups, the rest empty;
     dirichlet: Dirichlet(4) chances with one group forced empty; odd: as uniform, every size odd (but the first where
-    the total does not allow it); one_group: everything in the middle group.
+    the total does not allow it); one_group: everything in the middle group; tenth_empty: equal chances but for every
+    tenth group, which is empty.
     """
     rng = np.random.default_rng(seed)
     if spread == "odd":
@@ -31,6 +32,8 @@ def group_sizes(spread: str, groups: int, total: int, seed: int = 0) -> np.ndarr
             chances[groups // 3] = 0
     elif spread == "one_group":
         chances = np.eye(groups)[groups // 2]
+    elif spread == "tenth_empty":
+        chances = np.where(np.arange(groups) % 10 == 9, 0.0, 1.0)
     else:
         raise ValueError(f"group_sizes: expected one of {SPREADS}, got {spread!r}")
     return rng.multinomial(total, chances / chances.sum()).astype(np.int32)

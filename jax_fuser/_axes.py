@@ -278,6 +278,46 @@ class Builder:
         self._counted += [axis for value in (*operands, result) for axis in self._axes[value]]
         return result
 
+    def note_groups(self, rows: int, values: int, starts: int, extents: int) -> None:
+        """State that each row of a group, as `starts` and `extents` say, is the group's element of `values`."""
+        axis, most = len(self._axes[extents]) - 1, self.shape(rows, {})
+        before = [*most[:axis], self.shape(extents, {})[axis], *most[axis:]]
+        by = list(range(axis + 1))
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, v: int, s: int, e: int) -> int:
+            one = [1 if i == axis + 1 else n for i, n in enumerate(to)]
+            dims = [i for i in range(len(to)) if i != axis + 1]
+            nested = b.stretch(b.broadcast(v, one, dims), e, axis + 1, to[axis + 1], by)
+            b.note_partition(x, s, e, axis, to[axis + 1], nested)
+            return nested
+
+        result = self._made(call, [rows, values, starts, extents], before)
+        self._join_groups(rows, starts, extents, axis, [a for i, a in enumerate(self._axes[result]) if i != axis + 1])
+        self._counted += [self._axes[values][axis], self._axes[result][axis + 1]]
+
+    def fold_groups(self, op: str, rows: int, starts: int, extents: int, label: str) -> int:
+        """Fold the rows of each group along the axis that is the last one of `starts` and `extents`."""
+        axis, most = len(self._axes[extents]) - 1, self.shape(rows, {})
+
+        def call(b: _core.Builder, to: Sequence[int], x: int, s: int, e: int) -> int:
+            return b.reduce(op, b.partition(x, s, e, axis, most[axis]), [axis + 1], label)
+
+        shape = [*most[:axis], self.shape(extents, {})[axis], *most[axis + 1 :]]
+        result = self._made(call, [rows, starts, extents], shape)
+        self._join_groups(rows, starts, extents, axis, self._axes[result])
+        return result
+
+    def _join_groups(self, rows: int, starts: int, extents: int, axis: int, result: Sequence[int]) -> None:
+        """Join the axes of rows, of their layout and of what has an element for each group; groups are whole."""
+        for i, (a, b) in enumerate(zip(self._axes[rows], result)):
+            if i == axis:
+                self._counted += [a, b]
+            else:
+                self._join(a, b)
+        for layout in (starts, extents):
+            for a, b in zip(self._axes[layout], result):
+                self._join(a, b)
+
     @property
     def is_full(self) -> bool:
         """Whether an op more is refused."""

@@ -205,7 +205,9 @@ def _take(x: list[Any], attributes: Any, shape: Sequence[int]) -> Any:
 
 def _constant(text: str, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(float(text)).astype(dtype)
+        bits = text.removeprefix("nan:")
+        number = float(text) if bits == text else np.uint64(int(bits, 16)).view(np.float64)
+        return np.asarray(number).astype(dtype)
     # Two's complement: an unsigned value may be written as a negative one.
     return np.asarray(int(text), np.int64).astype(dtype)
 

@@ -38,6 +38,7 @@ _DTYPE_NAMES = {
 }
 
 
+@functools.cache
 def dtype_name(dtype: Any) -> str | None:
     """Return the compiler's name of a dtype ("bf16"), or None where the compiler does not know it."""
     return _DTYPE_NAMES.get(str(jnp.dtype(dtype))) if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else None

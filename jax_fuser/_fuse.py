@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _by_hand, _explain, _ffi, _random, _regions, _split, _trace
+from jax_fuser import _by_hand, _core, _explain, _ffi, _random, _regions, _split, _trace
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
@@ -40,6 +40,7 @@ class Fused:
 
         @functools.wraps(f)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
+            _core.host_compiler_ahead()  # starting a process takes as long as tracing
             closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
             leaves = jax.tree.leaves((args, kwargs))
             if schedule is None:

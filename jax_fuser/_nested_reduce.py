@@ -2,7 +2,7 @@
 
 `axis` is "ragged" (the rows of each group), "group" (all rows of all groups) or an int, a dense dimension of
 `nt.shape`. Sums are taken in float32 for narrower floats and in a fixed order. Padding is never read, and a NaN stays
-in its group.
+in its group. Many rows are folded by fused kernels, as under `fuse`; without a compiler, and for few, by XLA.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._extreme_groups import extreme_groups, lowest
+from jax_fuser._fuse import fuse
 from jax_fuser._nested_map import elementwise
-from jax_fuser._nested_moves import extreme_groups, lowest
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
-from jax_fuser._spread_sum import accumulator, sum_groups
+from jax_fuser._spread_sum import MIN_FUSED_ELEMENTS, accumulator, sum_groups
 
 Axis = int | str
 
@@ -44,11 +45,7 @@ def reduce_sum(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         >>> jf.nested.sum(nt).tolist(), float(jf.nested.sum(nt, "group"))
         ([3.0, 0.0, 7.0], 10.0)
     """
-    kind, at = _axis("sum", nt, axis)
-    dtype = _sum_dtype(nt.dtype)
-    if kind == "dense":
-        return elementwise("sum", lambda x: jnp.sum(x, at, dtype=accumulator(dtype)).astype(dtype), nt)
-    return _total(nt.replace(data=nt.data.astype(dtype)), kind).astype(dtype)
+    return _sum(nt, *_axis("sum", nt, axis))
 
 
 def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
@@ -60,13 +57,7 @@ def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         >>> jf.nested.mean(jf.as_nested(jnp.arange(1.0, 6.0), extents=[2, 0, 2])).tolist()
         [1.5, 0.0, 3.5]
     """
-    kind, at = _axis("mean", nt, axis)
-    nt = _floating(nt)
-    dtype = nt.dtype
-    wide = accumulator(dtype)
-    if kind == "dense":
-        return elementwise("mean", lambda x: jnp.mean(x, at, dtype=wide).astype(dtype), nt)
-    return _mean(nt.replace(data=nt.data.astype(wide)), kind).astype(dtype)
+    return _mean(nt, *_axis("mean", nt, axis))
 
 
 def reduce_max(nt: NestedTensor, axis: Axis = "ragged") -> Any:
@@ -78,8 +69,7 @@ def reduce_max(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         >>> jf.nested.max(jf.as_nested(jnp.arange(1.0, 6.0), extents=[2, 0, 2])).tolist()
         [2.0, -inf, 4.0]
     """
-    kind, at = _axis("max", nt, axis)
-    return elementwise("max", lambda x: jnp.max(x, at), nt) if kind == "dense" else _extreme(nt, kind, True)
+    return _extreme(nt, *_axis("max", nt, axis), True)
 
 
 def reduce_min(nt: NestedTensor, axis: Axis = "ragged") -> Any:
@@ -91,8 +81,7 @@ def reduce_min(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         >>> jf.nested.min(jf.as_nested(jnp.arange(1.0, 6.0), extents=[2, 0, 2])).tolist()
         [1.0, inf, 3.0]
     """
-    kind, at = _axis("min", nt, axis)
-    return elementwise("min", lambda x: jnp.min(x, at), nt) if kind == "dense" else _extreme(nt, kind, False)
+    return _extreme(nt, *_axis("min", nt, axis), False)
 
 
 def logsumexp(nt: NestedTensor, axis: Axis = "ragged") -> Any:
@@ -104,11 +93,7 @@ def logsumexp(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         >>> jf.nested.logsumexp(jf.as_nested(jnp.zeros(4), extents=[1, 0, 1])).tolist()
         [0.0, -inf, 0.0]
     """
-    kind, at = _axis("logsumexp", nt, axis)
-    nt = _floating(nt)
-    if kind == "dense":
-        return _in_wide("logsumexp", lambda x: jax.scipy.special.logsumexp(x, axis=at), nt)
-    return _logsumexp(_wide(nt), kind).astype(nt.dtype)
+    return _logsumexp(nt, *_axis("logsumexp", nt, axis))
 
 
 def softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
@@ -122,11 +107,8 @@ def softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
         >>> jf.nested.softmax(jf.as_nested(jnp.zeros(4), extents=[1, 0, 2])).data.tolist()
         [1.0, 0.5, 0.5, 0.0]
     """
-    kind, at = _axis("softmax", nt, axis)
-    nt = _floating(nt)
-    if kind == "dense":
-        return _in_wide("softmax", lambda x: jax.nn.softmax(x, axis=at), nt)
-    return _like(nt, "softmax", jnp.exp, _log_softmax(_wide(nt), kind))
+    result: NestedTensor = _softmax(nt, *_axis("softmax", nt, axis), False)
+    return result
 
 
 def log_softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
@@ -138,11 +120,8 @@ def log_softmax(nt: NestedTensor, axis: Axis = "ragged") -> NestedTensor:
         >>> jf.nested.log_softmax(jf.as_nested(jnp.zeros(3), extents=[1, 0, 1])).data.tolist()
         [0.0, 0.0, 0.0]
     """
-    kind, at = _axis("log_softmax", nt, axis)
-    nt = _floating(nt)
-    if kind == "dense":
-        return _in_wide("log_softmax", lambda x: jax.nn.log_softmax(x, axis=at), nt)
-    return _like(nt, "log_softmax", lambda x: x, _log_softmax(_wide(nt), kind))
+    result: NestedTensor = _softmax(nt, *_axis("log_softmax", nt, axis), True)
+    return result
 
 
 def rms_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> NestedTensor:
@@ -156,7 +135,8 @@ def rms_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> NestedT
         >>> jf.nested.rms_norm(jf.as_nested(jnp.full((2, 3), 5.0), extents=[1]), eps=0.0).data.tolist()
         [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
-    return _normalise("rms_norm", nt, axis, eps, centre=False)
+    result: NestedTensor = _normalise(nt, *_axis("rms_norm", nt, axis), float(eps), False)
+    return result
 
 
 def layer_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> NestedTensor:
@@ -168,7 +148,8 @@ def layer_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> Neste
         >>> jf.nested.layer_norm(jf.as_nested(jnp.array([[1.0, 3.0]]), extents=[1]), eps=0.0).data.tolist()
         [[-1.0, 1.0]]
     """
-    return _normalise("layer_norm", nt, axis, eps, centre=True)
+    result: NestedTensor = _normalise(nt, *_axis("layer_norm", nt, axis), float(eps), True)
+    return result
 
 
 def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
@@ -191,6 +172,23 @@ def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
     return "dense", at - nt.ndim
 
 
+def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `f(nt, *static)` as one function; of many elements by fused kernels."""
+
+    @functools.cache
+    def compiled(fused: bool, *static: Any) -> Callable[..., Any]:
+        def run(nt: NestedTensor) -> Any:
+            return f(nt, *static)
+
+        return fuse(run, name=f"nested{f.__name__}") if fused else jax.jit(run)
+
+    @functools.wraps(f)
+    def call(nt: NestedTensor, *static: Any) -> Any:
+        return compiled(nt.data.size >= MIN_FUSED_ELEMENTS, *static)(nt)
+
+    return call
+
+
 def _floating(nt: NestedTensor) -> NestedTensor:
     return nt if jnp.issubdtype(nt.dtype, jnp.inexact) else nt.replace(data=nt.data.astype(jnp.float32))
 
@@ -203,40 +201,56 @@ def _in_wide(fn: str, f: Callable[[jax.Array], jax.Array], nt: NestedTensor) -> 
     return elementwise(fn, lambda x: f(x.astype(accumulator(x.dtype))).astype(x.dtype), nt)
 
 
-def _like(nt: NestedTensor, fn: str, f: Callable[[jax.Array], jax.Array], rows: jax.Array) -> NestedTensor:
-    return elementwise(fn, lambda x: f(x).astype(nt.dtype), nt.replace(data=rows))
-
-
 def _sum_dtype(dtype: Any) -> Any:
     """Return the dtype of `jnp.sum`: narrow integers and bool widen."""
     return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((), dtype)).dtype
 
 
-def _masked(nt: NestedTensor, fill: Any) -> jax.Array:
-    mask = over_rows(nt.row_mask(), nt.data.ndim, nt.ragged_dim)
-    return jnp.where(mask, nt.data, jnp.asarray(fill, nt.dtype))
+def _masked(nt: NestedTensor, kind: str, fill: Any) -> jax.Array:
+    # By the group of each row, where that is needed anyway.
+    mask = nt.row_ids() < nt.num_groups if kind == "ragged" else nt.row_mask()
+    return jnp.where(over_rows(mask, nt.data.ndim, nt.ragged_dim), nt.data, jnp.asarray(fill, nt.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@_compiled
+def _sum(nt: NestedTensor, kind: str, at: int) -> Any:
+    dtype = _sum_dtype(nt.dtype)
+    if kind == "dense":
+        return elementwise("sum", lambda x: jnp.sum(x, at, dtype=accumulator(dtype)).astype(dtype), nt)
+    return _total(nt.replace(data=nt.data.astype(accumulator(dtype))), kind).astype(dtype)
+
+
 def _total(nt: NestedTensor, kind: str) -> jax.Array:
-    nt = _wide(nt)
     if kind == "group":
-        return jnp.sum(_masked(nt, 0), axis=nt.ragged_dim, dtype=nt.dtype)
+        return jnp.sum(_masked(nt, kind, 0), axis=nt.ragged_dim, dtype=nt.dtype)
     return over_outer(nt, lambda rows, extents, starts, ids: sum_groups(rows, ids, starts, extents))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _mean(nt: NestedTensor, kind: str) -> jax.Array:
+@_compiled
+def _mean(nt: NestedTensor, kind: str, at: int) -> Any:
+    nt = _floating(nt)
+    if kind == "dense":
+        return _in_wide("mean", lambda x: jnp.mean(x, at), nt)
+    return _average(_wide(nt), kind).astype(nt.dtype)
+
+
+def _average(nt: NestedTensor, kind: str) -> jax.Array:
     dense = nt.data.ndim - 1 - nt.ragged_dim
     count = jnp.maximum(nt.total if kind == "group" else nt.extents, 1)
     return _total(nt, kind) / count.reshape(*count.shape, *(1,) * dense).astype(nt.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _extreme(nt: NestedTensor, kind: str, largest: bool) -> jax.Array:
+@_compiled
+def _extreme(nt: NestedTensor, kind: str, at: int, largest: bool) -> Any:
+    if kind == "dense":
+        return elementwise("max" if largest else "min", lambda x: (jnp.max if largest else jnp.min)(x, at), nt)
+    return _outermost(nt, kind, largest)
+
+
+def _outermost(nt: NestedTensor, kind: str, largest: bool) -> jax.Array:
     if kind == "group":
         start = lowest(nt.dtype, largest)
-        rows, reduce = _masked(nt, start), jnp.max if largest else jnp.min
+        rows, reduce = _masked(nt, kind, start), jnp.max if largest else jnp.min
         return reduce(rows, axis=nt.ragged_dim, initial=start)
     return over_outer(nt, lambda rows, extents, starts, ids: extreme_groups(rows, ids, starts, extents, largest))
 
@@ -246,43 +260,55 @@ def _to_rows(nt: NestedTensor, values: jax.Array, kind: str) -> jax.Array:
     return spread(nt, values) if kind == "ragged" else jnp.expand_dims(values, nt.ragged_dim)
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _logsumexp(nt: NestedTensor, kind: str) -> jax.Array:
-    top = jax.lax.stop_gradient(_extreme(nt, kind, True))
+@_compiled
+def _logsumexp(nt: NestedTensor, kind: str, at: int) -> Any:
+    nt = _floating(nt)
+    if kind == "dense":
+        return _in_wide("logsumexp", lambda x: jax.scipy.special.logsumexp(x, axis=at), nt)
+    return _log_total(_wide(nt), kind).astype(nt.dtype)
+
+
+def _log_total(nt: NestedTensor, kind: str) -> jax.Array:
+    top = jax.lax.stop_gradient(_outermost(nt, kind, True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     # Padding after the shift: its exponential stays finite.
-    shifted = _masked(nt.replace(data=nt.data - _to_rows(nt, top, kind)), 0)
+    shifted = _masked(nt.replace(data=nt.data - _to_rows(nt, top, kind)), kind, 0)
     total = _total(nt.replace(data=jnp.exp(shifted)), kind)
     return jnp.log(total) + top
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _log_softmax(nt: NestedTensor, kind: str) -> jax.Array:
-    result = _logsumexp(nt, kind)
-    # Empty groups have no rows to spread to; a finite value keeps their gradient finite.
-    result = jnp.where(jnp.isneginf(result), 0, result)
-    return nt.data - _to_rows(nt, result, kind)
-
-
-def _normalise(fn: str, nt: NestedTensor, axis: Axis, eps: float, centre: bool) -> NestedTensor:
-    kind, at = _axis(fn, nt, axis)
+@_compiled
+def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
     nt = _floating(nt)
+    name = "log_softmax" if log else "softmax"
+    if kind == "dense":
+        return _in_wide(name, lambda x: (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis=at), nt)
+    wide = _wide(nt)
+    below = _log_total(wide, kind)
+    # Empty groups have no rows to spread to; a finite value keeps their gradient finite.
+    below = jnp.where(jnp.isneginf(below), 0, below)
+    rows = wide.replace(data=wide.data - _to_rows(wide, below, kind))
+    return elementwise(name, lambda x: (x if log else jnp.exp(x)).astype(nt.dtype), rows)
 
+
+@_compiled
+def _normalise(nt: NestedTensor, kind: str, at: int, eps: float, centre: bool) -> NestedTensor:
     def dense(x: jax.Array) -> jax.Array:
         if centre:
             x = x - jnp.mean(x, at, keepdims=True)
         return x * jax.lax.rsqrt(jnp.mean(x * x, at, keepdims=True) + eps)
 
+    name, nt = "layer_norm" if centre else "rms_norm", _floating(nt)
     if kind == "dense":
-        return _in_wide(fn, dense, nt)
-    return _like(nt, fn, lambda x: x, _normalise_rows(_wide(nt), kind, eps, centre))
+        return _in_wide(name, dense, nt)
+    rows = _normalised(_wide(nt), kind, eps, centre)
+    return elementwise(name, lambda x: x.astype(nt.dtype), nt.replace(data=rows))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _normalise_rows(nt: NestedTensor, kind: str, eps: float, centre: bool) -> jax.Array:
-    rows = _masked(nt, 0)
+def _normalised(nt: NestedTensor, kind: str, eps: float, centre: bool) -> jax.Array:
+    rows = _masked(nt, kind, 0)
     if centre:
-        rows = rows - _to_rows(nt, _mean(nt, kind), kind)
-    square = _mean(nt.replace(data=rows * rows), kind)
+        rows = rows - _to_rows(nt, _average(nt.replace(data=rows), kind), kind)
+    square = _average(nt.replace(data=rows * rows), kind)
     # An empty group has mean square 0; nothing is spread from it.
     return rows * _to_rows(nt, jax.lax.rsqrt(jnp.where(square + eps > 0, square + eps, 1)), kind)

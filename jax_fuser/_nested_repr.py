@@ -1,20 +1,21 @@
-"""How nested tensors show: one line of text, a bar per group in notebooks, load statistics."""
+"""How nested tensors show: one line of text, a picture in notebooks, load statistics."""
 
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _nested_picture
 from jax_fuser._nested_checks import concrete
 from jax_fuser._nested_tensor import NestedTensor
 
 # Longer lists keep this many entries at each end.
 _ENDS = 3
-_MAX_BARS = 64
 
 
 def text(nt: NestedTensor) -> str:
@@ -46,52 +47,12 @@ def _short_dtype(dtype: Any) -> str:
 
 
 def html(nt: NestedTensor) -> str:
-    """Return a picture of the groups: bars of their rows, empty groups flagged, padding hatched."""
-    title = f"<code>{_escape(text(nt))}</code>"
-    values = concrete(nt.extents) if hasattr(nt.extents, "shape") else None
-    if values is None or values.ndim == 0:
-        return title
-    tables = [_bars(extents, nt.capacity) for extents in values.reshape(-1, values.shape[-1])]
-    return f"<div>{title}{''.join(tables)}</div>"
-
-
-def _bars(extents: np.ndarray, capacity: int) -> str:
-    height, width, left = 14, 320, 48
-    padding = max(capacity - int(extents.sum()), 0)
-    longest = max([int(n) for n in extents] + [padding, 1])
-    rows = [(str(g), int(n), "#4c78a8") for g, n in enumerate(extents[:_MAX_BARS])]
-    if len(extents) > _MAX_BARS:
-        hidden = extents[_MAX_BARS:]
-        rows.append((f"+{len(hidden)}", int(hidden.sum() // len(hidden)), "#9ecae9"))
-    if padding:
-        rows.append(("pad", padding, "url(#jf-hatch)"))
-    lines = []
-    for i, (label, n, fill) in enumerate(rows):
-        y = i * height
-        empty = n == 0
-        note = "empty" if empty else str(n)
-        if label.startswith("+"):
-            note = f"mean {n} of {label[1:]} more groups"
-        lines.append(
-            f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{label}</text>'
-            f'<rect x="{left}" y="{y + 2}" width="{max(n * width / longest, 1):.1f}" height="{height - 4}" '
-            f'fill="{"#e45756" if empty else fill}"/>'
-            f'<text x="{left + n * width / longest + 6:.1f}" y="{y + 11}" '
-            f'fill="{"#e45756" if empty else "currentColor"}">{note}</text>'
-        )
-    hatch = (
-        '<defs><pattern id="jf-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect width="2" height="6" fill="#999"/></pattern></defs>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 180}" height="{height * len(rows) + 2}" '
-        f'font-family="monospace" font-size="10" fill="currentColor" style="display:block">'
-        f"{hatch}{''.join(lines)}</svg>"
-    )
-
-
-def _escape(s: str) -> str:
-    return s.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Return a picture of the storage and a bar per group, empty groups flagged, padding hatched."""
+    extents = concrete(nt.extents) if hasattr(nt.extents, "shape") else None
+    starts = None if extents is None or extents.ndim == 0 else concrete(nt.starts)
+    if extents is None or starts is None:
+        return f"<code>{escape(text(nt))}</code>"
+    return _nested_picture.html(text(nt), extents, starts, nt.capacity)
 
 
 class Stats(NamedTuple):

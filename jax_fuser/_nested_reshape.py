@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._nested_checks import INT32_MAX
+from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
 
 
-def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
+def merge(
+    nt: NestedTensor, i: int, j: int, *, axis_name: Any = None, capacity: int | None = None
+) -> jax.Array | NestedTensor:
     """Merge two dimensions of `nt.shape` into one.
 
     - (group, ragged): all rows in one dimension, `as_flattened`.
     - (ragged, the dense dimension after it, of size k): rows become k times as many; extents are multiplied by k.
     - (an outer dimension of N-D extents, ragged): the groups of all outer indices join, `extents.sum` over it. Rows
       move: group by group, in each the outer indices in order. The capacity is that of all outer indices together.
+    - The same inside of `jax.shard_map`, where the mesh axis `axis_name` splits the outer dimension: the groups of all
+      devices join, and each device gets its share of them, the first `groups / devices` for the first device. Rows
+      travel in one all-to-all of blocks of static size.
 
     Differentiable in `nt.data`.
 
+    Args:
+        nt: nested tensor.
+        i: dimension of `nt.shape`.
+        j: the other one.
+        axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
+        capacity: rows of the result along the ragged dimension, where outer indices join; later rows are cut off, and
+            extents say so. By default no row can be.
+
     Raises:
-        ValueError: another pair of dimensions, or more rows than int32 holds.
+        ValueError: another pair of dimensions, more rows than int32 holds, or groups that devices cannot share evenly.
+        NameError: no such mesh axis here.
 
     Example:
         >>> import jax.numpy as jnp
@@ -37,12 +53,19 @@ def merge(nt: NestedTensor, i: int, j: int) -> jax.Array | NestedTensor:
     require_nested("merge", nt)
     dim, ndim = nt.ragged_dim, nt.ndim
     first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
+    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
+        merged = _merge_outer(nt, first)
+        if axis_name is not None:
+            merged = _merge_outer(exchange(merged, axis_name), dim - 1)
+        return merged if capacity is None else clip(merged, capacity)
+    if axis_name is not None or capacity is not None:
+        raise ValueError(
+            f"merge: dims ({i}, {j}) are not (outer extents dim, ragged); those alone take axis_name= and capacity="
+        )
     if (first, second) == (dim, dim + 1):
         return as_flattened(nt)
     if first == dim + 1 and second == dim + 2 < ndim:
         return _merge_dense(nt)
-    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
-        return _merge_outer(nt, first)
     raise ValueError(
         f"merge: dims ({i}, {j}) are neither (component, ragged), (ragged, next regular) nor "
         f"(outer extents dim, ragged)"
@@ -67,22 +90,33 @@ def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
     data = jnp.moveaxis(nt.data, axis, dim - 1)
     data = data.reshape(*data.shape[: dim - 1], outer * capacity, *data.shape[dim + 1 :])
     extents, starts = (jnp.moveaxis(x, axis, -1) for x in (nt.extents, nt.starts))
-    starts = starts + jnp.arange(outer, dtype=jnp.int32) * capacity
-    # One chunk per (group, outer index), in the order that they shall lie in.
+    return _join(data, extents, starts + jnp.arange(outer, dtype=jnp.int32) * capacity, dim - 1)
+
+
+def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> NestedTensor:
+    """Return groups made of chunks of rows: extents and starts are `[.., groups, chunks]`."""
     flat_extents, flat_starts = (x.reshape(*x.shape[:-2], -1) for x in (extents, starts))
-    chunks = NestedTensor(data, flat_extents, flat_starts, dim - 1)
-    return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim - 1)
+    chunks = NestedTensor(data, flat_extents, flat_starts, dim)
+    return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim)
 
 
 def split(
-    nt: NestedTensor, axis: int, *, factor: int | None = None, num: int | None = None, capacity: int | None = None
+    nt: NestedTensor,
+    axis: int,
+    *,
+    factor: int | None = None,
+    num: int | None = None,
+    capacity: int | None = None,
+    blocks: bool = False,
 ) -> NestedTensor:
     """Split the group dimension in two, or pad the groups along the ragged one.
 
     - The group dimension (1-D extents): `[groups]` becomes `[groups / factor, factor]`, or `[num, groups / num]`. Each
       of the outer parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
       cut, or refused where extents are concrete).
-    - The ragged dimension: `align(nt, factor)`.
+    - The ragged dimension: `align(nt, factor)`. With `blocks` the blocks of `factor` rows have a dimension of their
+      own, `[.., groups, ragged, factor, ..]`; group `g` has `ceil(extents[g] / factor)` of them, the last one filled up
+      with zero rows that count as rows from then on.
 
     Differentiable in `nt.data`.
 
@@ -96,6 +130,9 @@ def split(
         >>> nt = jf.as_nested(jnp.ones((200, 8)), extents=[55, 35, 65, 45])
         >>> jf.nested.split(nt, 0, num=2)
         NestedTensor(f32[2, expert=2, ragged=[[55,35],[65,45]], 8], rows 200/400)
+        >>> nt = jf.as_nested(jnp.ones((10, 8)), extents=[3, 5, 2])
+        >>> jf.nested.split(nt, 1, factor=2, blocks=True).extents.tolist()
+        [2, 3, 1]
     """
     require_nested("split", nt)
     if (factor is None) == (num is None):
@@ -110,7 +147,10 @@ def split(
     if axis % nt.ndim == dim + 1:
         if factor is None or capacity is not None:
             raise ValueError("split: the ragged dimension takes factor=, the multiple to pad to, and no capacity=")
-        return align(nt, factor)
+        aligned = align(nt, factor)
+        return _in_blocks(aligned, factor) if blocks else aligned
+    if blocks:
+        raise ValueError(f"split: blocks= is for the ragged dimension, {dim + 1}; got axis {axis}")
     if axis % nt.ndim != dim or nt.extents.ndim != 1 or dim:
         raise ValueError(f"split: axis {axis} is neither the group dimension of 1-D extents nor the ragged dimension")
     if nt.num_groups % size:
@@ -119,6 +159,12 @@ def split(
     extents = nt.extents.reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
     return NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+
+
+def _in_blocks(nt: NestedTensor, size: int) -> NestedTensor:
+    dim, shape = nt.ragged_dim, nt.data.shape
+    data = nt.data.reshape(*shape[:dim], nt.capacity // size, size, *shape[dim + 1 :])
+    return NestedTensor(data, (nt.extents + (size - 1)) // size, nt.starts // size, dim)
 
 
 def align(nt: NestedTensor, multiple: int) -> NestedTensor:
@@ -147,18 +193,18 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
 
 
 def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
-    """Join nested tensors along a dense dimension, or one tensor's groups after the other's.
+    """Join nested tensors along a dense dimension, or one tensor's groups (or each group's rows) after the other's.
 
     Args:
-        nts: nested tensors. Along a dense dimension they share one layout; along the group dimension the dense
-            dimensions agree, and capacities add up.
+        nts: nested tensors. Along a dense dimension they share one layout; along the group and the ragged dimension
+            the dense dimensions agree, and capacities add up.
         axis: dimension of `nt.shape`.
 
     Returns:
         A contiguous nested tensor (along a dense dimension: the layout of the first). Differentiable.
 
     Raises:
-        ValueError: no tensors, layouts that differ, or an axis that is neither dense nor the groups.
+        ValueError: no tensors, layouts that differ, or an outer axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -166,6 +212,8 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
         >>> a = jf.as_nested(jnp.ones((3, 2)), extents=[1, 1])
         >>> jf.nested.concat([a, a * 2], axis=0)
         NestedTensor(f32[expert=4, ragged=[1,1,1,1], 2], rows 4/6)
+        >>> jf.nested.concat([a, a * 2], axis=1)
+        NestedTensor(f32[expert=2, ragged=[2,2], 2], rows 4/6)
         >>> jf.nested.concat([a, a * 2], axis=-1).shape
         (2, ragged, 4)
     """
@@ -181,14 +229,19 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
         for other in nts[1:]:
             check_same_layout("concat", head, other)
         return head.replace(data=jnp.concatenate([nt.data for nt in nts], axis=axis - 1))
-    if axis != dim:
-        kind = "ragged" if axis == dim + 1 else "outer"
-        raise ValueError(f"concat: axis {axis} is {kind}; join the groups (axis {dim}) or a dense dimension")
-    shapes = [(nt.ragged_dim, nt.extents.shape[:-1]) for nt in nts]
-    if len(set(shapes)) > 1:
-        raise ValueError(f"concat: ragged_dim or outer dimensions of extents differ: {shapes[0]} vs {shapes[1]}")
+    if axis < dim:
+        raise ValueError(f"concat: axis {axis} is outer; join the groups (axis {dim}), their rows or a dense dimension")
+    kept = slice(None) if axis > dim else slice(-1)
+    shapes = [(nt.ragged_dim, nt.extents.shape[kept]) for nt in nts]
+    for shape in shapes[1:]:
+        if shape != shapes[0]:
+            what = "shapes" if axis > dim else "outer dimensions"
+            raise ValueError(f"concat: ragged_dim or {what} of extents differ: {shapes[0]} vs {shape}")
     bases = [0, *np.cumsum([nt.capacity for nt in nts])]
-    starts = jnp.concatenate([nt.starts + np.int32(base) for nt, base in zip(nts, bases)], axis=-1)
-    extents = jnp.concatenate([nt.extents for nt in nts], axis=-1)
+    all_starts = [nt.starts + np.int32(base) for nt, base in zip(nts, bases)]
     data = jnp.concatenate([nt.data for nt in nts], axis=dim)
+    if axis > dim:
+        return _join(data, jnp.stack([nt.extents for nt in nts], axis=-1), jnp.stack(all_starts, axis=-1), dim)
+    starts = jnp.concatenate(all_starts, axis=-1)
+    extents = jnp.concatenate([nt.extents for nt in nts], axis=-1)
     return NestedTensor(as_flattened(NestedTensor(data, extents, starts, dim)), extents, ragged_dim=dim)

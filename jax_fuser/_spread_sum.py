@@ -1,6 +1,7 @@
 """Per-group values to rows and rows to per-group sums: two linear primitives, each the other's transpose.
 
-`fuse` makes the first one part of its kernels. No scatter-add runs: sums are scans in a fixed order.
+`fuse` makes both part of its kernels, and sums of many rows are such kernels by themselves. No scatter-add runs: sums
+are taken in a fixed order, without a compiler by scans.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from jax_fuser import _fuse
 from jax_fuser._varying import same_varying
+
+# Folds of fewer elements are scans of XLA: they take less than a kernel's compilation for a long time.
+MIN_FUSED_ELEMENTS = 1 << 16
 
 spread_p = jax.extend.core.Primitive("jax_fuser_spread_groups")
 sum_p = jax.extend.core.Primitive("jax_fuser_sum_groups")
@@ -37,6 +42,18 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 
     Adds in a fixed order, in float32 for narrower floats. Arguments as in `spread_groups`.
     """
+    operands = same_varying(rows, ids, starts, extents)
+    if rows.size < MIN_FUSED_ELEMENTS:
+        return sum_p.bind(*operands)
+    result: jax.Array = _fused_sum(*operands)
+    return result
+
+
+_fused_sum = _fuse.fuse(sum_p.bind, name="sum_groups")
+
+
+def sum_groups_once(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
+    """Return the same for rules of derivatives, as one equation: a fused call would differentiate itself."""
     return sum_p.bind(*same_varying(rows, ids, starts, extents))
 
 
@@ -51,7 +68,9 @@ def _sum_one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Ar
     return last_rows(jnp.add, wide, ids, starts, extents).astype(rows.dtype)
 
 
-def _over_outer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def over_outer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Return a function of operands with outer dimensions, from one of `[rows, ..]`, `[rows]` and `[groups]` twice."""
+
     def all(x: Any, ids: Any, starts: Any, extents: Any) -> jax.Array:
         f = one
         for _ in range(ids.ndim - 1):
@@ -61,7 +80,7 @@ def _over_outer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return all
 
 
-def _abstract_eval(axis: int) -> Callable[..., Any]:
+def group_shape(axis: int) -> Callable[..., Any]:
     """Return the rule of an op whose result has the last axis of its operand `axis` in place of its own."""
 
     def rule(x: Any, *layout: Any) -> Any:
@@ -87,30 +106,28 @@ def _transpose(other: Callable[..., jax.Array]) -> Callable[..., Any]:
     return rule
 
 
+def front(args: Any, dims: Any) -> Any:
+    """Return the operands with the batch in front. Repeated layouts and values are only indices in a kernel."""
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    return [jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
+
+
 def _batch(own: Callable[..., jax.Array]) -> Callable[..., Any]:
-    def rule(args: Any, dims: Any) -> tuple[jax.Array, int]:
-        size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-        # Repeated layouts and values are only indices in a kernel.
-        moved = (
-            jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
-        )
-        return own(*moved), 0
-
-    return rule
+    return lambda args, dims: (own(*front(args, dims)), 0)
 
 
-def _register(p: Any, own: Any, other: Any, one: Any, axis: int) -> None:
+def _register(p: Any, once: Any, own: Any, other: Any, one: Any, axis: int) -> None:
     p.def_impl(jax.jit(lambda *operands: p.bind(*operands)))
-    p.def_abstract_eval(_abstract_eval(axis))
+    p.def_abstract_eval(group_shape(axis))
     # Linear in the first operand alone: the layout keeps its values in tangents and cotangents.
-    ad.defjvp(p, lambda tangent, x, *layout: own(tangent, *layout), None, None, None)
+    ad.defjvp(p, lambda tangent, x, *layout: once(tangent, *layout), None, None, None)
     ad.primitive_transposes[p] = _transpose(other)
     batching.primitive_batchers[p] = _batch(own)
-    mlir.register_lowering(p, mlir.lower_fun(_over_outer(one), multiple_results=False))
+    mlir.register_lowering(p, mlir.lower_fun(over_outer(one), multiple_results=False))
 
 
-_register(spread_p, spread_groups, sum_groups, _spread_one, 0)
-_register(sum_p, sum_groups, spread_groups, _sum_one, 2)
+_register(spread_p, spread_groups, spread_groups, sum_groups, _spread_one, 0)
+_register(sum_p, sum_groups_once, sum_groups, spread_groups, _sum_one, 2)
 
 
 def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:

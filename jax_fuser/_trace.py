@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_moves, _trace_ops, _trace_updates
+from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_groups, _trace_moves, _trace_ops, _trace_updates
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -25,7 +25,6 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
-    "adds up the rows of each group": "jax_fuser_sum_groups",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; its body is left as it is": "scan while cond",
@@ -75,6 +74,8 @@ class Writer:
         self.builder = _axes.Builder(_core.identifier(name), max_ops)
         self.values: dict[Any, int] = {}
         self.known: dict[int, Any] = {}  # scalar constants
+        # By ids, starts and extents: what was taken for each row, and the per-group values that it was taken from.
+        self.spread: dict[tuple[int, int, int], dict[int, int]] = {}
 
     def read(self, atom: Any) -> int:
         """Return the value of a variable or literal."""
@@ -414,7 +415,9 @@ RULES: dict[str, Rule] = {
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
     PRODUCT: Rule(_trace_ops.grouped_rows, refuse=_trace_ops.refuse_product, fits=False),
     "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
-    "jax_fuser_spread_groups": Rule(_trace_moves.spread_groups, refuse=_trace_moves.refuse_taking, fits=False),
+    "jax_fuser_spread_groups": Rule(_trace_groups.spread_groups, refuse=_trace_groups.refuse, fits=False),
+    "jax_fuser_sum_groups": Rule(_trace_groups.sum_groups, refuse=_trace_groups.refuse, fits=False),
+    "jax_fuser_extreme_groups": Rule(_trace_groups.extreme_groups, refuse=_trace_groups.refuse, fits=False),
     "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
     "dynamic_update_slice": Rule(_trace_updates.dynamic_update_slice, refuse=_trace_updates.refuse, fits=False),

@@ -101,16 +101,6 @@ def search(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.search(x[0], x[1], eqn.params["side"], eqn.params["along"], w.label(eqn))]
 
 
-def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    ids, extents, out = eqn.invars[1].aval, eqn.invars[3].aval, eqn.outvars[0].aval
-    at, to = len(ids.shape) - 1, list(out.shape)
-    index = w.builder.broadcast(x[1], to, range(at + 1))
-    dims = [-1 if a == at else a for a in range(len(to))]
-    taken = w.builder.take(x[0], [index], [at], dims, to)
-    owned = w.op("lt", [x[1], w.full(ids, extents.shape[-1])], eqn)
-    return [w.op("select", [w.builder.broadcast(owned, to, range(at + 1)), taken, w.full(out, 0)], eqn)]
-
-
 def fill_value(eqn: Equation) -> Any:
     value, dtype = eqn.params["fill_value"], eqn.outvars[0].aval.dtype
     if value is not None:

@@ -120,7 +120,16 @@ class Builder(_core.Builder):
     nested values need equal extents, `broadcast_like` gives a dense value the axes of a nested one, a reduction of the
     ragged axis leaves a value for each component (0 for a sum of no rows), and `combine` puts the rows of all
     components into one array, zeros between them. `most` is the largest number of rows that a component can have:
-    extents are brought into [0, most], starts into the array, and a row behind its end is the last one.
+    extents are brought into [0, most], starts into the array, and a row behind its end is the last one. Extents with
+    several axes stand for outer axes of the array too, or, with `components=n` (also of `combine`), their last n axes
+    are the component.
+
+    Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
+    component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
+    with zeros behind the last one. They compute what is asked for from the array, and move nothing. What moves rows is
+    not of the IR but of `jax_fuser.nested`: joining outer axes (`merge`, also across devices), blocks of rows (`split`,
+    `align`), rows after rows (`concat`). A fold of the component without its rows, a second ragged axis in one value,
+    and operands with two values of extents are refused.
 
     Example:
       >>> import jax.numpy as jnp

@@ -9,6 +9,9 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 HAS_CUDA_PLUGIN = any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
 os.environ.setdefault("JAX_PLATFORMS", "cpu,cuda" if HAS_CUDA_PLUGIN else "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# XLA's own kernels serve as truth and run once: LLVM's passes over them would be a fifth of the suite's time.
+if not HAS_CUDA_PLUGIN and "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 import arrays  # noqa: E402
 import jax  # noqa: E402

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,10 +62,17 @@ OPS: dict[str, Callable[..., Any]] = {
     "copy": lambda x: x,
     "convert": lambda x: x,
 }
-FOLDS = {"add": (np.add, 0), "mul": (np.multiply, 1), "max": (np.maximum, None), "min": (np.minimum, None)}
+FOLDS = {
+    "add": (np.add, 0),
+    "mul": (np.multiply, 1),
+    "max": (np.maximum, None),
+    "min": (np.minimum, None),
+    "or_": (np.bitwise_or, 0),
+}
 WARP = 32
 EVERY_THREAD = 1 << 30  # touched an element: several of them did
-GRID = {"task": "task", "block": "x", "block_y": "y"}
+GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
+PATIENCE = 60  # seconds until a block that waits for the others of its cluster gives up
 
 
 def computed_in(dtype: str) -> Any:
@@ -132,11 +141,26 @@ class Ring:
     arriving: dict[int, list[np.ndarray]] = field(default_factory=dict)  # by number of the stage
 
 
+class Cluster:
+    """What blocks that run side by side have sent to each other."""
+
+    def __init__(self, blocks: int):
+        self.barrier, self.sent = threading.Barrier(blocks), dict[int, np.ndarray]()
+
+    def exchange(self, rank: int, array: np.ndarray) -> list[np.ndarray]:
+        """Return what every block sends; all of them have to send something."""
+        self.sent[rank] = array
+        self.barrier.wait(PATIENCE)
+        received = [self.sent[r] for r in sorted(self.sent)]
+        self.barrier.wait(PATIENCE)
+        return received
+
+
 class Block:
     """The threads of one block. `at` is its place in the grid."""
 
-    def __init__(self, kernel: Kernel, at: dict[str, int]):
-        self.kernel, self.at = kernel, at
+    def __init__(self, kernel: Kernel, at: dict[str, int], cluster: Cluster | None = None):
+        self.kernel, self.at, self.cluster = kernel, at, cluster
         count = kernel.block[0] * kernel.block[1]
         self.y, self.x = np.divmod(np.arange(count), kernel.block[0])
         self.thread = np.arange(count)
@@ -375,6 +399,9 @@ class Block:
             assert active.threads.all(), f"not all threads reach the fold of {names}"
         if ("threads" in words and x > WARP) or ("threads_y" in words and x * y > WARP):
             self.meet()
+        if "cluster" in words:
+            assert active.threads.all(), f"not all threads reach the fold of {names}"
+            self.meet()
         for name in names.split():
             self.fold(name, FOLDS[fold][0], over)
 
@@ -384,6 +411,12 @@ class Block:
         folded = array.reshape(y, x, *array.shape[1:])
         axes = {"threads_y": 0, "threads": 1, "lanes": 3}
         for word in over.split():
+            if word == "cluster":
+                assert self.cluster is not None
+                array = folded.reshape(array.shape)
+                assert (array == array[:1])[~np.isnan(array)].all(), f"the threads of a block differ in {name}"
+                folded = functools.reduce(ufunc, self.cluster.exchange(self.at["rank"], array)).reshape(folded.shape)
+                continue
             whole = functools.reduce(ufunc, np.moveaxis(folded, axes[word], 0))
             folded = np.broadcast_to(np.expand_dims(whole, axes[word]), folded.shape)
         self.arrays[name] = folded.reshape(array.shape).copy()
@@ -523,7 +556,7 @@ STATEMENTS = [
         (r"combine (\w+(?: \w+)*) by (\w+) over(.+)", Block.combine),
         (r"sync", Block.sync),
         (r"open (\w+)", Block.open),
-        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}", Block.fill),
+        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}(?: anywhere)?", Block.fill),
         (r"fill (\w+)\[(.+?)\] = tile map(\d+)\((.+)\)", Block.fill_tile),
         (r"commit (\w+)", Block.commit),
         (r"(i\d+) = await (\w+)", Block.wait),
@@ -539,10 +572,10 @@ class Kernel:
 
     def __init__(self, text: str):
         head, *lines = text.rstrip().splitlines()
-        found = re.fullmatch(r"kernel \w+ width=(\d+) grid=(\d+)(?:x(\d+))? block=(\d+)(?:x(\d+))?.*", head)
+        found = re.fullmatch(r"kernel \w+ width=(\d+) grid=(\d+)(?:x(\d+))?(?: cluster=(\d+))? block=(\d+)(?:x(\d+))?.*", head)
         assert found, head
         width, *sizes = (int(n or 1) for n in found.groups())
-        self.width, self.grid, self.block = width, tuple(sizes[:2]), tuple(sizes[2:])
+        self.width, self.grid, self.cluster, self.block = width, tuple(sizes[:2]), sizes[2], tuple(sizes[3:])
         self.parameters: list[tuple[bool, str]] = []
         self.shared: dict[str, tuple[str, int]] = {}
         self.arrays: dict[str, tuple[Any, int]] = {}
@@ -574,6 +607,15 @@ class Kernel:
             for x in range(self.grid[0]):
                 yield {"x": x, "y": y, "task": x}
 
+    def run(self) -> None:
+        for place in self.places():
+            if self.cluster == 1:
+                Block(self, place)
+                continue
+            cluster = Cluster(self.cluster)
+            with ThreadPoolExecutor(self.cluster) as blocks:
+                list(blocks.map(lambda rank: Block(self, {**place, "rank": rank}, cluster), range(self.cluster)))
+
 
 def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
     """Return the outputs of a schedule's kernel for a platform, run as its loops say.
@@ -598,12 +640,10 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
         [(_, name)] = fill.parameters
         fill.buffers[name] = kernel.buffers[name]
         filled.append(kernel.buffers[name])
-        for place in fill.places():
-            Block(fill, place)
+        fill.run()
         assert filled[-1].written.all(), f"{name} is not filled everywhere"
         filled[-1].written[:] = False
-    for place in kernel.places():
-        Block(kernel, place)
+    kernel.run()
     for buffer, _ in made:
         assert buffer.written.all() or buffer in filled, f"{buffer.name} is not written everywhere"
     return [buffer.data.reshape(shape) for buffer, shape in made]

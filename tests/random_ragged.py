@@ -19,6 +19,21 @@ FOLDS = [
     lambda xp, x: x.mean(-1, keepdims=True),
     lambda xp, x: x.var(-1, keepdims=True),
 ]
+# Of the rows of each group: ours, and that of one group's rows. An empty group has a finite value, too.
+GROUP_FOLDS = [
+    (lambda nt: jf.nested.sum(nt), lambda x: x.sum(0)),
+    (lambda nt: jf.nested.mean(nt), lambda x: x.sum(0) / max(len(x), 1)),
+    (lambda nt: jnp.maximum(jf.nested.max(nt), -4), lambda x: x.max(0, initial=-4)),
+    (lambda nt: jnp.minimum(jf.nested.min(nt), 4), lambda x: x.min(0, initial=4)),
+]
+
+
+def softmax(x):
+    """Softmax over rows."""
+    e = np.exp(x - x.max(0, initial=-np.inf))
+    return e / e.sum(0)
+
+
 OPERATORS = [lambda xp, x, y: x + y, lambda xp, x, y: y - x, lambda xp, x, y: x * y]
 
 
@@ -100,6 +115,10 @@ class Step:
 
     def jax(self, operands, wide):
         dtype = jnp.dtype("float64") if wide else self.dtype
+        if self.form == "fold":
+            return self.f[0](*operands)[..., None, :].astype(dtype)
+        if self.form == "group":
+            return self.f[0](*operands)
         if self.kind != "rows":
             return self.f(jnp, *operands).astype(dtype)
         if self.form == "operator":
@@ -113,6 +132,9 @@ class Step:
 
     def numpy(self, layout, values, k):
         """Return sample k of the result, component by component."""
+        if self.form in ("fold", "group"):
+            parts = [self.f[1](x) for x in values[0].samples[k]]
+            return parts if self.form == "group" else np.stack(parts).reshape(*layout.lead, layout.groups, 1, -1)
         if self.kind != "rows":
             return self.f(np, *(v.samples[k] for v in values))
         result = []
@@ -175,11 +197,18 @@ class Ragged(Shrinks):
         rng = self.rng
         kind = rng.choice(
             ["unary", "binary", "binary", "operator", "operator", "rows", "fold", "ids", "cast", "outside"]
+            + ["group fold", "group fold", "group"]
         )
         x = self.pick(("groups", "dense") if kind == "outside" else ("rows",))
         value = self.pool[x]
         if kind in ("unary", "outside"):
             return Step(UNARY[int(rng.integers(len(UNARY)))], [x], value.dtype, value.kind)
+        if kind == "group fold":
+            if self.layout.outer and self.layout.shared:
+                return None  # per-group values of outer indices that share a layout are no operands of rows
+            return Step(GROUP_FOLDS[int(rng.integers(len(GROUP_FOLDS)))], [x], value.dtype, "groups", "fold")
+        if kind == "group":
+            return Step((jf.nested.softmax, softmax), [x], value.dtype, "rows", "group")
         if kind in ("binary", "operator"):
             y = self.pick(("rows", "groups", "groups", "dense"))
             if {1, value.width, self.pool[y].width} != {1, max(value.width, self.pool[y].width)}:

@@ -236,10 +236,12 @@ def grouped(mode: str, transpose: bool, starts: bool, dtype: str, out: str, k: i
 @pytest.mark.parametrize(("mode", "transpose", "starts"), GROUPED)
 def test_grouped_kernels_use_tensor_cores_and_spill_nothing(mode, transpose, starts, dtype, out, sm, tmp_path):
     nvrtc_or_skip()
+    warpgroups = sm == 90 and dtype != "f32" and mode != "batch"
+    if warpgroups and mode == "rows" and (transpose or starts) and (dtype, out) != ("bf16", "bf16"):
+        pytest.skip("one layout is enough for the other types: these kernels take seconds to compile")
     program = grouped(mode, transpose, starts, dtype, out, 1024, 2048)
     for r in assert_no_spills(program, tmp_path, sm):
         assert r["STACK"] == 0 and r["REG"] <= 255
-    warpgroups = sm == 90 and dtype != "f32" and mode != "batch"
     sass = subprocess.run(
         [tool("cuobjdump") or "cuobjdump", "-sass", str(tmp_path / "kernel.cubin")],
         capture_output=True,

@@ -75,4 +75,4 @@ def test_programs_use_what_they_are_for():
     layouts = [p.layout for p in programs]
     assert any(x.starts is not None for x in layouts) and any(x.outer and not x.shared for x in layouts)
     assert any(x.shared for x in layouts) and any(not x.extents.any() for x in layouts)
-    assert {step.form for p in programs for step in p.steps} == {"map", "operator", "ids"}
+    assert {step.form for p in programs for step in p.steps} == {"map", "operator", "ids", "fold", "group"}

@@ -50,7 +50,7 @@ def test_other_kernels_say_why(program, sm, why):
         (("rows", False, False, "bf16", "bf16", 4096, 14336, 16384), "tile=192x128x64 stages=4 cluster=2"),
         (("rows", True, True, "bf16", "f32", 2880, 800, 200), "tile=64x128x64 stages=8 cluster=2"),
         (("rows", False, True, "f16", "f16", 512, 128, 1024), "cluster=1"),
-        (("contraction", False, False, "bf16", "bf16", 2048, 1536), "tile=128x256x64 stages=4 cluster=1"),
+        (("contraction", False, False, "bf16", "bf16", 2048, 1536), "tile=128x192x64 stages=4 cluster=1"),
         (("contraction", False, True, "f16", "f32", 520, 120), "tile=128x128x64 stages=6 cluster=1"),
     ],
 )

@@ -220,8 +220,8 @@ CASES = [
     ),
     (
         ValueError,
-        "concat: axis 1 is ragged; join the groups (axis 0) or a dense dimension",
-        lambda: jf.nested.concat([nt, nt], axis=1),
+        "concat: axis 0 is outer; join the groups (axis 1), their rows or a dense dimension",
+        lambda: jf.nested.concat([jf.as_nested(stacked, extents=[2, 3], ragged_dim=1)] * 2, axis=0),
     ),
 ]
 

@@ -208,20 +208,27 @@ REFUSED = {
         lambda b, x, s, e, n: b.scan("scan_sum", n, 0),
         r"axis 0 says which component an element is of and cannot be scanned",
     ),
-    "slice of the ragged axis": (
-        lambda b, x, s, e, n: b.slice(n, [0, 1, 0], [1, 1, 1], [G, 3, H]),
-        r"\[slice\] .* is nested; only the builder's slice along dense axes",
+    "slice of every second row": (
+        lambda b, x, s, e, n: b.slice(n, [0, 1, 0], [1, 2, 1], [G, 3, H]),
+        r"\[slice\] .* is nested; only the builder's slice with strides of 1 along its ragged axis",
     ),
-    "slice of the component": (
-        lambda b, x, s, e, n: b.slice(n, [1, 0, 0], [1, 1, 1], [1, M, H]),
-        r"\[slice\] .* is nested; only the builder's slice along dense axes",
+    "pad of the component": (
+        lambda b, x, s, e, n: b.pad(n, [1, 0, 0], [0, 0, 0], b.constant("f32", 0.0)),
+        r"is nested: its axis 0 says which component an element is of and cannot be padded; pad before partition",
     ),
-    "pad": (
-        lambda b, x, s, e, n: b.pad(n, [0, 0, 1], [0, 0, 1], b.constant("f32", 0.0)),
-        r"is nested; pad before partition",
+    "reshape": (
+        lambda b, x, s, e, n: b.reshape(n, [G * M, H]),
+        r"is nested: its ragged axis and its component stay.* reshape before partition, or combine it",
     ),
-    "reshape": (lambda b, x, s, e, n: b.reshape(n, [G * M, H]), r"is nested; reshape before partition, or combine it"),
-    "concat": (lambda b, x, s, e, n: b.concat([n, n], 2), r"is nested; put arrays side by side before partition"),
+    "concat with a dense value": (
+        lambda b, x, s, e, n: b.concat([n, b.input("y", "f32", [G, M, H])], 2),
+        r"\[concat\] y, f32\[3,11,4\], is dense, and others are nested; broadcast it like those",
+    ),
+    "select of a dense value": (lambda b, x, s, e, n: b.select(x, 0), r"\[select\] expected a nested value, got f32"),
+    "select of no component": (
+        lambda b, x, s, e, n: b.select(n, G),
+        r"\[select\] expected a component from 0 to 2 of f32\[3,ragged 11 of sizes by 0,4\], got 3",
+    ),
     "take": (
         lambda b, x, s, e, n: b.take(n, [b.input("i", "s32", [7, H])], [1], [0, -1, 1], [7, H]),
         r"is nested; take before partition, or combine it first",

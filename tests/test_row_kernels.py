@@ -1,4 +1,4 @@
-"""CUDA kernels of rows as planned: any width, and which exponentials may lose bits. No GPU is needed."""
+"""Kernels of rows as planned: any width, which exponentials may lose bits, rows side by side. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -65,3 +65,31 @@ def test_exponentials_lose_bits_only_where_nobody_sees_it(f, dtype, loose):
     source = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("source")
     assert ("exp<jf::fold::add>" in source) == (loose or f is weights_and_loss)
     assert ("jf::exp(" in source) == (not loose)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float32", 1), ("float32", 4), ("bfloat16", 2), ("bfloat16", 4)])
+def test_rows_side_by_side_on_the_cpu(dtype, rows):
+    """Sums across the rows, in parts of 6 rows, which 4 do not divide."""
+
+    def backward(x, dy, g):
+        x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+        t = dy * g
+        return (scale * (t - x * scale**2 * jnp.mean(t * x, -1, keepdims=True))).astype(dtype), (dy * x * scale).sum(0)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    arrays = [jax.random.normal(k, shape).astype(dtype) for k, shape in zip(keys, [(768, 72), (768, 72), (72,)])]
+    first = jf.ir.propose(jf.ir.trace(backward, *arrays), "cpu")[0]
+    parameters = jf.ir.compute_heuristics(first.fusion, "reduction", "cpu")
+    assert parameters["rows"] == 2
+    edited = jf.ir.schedule(first.fusion, "reduction", "cpu", {**parameters, "rows": rows})
+    for got, want in zip(jf.ir.run(edited, *arrays), jf.ir.evaluate(first.fusion, *arrays)):
+        assert_close(got, want)
+    for got, want in zip(jf.fuse(backward)(*arrays), backward(*(a.astype(jnp.float32) for a in arrays))):
+        assert_close(got, want, dtype)
+
+
+def test_rows_side_by_side_need_a_fold_across_them():
+    fusion = jf.ir.trace(lambda x: x - x.max(1, keepdims=True), jnp.zeros((64, 64)))
+    with pytest.raises(jf.UserError, match="rows: nothing folds across rows"):
+        jf.ir.schedule(fusion, "reduction", "cpu", {"rows": 2})

@@ -141,7 +141,7 @@ def test_a_bulk_copy_may_have_axes_and_end_early():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("stages", "prefetch"), [(1, None), (2, 1), (3, 2), (3, 1), (9, 8), (20, 10)])
-@pytest.mark.parametrize("columns", [512, 1000])
+@pytest.mark.parametrize("columns", [512, 1000, 1001])
 def test_stages_do_not_change_the_result(stages, prefetch, columns):
     device = hopper_or_skip()
     fusion = folded(columns=columns)
@@ -238,9 +238,18 @@ def test_a_wrong_text_is_refused(stages, message):
         (6, "f32", r"copy 6 elements of 4 bytes; expected a multiple of 16 bytes"),
     ],
 )
-def test_rows_must_be_multiples_of_16_bytes(columns, dtype, message):
+def test_rows_side_by_side_must_be_multiples_of_16_bytes(columns, dtype, message):
+    s = in_stages(folded(columns=columns, dtype=dtype), stages=1)
+    s.inline_at(COPY, 1)
     with pytest.raises(_core.UserError, match=message):
-        jf.ir.lower(in_stages(folded(columns=columns, dtype=dtype)).schedule, "cuda")
+        jf.ir.lower(s.schedule, "cuda")
+
+
+def test_rows_of_any_length_lie_as_far_into_16_bytes_as_in_memory():
+    text = loops(in_stages(folded(columns=1001)).schedule)
+    assert "ring x_cache: 3 stages of 1024" in text
+    assert re.search(r"fill x_cache\[.*% 8\)?\] = bulk x\[.+\] \* 1001 anywhere", text)
+    assert re.search(r"load x_cache\[.*% 8\)?\]", text)
 
 
 def columns_of(first: int, pad: int = 0) -> str:

@@ -17,6 +17,9 @@ struct alignas(64) TensorMap {
   u64 words[16];
 };
 
+// What a bulk copy moves and begins at is a multiple of it.
+constexpr u32 kBulkBytes = 16;
+
 template <int kStages, long kStageSize>
 struct Ring {
   u64* full;  // a barrier for each stage, whose phase ends when its copies have arrived
@@ -38,6 +41,17 @@ struct Ring {
     const u32 bytes = elements * u32(sizeof(M));
     ptx::mbarrier_expect(barrier(filling), bytes);
     ptx::bulk_load(ptx::shared_address(buffer + filling * kStageSize + to), from + at, bytes, barrier(filling));
+  }
+  // The same where both places are equally far into 16 bytes: of these the copy moves all, so that up to 15 bytes before
+  // and after what is asked for are read, too, never in other 16 bytes than it.
+  template <class M>
+  __device__ __forceinline__ void load_anywhere(M* buffer, long to, const M* from, long at, int elements) {
+    if (!is_first_thread()) return;
+    const u64 begin = reinterpret_cast<u64>(from + at);
+    const u32 before = begin % kBulkBytes, bytes = (before + elements * u32(sizeof(M)) + kBulkBytes - 1) & -kBulkBytes;
+    ptx::mbarrier_expect(barrier(filling), bytes);
+    ptx::bulk_load(ptx::shared_address(buffer + filling * kStageSize + to) - before,
+                   reinterpret_cast<const void*>(begin - before), bytes, barrier(filling));
   }
   // A box of so many elements, from an element on; the fastest axis first.
   template <class M, class... At>

@@ -36,13 +36,14 @@ std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { re
 
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
-  JF_CHECK(kernel.grid <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
+  JF_CHECK(kernel.grid * kernel.cluster <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
            kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
   for (const auto& [name, type] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
   }
-  return cat("extern \"C\" __global__ void __launch_bounds__(", kernel.block * kernel.block_y, ") ", entry, "(\n    ",
+  const std::string cluster = kernel.cluster == 1 ? "" : cat("__cluster_dims__(", kernel.cluster, ", 1, 1) ");
+  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y, ") ", entry, "(\n    ",
              list, ") {\n");
 }
 
@@ -81,6 +82,7 @@ constexpr Dialect kCpu = {
     .block_y = "",
     .thread = "",
     .thread_y = "",
+    .cluster = "",
     .bulk = "",
     .map = "",
     .sync = "",
@@ -106,6 +108,7 @@ constexpr Dialect kCuda = {
     .block_y = "blockIdx.y",
     .thread = "threadIdx.x",
     .thread_y = "threadIdx.y",
+    .cluster = "codegen/cuda_cluster.cuh",
     .bulk = "codegen/cuda_bulk.cuh",
     .map = "const __grid_constant__ jf::TensorMap",
     .sync = "__syncthreads();",

@@ -21,7 +21,7 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false, bulk = false, scan = false, scan_threads = false,
+  bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false, scan_threads = false,
        index_reads = false, search = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
@@ -32,7 +32,8 @@ struct Needs {
   void operator()(const Accumulate&) { fold = true; }
   void operator()(const Combine& c) {
     fold = true;
-    fold_threads |= c.threads || c.threads_y;
+    fold_threads |= c.threads || c.threads_y || c.cluster;
+    cluster |= c.cluster;
   }
   void operator()(const ReadIndex&) { index_reads = true; }
   void operator()(const OpenRing&) { bulk = true; }
@@ -59,6 +60,7 @@ std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   if (needs.math) include(language.math);
   if (needs.fold) include(language.fold);
   if (needs.fold_threads) include(language.fold_threads);
+  if (needs.cluster) include(language.cluster);
   if (needs.bulk) include(language.bulk);
   if (needs.scan) include(language.scan);
   if (needs.scan_threads) include(language.scan_threads);

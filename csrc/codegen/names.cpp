@@ -13,7 +13,7 @@ namespace {
 // C++ keywords and the words of the generated text, with a space before and after each.
 constexpr std::string_view kReserved =
     " alignas alignof and and_eq asm auto bitand bitor blockIdx bool break buffers case catch char char16_t"
-    " char32_t char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr"
+    " char32_t char8_t class cluster co_await co_return co_yield compl concept const const_cast consteval constexpr"
     " constinit continue decltype default delete do double dynamic_cast else enum explicit export extern false"
     " float for friend goto if inline int jf long mutable namespace new noexcept not not_eq nullptr on operator or"
     " or_eq pred private protected public register reinterpret_cast requires return scratch shared short signed"

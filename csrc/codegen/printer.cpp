@@ -166,7 +166,11 @@ struct Printer {
       case Parallel::kSerial: return serial(loop);
       case Parallel::kUnroll: return unroll(loop);
       case Parallel::kTask: return parallel(loop, dialect.task, kernel.grid);
-      case Parallel::kBlock: return parallel(loop, dialect.block, kernel.grid);
+      case Parallel::kBlock: {
+        const std::string number = cat(dialect.block, kernel.cluster == 1 ? "" : cat(" / ", kernel.cluster));
+        return parallel(loop, dialect.block.empty() ? "" : number, kernel.grid);
+      }
+      case Parallel::kCluster: return parallel(loop, cat(dialect.block, " % ", kernel.cluster), kernel.cluster);
       case Parallel::kBlockY: return parallel(loop, dialect.block_y, kernel.grid_y);
       case Parallel::kThread: return parallel(loop, dialect.thread, kernel.block);
       case Parallel::kThreadY: return parallel(loop, dialect.thread_y, kernel.block_y);
@@ -211,7 +215,9 @@ struct Printer {
     JF_CHECK(loop.extent <= count, "kernel ", kernel.name, " runs ", loop.extent, " iterations on ", count);
     const std::string i = bind(loop.variable, 1);
     variables.at(loop.variable).last = loop.extent - 1;
-    const bool threads = loop.parallel == Parallel::kThread || loop.parallel == Parallel::kThreadY;
+    // Blocks of a cluster meet as threads do.
+    const bool threads = loop.parallel == Parallel::kThread || loop.parallel == Parallel::kThreadY ||
+                         loop.parallel == Parallel::kCluster;
     if (threads) thread_variables.insert(loop.variable);
     if (loop.extent == count) {
       line("const ", index_type(), " ", i, " = ", index_type(), "(", number, ");");
@@ -403,7 +409,7 @@ struct Printer {
     return cat("jf::Scratch<", own.bytes, ">{", from, "}");
   }
   void operator()(const Combine& combine) {
-    if (!combine.threads && !combine.threads_y) {
+    if (!combine.threads && !combine.threads_y && !combine.cluster) {
       for (int id : combine.arrays) {
         if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", array(id), ");");
       }
@@ -420,8 +426,10 @@ struct Printer {
     if (own.again && own.bytes > 0) over += " | jf::kAgain";
     std::string names;
     for (int id : combine.arrays) names += cat(", ", array(id));
-    line("jf::fold_threads<", fold(combine.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", over, ">(",
-         scratch(), names, ");");
+    const std::string block = cat("jf::Block<", kernel.block, ", ", kernel.block_y, ">, "), from = scratch();
+    if (!over.empty()) line("jf::fold_threads<", fold(combine.op), ", ", block, over, ">(", from, names, ");");
+    if (!combine.cluster) return;
+    line("cluster.fold<", fold(combine.op), ", ", block, combine.lanes ? "true" : "false", ">(", names.substr(2), ");");
   }
   static const char* order(bool reverse) { return reverse ? "jf::kReverse" : "jf::kForward"; }
   void operator()(const Scan& scan) {
@@ -475,7 +483,7 @@ struct Printer {
   }
   void operator()(const BulkLoad& load) {
     const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
-    line(rings.at(load.ring), ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
+    line(rings.at(load.ring), load.anywhere ? ".load_anywhere(" : ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
          offset(load.from), ", ", elements(load), ");");
   }
   void operator()(const TileLoad& load) {
@@ -548,6 +556,9 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
   printer.lane_types();
+  if (const int64_t words = printer.memory.cluster_words; words > 0) {
+    printer.line("jf::Cluster<", kernel.cluster, ", ", words, "> cluster(scratch + ", printer.memory.cluster, ");");
+  }
   printer.body(kernel.body);
   return printer.out + "}\n";
 }

@@ -40,6 +40,29 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// ---- clusters of blocks (sm_90) ----
+
+// All threads of the cluster meet: they arrive, then wait.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// The same place in the shared memory of another block.
+__device__ __forceinline__ unsigned in_cluster(unsigned shared, int rank) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+// Its 4 bytes arrive at a barrier of that block.
+__device__ __forceinline__ void store_in_cluster(unsigned there, unsigned value, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(there),
+               "r"(value), "r"(barrier)
+               : "memory");
+}
+
 // ---- bulk copies from global to shared memory (sm_90) ----
 // An mbarrier is 8 bytes of shared memory. Its phases, of parity 0, 1, 0, .., each end when the awaited arrivals and
 // bytes are there.

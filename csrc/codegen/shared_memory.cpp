@@ -17,6 +17,14 @@ constexpr int64_t kMostScratchBytes = 16 * 1024;
 // Larger ones share theirs.
 constexpr int64_t kSmallScratchBytes = 1024;
 constexpr int64_t kScratchAlignment = 8;
+// Of codegen/cuda_cluster.cuh.
+constexpr int64_t kClusterSlots = 2;
+
+int64_t values_of(const Kernel& kernel, const Combine& combine) {
+  int64_t values = 0;
+  for (int array : combine.arrays) values += kernel.arrays.at(array).size * (combine.lanes ? 1 : kernel.width);
+  return values;
+}
 
 // The same case distinction as codegen/cuda_fold_threads.cuh.
 int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
@@ -39,9 +47,7 @@ int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
   }
   if (parts == 1) return 0;
   const int64_t one = parts * slots * size_of(compute_dtype(kernel.arrays.at(combine.arrays[0]).dtype));
-  int64_t values = 0;
-  for (int array : combine.arrays) values += kernel.arrays.at(array).size * (combine.lanes ? 1 : kernel.width);
-  return one * std::min(values, std::max<int64_t>(1, kMostScratchBytes / one));
+  return one * std::min(values_of(kernel, combine), std::max<int64_t>(1, kMostScratchBytes / one));
 }
 
 // Of codegen/cuda_scan_threads.cuh.
@@ -53,7 +59,7 @@ int64_t scratch_bytes(const Kernel& kernel, const ScanThreads& scan) {
   return one * std::min<int64_t>(kernel.width, std::max<int64_t>(1, kMostScratchBytes / one));
 }
 
-bool over_threads(const Combine& combine) { return combine.threads || combine.threads_y; }
+bool over_threads(const Combine& combine) { return combine.threads || combine.threads_y || combine.cluster; }
 
 class Assignment {
  public:
@@ -68,6 +74,9 @@ class Assignment {
       scratch.offset = memory.scratch;
       memory.scratch += round_up(scratch.bytes, kScratchAlignment);
     }
+    if (memory.cluster_words == 0) return;
+    memory.cluster = memory.scratch;
+    memory.scratch += kClusterSlots * (8 + round_up(4 * kernel.cluster * memory.cluster_words, kScratchAlignment));
   }
 
  private:
@@ -77,7 +86,8 @@ class Assignment {
     for (const Stmt& stmt : body) {
       if (const auto* loop = std::get_if<For>(&stmt.node)) count += meetings(loop->body);
       const auto* combine = std::get_if<Combine>(&stmt.node);
-      const bool fold = combine != nullptr && over_threads(*combine) && scratch_bytes(kernel_, *combine) > 0;
+      const bool fold = combine != nullptr && over_threads(*combine) &&
+                        (combine->cluster || scratch_bytes(kernel_, *combine) > 0);
       const auto* scan = std::get_if<ScanThreads>(&stmt.node);
       count += fold || std::holds_alternative<Sync>(stmt.node);
       count += scan != nullptr && scratch_bytes(kernel_, *scan) > 0 ? 2 : 0;
@@ -100,6 +110,9 @@ class Assignment {
     if (!over_threads(combine)) return;
     const int64_t bytes = scratch_bytes(kernel_, combine);
     memory_.folds.push_back({0, bytes, bytes > kSmallScratchBytes || alone_});
+    if (!combine.cluster) return;
+    const int64_t size = size_of(compute_dtype(kernel_.arrays.at(combine.arrays[0]).dtype));
+    memory_.cluster_words = std::max(memory_.cluster_words, values_of(kernel_, combine) * divide_up(size, 4));
   }
   void operator()(const ScanThreads& scan) { memory_.folds.push_back({0, scratch_bytes(kernel_, scan), true}); }
   template <class Other>

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
 #include "host/program.h"
@@ -45,11 +46,13 @@ class Placement {
   BufferRef write(ir::ValueId id) {
     if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
     if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
-    const BufferRef here{BufferKind::kWorkspace, bytes_};
     const ir::Value& value = fusion_.values[id];
-    bytes_ += (ir::elements(value) * size_of(value.dtype) + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
-              kWorkspaceAlignment;
-    return outputs_.emplace(id, here).first->second;
+    return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
+  }
+  BufferRef scratch(int64_t bytes) {
+    const BufferRef here{BufferKind::kWorkspace, bytes_};
+    bytes_ += round_up(bytes, kWorkspaceAlignment);
+    return here;
   }
   int64_t bytes() const { return bytes_; }
 
@@ -158,6 +161,7 @@ Program build(const ir::Fusion& whole, const Target& target) {
       program.facts.back().parameters = grouped::describe(problem, target);
       std::vector<BufferRef> all = buffers_of.at(epilogue->product);
       all.back() = buffers.back();
+      if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
       for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
       program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor});
       continue;
@@ -175,7 +179,10 @@ Program build(const ir::Fusion& whole, const Target& target) {
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
         program.facts.back().strategy = "grouped";
-        if (target.platform == Platform::kCuda) program.facts.back().parameters = grouped::describe(problem, target);
+        if (target.platform == Platform::kCuda) {
+          program.facts.back().parameters = grouped::describe(problem, target);
+          if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
+        }
         program.steps.push_back(GroupedStep{segment.fusion.name, problem, buffers});
         break;
       }

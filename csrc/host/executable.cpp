@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/counters.h"
+#include "host/planned.h"
 #include "host/report.h"
 #include "host/request.h"
 #include "host/scratch.h"
@@ -66,6 +67,32 @@ Target runnable_target(std::string_view text) {
   return target.isa > host_isa() ? host_target() : target;
 }
 
+std::string key_of(std::string_view program, const Target& target) { return cat(print(target), '\n', program); }
+
+// The executables that somebody owns, by target and text.
+class Executables {
+ public:
+  std::shared_ptr<Executable> find(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    const auto found = alive_.find(key);
+    return found == alive_.end() ? nullptr : found->second.lock();
+  }
+  void add(const std::string& key, const std::shared_ptr<Executable>& executable) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(alive_, [](const auto& entry) { return entry.second.expired(); });
+    alive_[key] = executable;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<Executable>> alive_;
+};
+
+Executables& executables() {
+  static auto& executables = *new Executables;  // outlives every thread that still runs at exit
+  return executables;
+}
+
 void dump(const Program& program, const Target& target) {
   const runtime::Dump folder(program.name);
   if (!folder.enabled()) return;
@@ -74,9 +101,15 @@ void dump(const Program& program, const Target& target) {
     const bool source = stage == "source";
     folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
   }
-  if (target.platform == Platform::kCuda && !runtime::find_disassembler().empty()) {
-    folder.write("sass.txt", sass(program.text, target_text));
+  if (target.platform != Platform::kCuda || runtime::find_disassembler().empty()) return;
+  std::string instructions;
+  try {
+    instructions = sass(program.text, target_text);
+  } catch (const std::exception& error) {
+    // A dump is for people: what it lacks must not fail the program.
+    instructions = cat("no instructions: ", error.what(), "\n");
   }
+  folder.write("sass.txt", instructions);
 }
 
 }  // namespace
@@ -168,34 +201,40 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
       runtime::encode(maps[m], launch.maps[m].layout, addresses.data[launch.maps[m].buffer]);
       arguments[n++] = &maps[m];
     }
+    if (launch.counter) runtime::clear_word(addresses.data[*launch.counter], stream);
     for (const int64_t& scalar : launch.scalars) arguments[n++] = const_cast<int64_t*>(&scalar);
-    runtime::launch(steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes, stream, arguments.data());
+    runtime::launch(program_.name, launch.entry, steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes,
+                    stream, arguments.data());
   }
 }
 
+int64_t workspace_bytes(const std::string& program, const std::string& target_text) {
+  const Target target = parse_target(target_text);
+  std::string key = key_of(program, target);
+  if (const std::shared_ptr<Executable> found = executables().find(key)) return found->program().workspace_bytes;
+  return reported(program, [&] {
+    Program planned = build(parse_request(program), target);
+    const int64_t bytes = planned.workspace_bytes;
+    keep_planned(std::move(key), std::move(planned));
+    return bytes;
+  });
+}
+
 std::shared_ptr<Executable> instantiate(std::string_view program, std::string_view target) {
-  static std::mutex mutex;
-  static auto& executables = *new std::map<std::string, std::weak_ptr<Executable>>;
   count(Event::kInstantiated);
   const Target runnable = runnable_target(target);
-  const std::string key = cat(print(runnable), '\n', program);
-  {
-    std::lock_guard lock(mutex);
-    if (auto found = executables.find(key); found != executables.end()) {
-      if (std::shared_ptr<Executable> alive = found->second.lock()) return alive;
-    }
-  }
+  const std::string key = key_of(program, runnable);
+  if (std::shared_ptr<Executable> found = executables().find(key)) return found;
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
   const std::shared_ptr<Executable> executable = reported(program, [&] {
-    Program built = build(parse_request(program), runnable);
+    std::optional<Program> planned = take_planned(key);
+    Program built = planned ? std::move(*planned) : build(parse_request(program), runnable);
     built.text = program;
     dump(built, runnable);
     return std::make_shared<Executable>(std::move(built), runnable);
   });
   count(Event::kBuilt);
-  std::lock_guard lock(mutex);
-  std::erase_if(executables, [](const auto& entry) { return entry.second.expired(); });
-  executables[key] = executable;
+  executables().add(key, executable);
   return executable;
 }
 

@@ -24,7 +24,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   StepSource result{std::move(source), {}};
   result.launch.entry = result.source.entries.front();
   auto extent = [](int64_t n) { return static_cast<unsigned>(n); };
-  result.launch.grid = {extent(step.kernel.grid), extent(step.kernel.grid_y)};
+  result.launch.grid = {extent(step.kernel.grid * step.kernel.cluster), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
   for (const loops::TensorMap& map : step.kernel.maps) {
@@ -43,6 +43,9 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   return result;
 }
 
+// Its number among the step's buffers.
+int scratch_buffer(const grouped::Problem& p) { return p.has_starts ? 5 : 4; }
+
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
   const grouped::CudaKernel kernel =
@@ -56,6 +59,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
+  if (kernel.counts) result.launch.counter = scratch_buffer(p);
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
   result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.rows};
   return result;
@@ -94,7 +98,11 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     }
     return result;
   }
-  return {step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
+  CompiledStep result{step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
+  if (result.source && !result.source->launch.counter) {
+    result.buffers.resize(scratch_buffer(std::get<GroupedStep>(step).problem));  // this kernel does not take it
+  }
+  return result;
 }
 
 std::map<std::string, std::string> stages(const std::string& program, const std::string& target_text) {
@@ -114,10 +122,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
     }
     return result;
   });
-}
-
-int64_t workspace_bytes(const std::string& program, const std::string& target) {
-  return reported(program, [&] { return build(parse_request(program), parse_target(target)).workspace_bytes; });
 }
 
 std::vector<CompiledSource> compile_cuda(const std::string& program, const std::string& target_text) {

@@ -26,6 +26,7 @@ struct StepLaunch {
   runtime::Dim3 grid;
   runtime::Dim3 block;
   int shared_bytes = 0;
+  std::optional<int> counter;  // the buffer whose first 32-bit word is made zero before
   std::vector<StepMap> maps;
   std::vector<int64_t> scalars;
 };
@@ -49,8 +50,6 @@ std::map<std::string, std::string> stages(const std::string& program, const std:
 // The instructions of every kernel, compiled by NVRTC; throws UserError without that, without a disassembler, or for a
 // target that is not CUDA.
 std::string sass(const std::string& program, const std::string& target);
-// Bytes of the extra uint8 result that holds values between segments.
-int64_t workspace_bytes(const std::string& program, const std::string& target);
 
 struct CompiledSource {
   std::string entry;   // as the binary has it

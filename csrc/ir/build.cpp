@@ -181,6 +181,7 @@ ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
 
 ValueId Builder::reshape(ValueId x, std::span<const int64_t> to) {
   const DType dtype = value(x, "reshape").dtype;
+  if (ragged_axis(fusion_.values[x]) >= 0) return reshape_nested(x, to_vector(to));
   infer(fusion_, OpKind::kReshape, {x}, {}, {"", dtype, axes_of(to)});
   if (elements(fusion_.values[x]) == 0) return broadcast(constant(dtype, zero_of(dtype)), to, {});
   if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kReshape) return reshape(op->inputs[0], to);
@@ -277,6 +278,9 @@ ValueId Builder::concat(std::span<const ValueId> values, int64_t axis) {
   }
   // What has no column is no part: parts are counted as columns.
   if (filled.size() != values.size()) return concat(filled.empty() ? values.first(1) : filled, axis);
+  const bool nested =
+      std::any_of(values.begin(), values.end(), [&](ValueId id) { return ragged_axis(fusion_.values[id]) >= 0; });
+  if (nested) return concat_nested(values, axis, whole);
   std::vector<ValueId> placed;
   std::vector<int64_t> starts(whole.size(), 0);
   for (ValueId id : values) {
@@ -375,6 +379,9 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
         inner.strides[i] *= where.strides[i];
       }
       result = sliced(op.inputs[0], inner, counts);
+    } else if (ragged_axis(fusion_.values[x]) >= 0 &&
+               (info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan)) {
+      result = slice_of_fold(op, where, counts);
     }
   }
   if (defining != nullptr && result < 0) result = slice_of_view(x, where, counts);

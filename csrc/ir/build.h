@@ -59,13 +59,20 @@ class Builder {
   // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
   // last one.
   ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  // Says that `nested` is this partition of `value`: what is computed from it reads no array of rows, such as of
+  // per-component values that were taken for each row.
+  void note_partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most, ValueId nested);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
   // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.
   ValueId broadcast_like(ValueId value, ValueId like, std::span<const int64_t> dims);
   // The rows of all components in one axis of `rows` elements, those of g from starts[g] on; zeros elsewhere. Where
-  // components overlap, the row of one of them.
-  ValueId combine(ValueId value, ValueId starts, int64_t rows);
+  // components overlap, the row of one of them. The last `components` axes of the extents are the component.
+  ValueId combine(ValueId value, ValueId starts, int64_t rows, int64_t components = 1);
+  // A partition whose component has any number of axes; see ir::Nest.
+  ValueId partition_of(ValueId value, ValueId starts, ValueId extents, const Nest& nest);
+  // The rows of one component, as many as any can have: zeros behind its last one. Its axis goes.
+  ValueId select(ValueId value, int64_t component);
   // `starts` is optional: pass an empty span or one value.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
                          DType dtype, const std::string& label = "");
@@ -110,11 +117,24 @@ class Builder {
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  bool is_true(ValueId value) const;  // everywhere
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   void push(Op op);
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
   const Value& value(ValueId id, const char* function) const;
+  ValueId slice_of_fold(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  // A dense value whose axes are `dims` of the shape `to`, nested as `like`.
+  ValueId nested_full(ValueId value, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
+                      const Value& like);
+  ValueId is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like);
+  void check_dense(ValueId value, int64_t axis, const char* op, const char* does, const char* instead) const;
+  ValueId spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
+  ValueId spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
+  ValueId pad_nested(ValueId value, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding);
+  ValueId concat_nested(std::span<const ValueId> values, int64_t axis, const std::vector<int64_t>& whole);
+  ValueId reshape_nested(ValueId value, const std::vector<int64_t>& to);
+  ValueId reshaped_nested(ValueId value, const std::vector<int64_t>& to);
   // While it lives, slices, paddings and takes go one op deeper towards the inputs; beyond some the value is read.
   class Deeper {
    public:

@@ -88,6 +88,7 @@ ValueId Builder::pad(ValueId x, std::span<const int64_t> low, std::span<const in
     pads = pads || where.counts.back() != extent;
     nothing = nothing || where.counts.back() == 0;
   }
+  if (ragged_axis(fusion_.values[x]) >= 0) return pad_nested(x, where, counts, padding);
   const ValueId outside = broadcast(padding, counts, {});
   if (nothing) return outside;
   if (!pads) return slice(x, where.from, counts);
@@ -273,6 +274,9 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
     return take(std::move(inputs), std::get<Take>(op.attribute), to);
   }
   if (op.kind == OpKind::kSearch) return spread_search(op, where, to);
+  if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) return spread_nested(op, where, to);
+  const bool folds = info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan;
+  if (folds && ragged_axis(fusion_.values[x]) >= 0) return spread_fold(op, where, to);
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
     const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;

@@ -73,7 +73,9 @@ struct Nested {
     }
     switch (op.kind) {
       case OpKind::kSqueeze: return check_kept(std::get<Dims>(attribute).dims, "squeezed", "fold it instead");
-      case OpKind::kSlice: refuse("only the builder's slice along dense axes can pass it by; slice before partition");
+      case OpKind::kSlice:
+        refuse(
+            "only the builder's slice with strides of 1 along its ragged axis can pass it by; slice before partition");
       case OpKind::kPad: refuse("pad before partition, or give partition greater extents");
       case OpKind::kReshape: refuse("reshape before partition, or combine it first");
       case OpKind::kTake: refuse("take before partition, or combine it first");
@@ -81,7 +83,9 @@ struct Nested {
       case OpKind::kPlace: refuse("put arrays side by side before partition");
       case OpKind::kSpread: refuse("spread is the compiler's own");
       case OpKind::kPartition:
-      case OpKind::kStretch: refuse("multi-level nesting: keep the outer level as a dense axis");
+      case OpKind::kStretch:
+        refuse(
+            "multi-level nesting, or a second ragged axis: fold or combine the first one, or keep it as a dense axis");
       default: break;
     }
   }

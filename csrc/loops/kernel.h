@@ -45,8 +45,9 @@ IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by);
 // The value of an index where variable i is variables[i].
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables);
 
-// Where a loop's iterations go. kTask: one call of a CPU kernel; the others: CUDA's blockIdx and threadIdx.
-enum class Parallel : uint8_t { kSerial, kUnroll, kTask, kBlock, kBlockY, kThread, kThreadY };
+// Where a loop's iterations go. kTask: one call of a CPU kernel; kCluster: the blocks of a cluster; the others: CUDA's
+// blockIdx, counted in clusters, and threadIdx.
+enum class Parallel : uint8_t { kSerial, kUnroll, kTask, kBlock, kBlockY, kCluster, kThread, kThreadY };
 
 struct Stmt;
 using Body = std::vector<Stmt>;
@@ -187,12 +188,13 @@ struct Accumulate {
   ir::OpKind op;
   RegisterId value;
 };
-// Folds every element of the arrays, all of one dtype, over its lanes, over the threads along x, over those along y:
-// whichever are set. Afterwards all of them hold the result. Every thread of the block gets here.
+// Folds every element of the arrays, all of one dtype, over its lanes, over the threads along x, over those along y,
+// over the blocks of the cluster: whichever are set; with `cluster` over all threads. Afterwards all of them hold the
+// result. Every thread of the block, or of the cluster, gets here.
 struct Combine {
   std::vector<int> arrays;
   ir::OpKind op;
-  bool lanes, threads, threads_y;
+  bool lanes, threads, threads_y, cluster;
 };
 // carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
 // with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew.
@@ -223,7 +225,8 @@ struct OpenRing {
   int ring;
 };
 // One thread begins a copy to the stage that is filled next: of `rows` runs of `row` elements each, one after the
-// other, the first ones, those r for which index + r is below every limit.
+// other, the first ones, those r for which index + r is below every limit. Anywhere: neither place need be aligned, but
+// both are equally far into 16 bytes, all of which arrive where the copy has some of them.
 struct BulkLoad {
   int ring;
   IndexPtr to;  // elements, in the stage
@@ -231,6 +234,7 @@ struct BulkLoad {
   IndexPtr from;  // elements
   int64_t rows, row;
   Condition limits = {};
+  bool anywhere = false;
 };
 // The same of a box of a parameter, all of whose elements arrive: zeros for those beyond the parameter's axes.
 struct TileLoad {
@@ -308,7 +312,8 @@ struct Kernel {
   std::vector<DType> registers;    // dtype of the value that the register holds
   int width = 1;                   // lanes; a power of two
   bool wide_index = false;         // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: blocks
+  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: clusters
+  int64_t cluster = 1;             // CUDA: blocks of a cluster, side by side along x
   int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };

@@ -46,7 +46,7 @@ class Writer {
       for (const graph::Bound& bound : indexer_.bounds()) keep_outside(bound, copy);
     } else {
       statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,          copy.global,
-                                       copy.rows,    copy.row,    std::move(copy.limits)};
+                                       copy.rows,    copy.row,    std::move(copy.limits), copy_.skew != nullptr};
     }
     BulkStatements result;
     for (const auto& bound : copy.when) {
@@ -126,7 +126,12 @@ class Writer {
     Copy copy{at_zero(global, variables_), at_zero(shared, variables_)};
     for (const Axis& axis : axes_) copy.rows *= axis.extent;
     for (const graph::Bound& bound : indexer_.bounds()) limit(bound, copy);
-    check_bytes(copy);
+    if (copy_.skew != nullptr && copy.limits.empty() && loops_.empty()) {
+      check_begin(copy.shared, "shared memory");
+      copy.shared = add(std::move(copy.shared), copy_.skew);
+    } else {
+      check_bytes(copy);
+    }
     return copy;
   }
   // The statement in the value's own loops.
@@ -256,6 +261,18 @@ BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return Wri
 
 Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).store(); }
 
+bool has_skew(const Domain& domain, DType dtype) {
+  int64_t bytes = size_of(dtype);
+  for (const schedule::LoopAxis& axis : domain.loop) {
+    if (axis.parallel == Parallel::kBulk) bytes *= axis.extent;
+  }
+  return domain.memory == schedule::Memory::kShared && !divides(kBulkBytes, bytes) && size_of(dtype) < kBulkBytes;
+}
+
+IndexPtr skew_of(const IndexPtr& begin, DType dtype) {
+  return mod(begin, loops::constant(kBulkBytes / size_of(dtype)));
+}
+
 int64_t stage_alignment(const Domain& domain) {
   const bool swizzles = std::any_of(domain.transforms.begin(), domain.transforms.end(), [](const auto& transform) {
     return std::holds_alternative<schedule::Swizzle>(transform);
@@ -264,6 +281,7 @@ int64_t stage_alignment(const Domain& domain) {
 }
 
 int64_t stage_size(int64_t elements, const Domain& domain, DType dtype) {
+  if (has_skew(domain, dtype)) elements += kBulkBytes / size_of(dtype) - 1;
   return round_up(elements, stage_alignment(domain) / size_of(dtype));
 }
 

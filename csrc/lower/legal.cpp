@@ -24,6 +24,9 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
+// On every device that has clusters.
+constexpr int64_t kMostBlocksOfCluster = 8;
+
 bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(parallel) || parallel == Parallel::kTask; }
 
 // Sizes of what is kept, and indices, count iterations.
@@ -45,7 +48,11 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    const bool folded_apart = axes.reduced[axes.loop[l]] && (parallel == Parallel::kTask || is_block(parallel));
+    JF_REQUIRE(parallel != Parallel::kCluster || target.compute_capability >= 90, "[lower] ", value,
+               " has a cluster axis, which needs a CUDA device of compute capability 9.0, but the target is '",
+               print(target), "'; fold in parts");
+    const bool apart = parallel == Parallel::kTask || (is_block(parallel) && parallel != Parallel::kCluster);
+    const bool folded_apart = axes.reduced[axes.loop[l]] && apart;
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
     JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
@@ -228,7 +235,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   bool folds = false;
   codegen::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
-      folds = folds || node.threads || node.threads_y;
+      folds = folds || node.threads || node.threads_y || node.cluster;
     }
     folds = folds || std::is_same_v<std::decay_t<decltype(node)>, loops::ScanThreads>;
   });
@@ -240,8 +247,11 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   JF_REQUIRE(shared <= target.max_shared_bytes, "[lower] ", kernel.name, " needs ", shared,
              " bytes of shared memory; a block of the target has ", target.max_shared_bytes,
              ": inline shared values deeper, store smaller parts of them, or in fewer stages");
-  JF_REQUIRE(kernel.grid <= codegen::kMostBlocks, "[lower] ", kernel.name, " has ", kernel.grid,
-             " iterations of block; at most ", codegen::kMostBlocks, ": split the axis, the outer one serial");
+  JF_REQUIRE(kernel.cluster <= kMostBlocksOfCluster, "[lower] ", kernel.name, " has ", kernel.cluster,
+             " iterations of cluster; at most ", kMostBlocksOfCluster, ": split the axis");
+  const int64_t most_blocks = codegen::kMostBlocks / kernel.cluster;
+  JF_REQUIRE(kernel.grid <= most_blocks, "[lower] ", kernel.name, " has ", kernel.grid,
+             " iterations of block; at most ", most_blocks, ": split the axis, the outer one serial");
   JF_REQUIRE(kernel.grid_y <= codegen::kMostBlocksAlongY, "[lower] ", kernel.name, " has ", kernel.grid_y,
              " iterations of block_y; at most ", codegen::kMostBlocksAlongY, ": use block for the longer axis");
 }

@@ -5,6 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "lower/guards.h"
+
 namespace jf::lower {
 namespace {
 
@@ -38,6 +40,12 @@ std::pair<Body*, bool> innermost(For& loop) {
     body = body_of(only);
   }
   return {body, guarded};
+}
+
+// Whether two indices go with one variable.
+bool share(const IndexPtr& a, const IndexPtr& b) {
+  if (a->kind == IndexKind::kVar) return depends(b, a->value);
+  return (a->a && share(a->a, b)) || (a->b && share(a->b, b));
 }
 
 class LoadsFirst {
@@ -162,7 +170,10 @@ class LoadsFirst {
         rename(load->offset);
         for (Below& below : load->when) rename(below.index);
         for (Range& range : load->within) rename(range.index);
-        load->or_first = when;
+        // The same place in every iteration is there whether or not this one exists, and is read once.
+        for (const Below& below : when) {
+          if (share(below.index, load->offset)) load->or_first.push_back(below);
+        }
       } else {
         rename(std::get<Set>(stmt.node).at);
       }

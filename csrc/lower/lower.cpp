@@ -101,6 +101,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   // 4. How often all of it runs.
   kernel.grid = extent_of(tree, target.platform == Platform::kCpu ? Parallel::kTask : Parallel::kBlock);
   kernel.grid_y = extent_of(tree, Parallel::kBlockY);
+  kernel.cluster = extent_of(tree, Parallel::kCluster);
   kernel.block = extent_of(tree, Parallel::kThread);
   kernel.block_y = extent_of(tree, Parallel::kThreadY);
   check_size(kernel, target);

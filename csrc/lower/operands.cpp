@@ -133,6 +133,8 @@ RegisterId Operands::load_shared(ValueId id, const graph::Indexer& indexer, cons
     const loops::Ring& ring = kernel_.rings[ring_of_[id]];
     const IndexPtr stage = ring.stages > 1 ? loops::variable(ring.variable) : loops::constant(0);
     at = add(std::move(at), mul(stage, loops::constant(ring.stage_size)));
+    const IndexPtr skew = this->skew(tree_.items[item_of_[id]], nullptr);
+    if (skew != nullptr) at = add(std::move(at), skew);
   }
   emit(loops::Load{result, shared_of_[id], std::move(at), p.lane_step.value_or(0)}, when);
   return result;

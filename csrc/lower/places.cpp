@@ -23,6 +23,7 @@ loops::Parallel to_loops(schedule::Parallel parallel) {
     case Parallel::kTask: return loops::Parallel::kTask;
     case Parallel::kBlock: return loops::Parallel::kBlock;
     case Parallel::kBlockY: return loops::Parallel::kBlockY;
+    case Parallel::kCluster: return loops::Parallel::kCluster;
     case Parallel::kThread: return loops::Parallel::kThread;
     case Parallel::kThreadY: return loops::Parallel::kThreadY;
     case Parallel::kBulk: break;
@@ -48,7 +49,10 @@ Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, con
     if (tree.items[i].op != nullptr) item_of_[tree.items[i].value] = static_cast<int>(i);
   }
   for (size_t loop = 0; loop < tree.loops.size(); ++loop) {
-    if (is_thread(tree.loops[loop].parallel)) threads_.insert(static_cast<int64_t>(loop));
+    const schedule::Parallel parallel = tree.loops[loop].parallel;
+    // Blocks of a cluster meet, too.
+    const bool meets = is_thread(parallel) || parallel == schedule::Parallel::kCluster;
+    if (meets) threads_.insert(static_cast<int64_t>(loop));
   }
   make_arrays();
 }
@@ -112,6 +116,18 @@ bool Places::is_circular(const Item& item) const {
   return item.shared > 0 && item.loops[item.shared - 1] >= 0 && is_circular(item, item.loops[item.shared - 1]);
 }
 
+IndexPtr Places::skew(const Item& item, const IndexPtr& innermost) const {
+  const Domain& domain = schedule_.domains[item.value];
+  if (!has_skew(domain, fusion_.values[item.value].dtype)) return nullptr;
+  std::vector<IndexPtr> indices;
+  for (int p = 0; p < item.shared; ++p) indices.push_back(variable(item.loops[p]));
+  if (innermost != nullptr) indices.back() = innermost;
+  indices.resize(domain.loop.size(), loops::constant(0));
+  const schedule::Reading from = schedule::reading(fusion_, *item.op, 0);
+  const IndexPtr begin = graph::Indexer(domain, std::move(indices)).position(from.weights).at;
+  return skew_of(add(begin, loops::constant(from.offset)), fusion_.values[item.value].dtype);
+}
+
 // The copy of an item's elements where the innermost loop that it is inlined in has the given index, if any.
 BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
   BulkCopy copy{kernel_, fusion_, schedule_.domains[item.value], item.value};
@@ -122,6 +138,7 @@ BulkStatements Places::bulk(const Item& item, const IndexPtr& innermost) {
   copy.weights = from.weights;
   copy.offset = from.offset;
   copy.shared = ring_of_[item.value];
+  copy.skew = skew(item, innermost);
   copy.in_shared = [&](const graph::Indexer& at) { return at.position(storage_of(item).weights).at; };
   return write_bulk(copy, next_variable_);
 }
@@ -246,7 +263,7 @@ bool Places::shares_inside(const Node& node) const {
 // Folds of more than a warp go through shared memory, so that all threads of the block wait for each other.
 bool Places::meets(const loops::Combine& combine) const {
   const int64_t x = extent_of(tree_, schedule::Parallel::kThread), y = extent_of(tree_, schedule::Parallel::kThreadY);
-  return (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
+  return combine.cluster || (combine.threads && x > kWarp) || (combine.threads_y && x * y > kWarp);
 }
 
 bool Places::reads_shared(const loops::Stmt& statement) const {

@@ -67,6 +67,9 @@ class Places {
     return schedule::is_bulk(schedule_.domains[item.value]) && item_of_[item.value] >= 0 &&
            !is_bulk(tree_.items[item_of_[item.value]]);
   }
+  // How much further in its stage an item's elements are; null where it has no skew. Where the innermost loop that it
+  // is inlined in has the given index, if any.
+  loops::IndexPtr skew(const Item& item, const loops::IndexPtr& innermost) const;
   Guarded bulk_store(const Item& item);
   // Whether a node, inside of `depth` loops, all those that it shares with its consumers, computes a shared value that
   // bulk copies store, and comes back to it.

@@ -45,10 +45,20 @@ int64_t cost_of(Body& pass) {
   return cost;
 }
 
+// The place itself where an index is brought into an array: what is fetched ahead may lie behind its end.
+loops::IndexPtr unclamped(const loops::IndexPtr& index) {
+  switch (index->kind) {
+    case loops::IndexKind::kMin: return unclamped(index->a);
+    case loops::IndexKind::kAdd: return loops::add(unclamped(index->a), unclamped(index->b));
+    case loops::IndexKind::kMul: return loops::mul(unclamped(index->a), unclamped(index->b));
+    default: return index;
+  }
+}
+
 // How far the load is from that of the next row, where it is contiguous and certain.
 std::optional<int64_t> row_of(const Kernel& kernel, const Load& load, const For& rows) {
   if (load.lane_stride != 1 || !load.when.empty() || !load.within.empty() || !load.steps.empty()) return std::nullopt;
-  const std::optional<int64_t> row = step_of(load.offset, rows.variable);
+  const std::optional<int64_t> row = step_of(unclamped(load.offset), rows.variable);
   const int64_t bytes = row.value_or(0) * size_of(kernel.buffers[load.buffer].dtype);
   return bytes >= kShortestRow && bytes <= kLongestRow ? row : std::nullopt;
 }
@@ -81,7 +91,7 @@ void prefetch_in(const Kernel& kernel, For& rows) {
         const std::optional<int64_t> row = row_of(kernel, *load, rows);
         if (!row) continue;
         done = true;
-        body.insert(body.begin() + i, Stmt{loops::Prefetch{wanted, loops::moved(load->offset, *row)}});
+        body.insert(body.begin() + i, Stmt{loops::Prefetch{wanted, loops::moved(unclamped(load->offset), *row)}});
       }
     });
   }

@@ -274,7 +274,7 @@ class Writer : Operands {
   }
   void combine(const Item& item) {
     if (!is_complete_later(item, schedule_)) return;
-    loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false};
+    loops::Combine statement{{array_of_[item.value]}, ir::fold_of(item.op->kind), false, false, false, false};
     const schedule::AxisTree axes = schedule::replay(schedule_.domains[item.value], fusion_.values[item.value].name);
     for (size_t p = 0; p < item.loops.size(); ++p) {
       const int node = axes.loop[p];
@@ -283,12 +283,15 @@ class Writer : Operands {
       statement.lanes = statement.lanes || parallel == Parallel::kVector;
       statement.threads = statement.threads || (parallel == Parallel::kThread && extent > 1);
       statement.threads_y = statement.threads_y || (parallel == Parallel::kThreadY && extent > 1);
+      statement.cluster = statement.cluster || (parallel == Parallel::kCluster && extent > 1);
     }
-    if (!statement.lanes && !statement.threads && !statement.threads_y) return;
-    const bool meets = statement.threads || statement.threads_y;
+    const bool meets = statement.threads || statement.threads_y || statement.cluster;
+    if (!statement.lanes && !meets) return;
+    if (statement.cluster) check_cluster_fold(item, statement);
     for (int l = 0; meets && l < item.shared; ++l) {
-      if (item.loops[l] < 0 || !is_thread(tree_.loops[item.loops[l]].parallel)) continue;
+      if (item.loops[l] < 0) continue;
       const auto& [extent, parallel, direction] = tree_.loops[item.loops[l]];
+      if (!is_thread(parallel) && (!statement.cluster || parallel != Parallel::kCluster)) continue;
       JF_REQUIRE(extent == extent_of(tree_, parallel), "[lower] ", fusion_.values[item.value].name,
                  is_fold(item) ? " is folded" : " is scanned", " over threads inside of a ", name(parallel),
                  " loop of ", extent, " iterations, but ", extent_of(tree_, parallel),
@@ -300,9 +303,19 @@ class Writer : Operands {
     auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
     const bool together = last != nullptr && meets && last->op == statement.op && last->lanes == statement.lanes &&
                           last->threads == statement.threads && last->threads_y == statement.threads_y &&
+                          last->cluster == statement.cluster &&
                           dtype(*last) == dtype(statement);
     if (together) return last->arrays.push_back(array_of_[item.value]);
     statements_.push_back({{}, {std::move(statement)}, meets});
+  }
+  // Blocks exchange one result each.
+  void check_cluster_fold(const Item& item, const loops::Combine& fold) const {
+    for (const auto& [parallel, folded] :
+         {std::pair(Parallel::kThread, fold.threads), std::pair(Parallel::kThreadY, fold.threads_y)}) {
+      JF_REQUIRE(folded || extent_of(tree_, parallel) == 1, "[lower] ", fusion_.values[item.value].name,
+                 " is folded over the blocks of a cluster, but not over their ", extent_of(tree_, parallel), " ",
+                 name(parallel), " iterations; fold it over both");
+    }
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);
@@ -342,7 +355,7 @@ class Writer : Operands {
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
     for (Parallel parallel :
-         {Parallel::kThread, Parallel::kThreadY, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
+         {Parallel::kThread, Parallel::kThreadY, Parallel::kCluster, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
       if (extent_of(tree_, parallel) == 1 || runs_on(item, parallel)) continue;
       loops::Body body;
       body.push_back(std::move(statement));

@@ -20,7 +20,7 @@ using ir::ValueId;
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 // Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns, and rows
 // that are read fit the memory that threads share.
-constexpr int64_t kMaxColumns = 16 << 10, kMaxRowBytes = 32 << 10;
+constexpr int64_t kMaxColumns = 16 << 10, kMaxRowBytes = 64 << 10;
 constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
 // Reductions of as few elements share a launch even where they read nothing in common.

@@ -21,19 +21,74 @@ constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
 struct Shape {
   std::vector<int64_t> extents;
   int ragged = -1, column = -1;             // column: the innermost axis where it is dense; -1 for none
-  std::vector<int> kept = {}, folded = {};  // the others, parts before their component
-  bool folds_columns = false;
+  std::vector<int> kept = {}, folded = {};  // the others, parts before their component; folded: those within rows
+  bool folds_columns = false;               // or has their loops inside of those over rows
 };
 
-Shape shape_of(const ir::Fusion& segment) {
-  const Domain domain = schedule::unscheduled(segment).domains[segment.outputs.front()];
-  JF_CHECK(domain.ragged.has_value(), segment.name, " neither folds nor combines rows");
+// How the values of a segment stand together. Folds and scans of dense axes on the way to its outputs have their loops
+// inside of those over rows, and so have all others then.
+struct Together {
+  std::vector<Domain> domains;
+  std::vector<bool> folded_by = {};  // by axis of the extents: whether an output folds it
+  bool inside = false, scans = false;
+  int64_t columns = 1;  // the longest innermost axis that is neither ragged nor its component
+};
+
+Together together(const ir::Fusion& segment) {
+  Together all{schedule::unscheduled(segment).domains};
+  for (const ir::Op& op : segment.ops) {
+    const Domain& domain = all.domains[op.output];
+    if (!domain.ragged) continue;
+    const bool nested = ir::ragged_axis(segment.values[op.output]) >= 0;
+    all.scans = all.scans || (nested && std::holds_alternative<ir::Scan>(op.attribute));
+    all.inside = all.inside || all.scans || (nested && std::holds_alternative<ir::Reduce>(op.attribute));
+    const int last = static_cast<int>(domain.logical.size()) - 1;
+    const std::vector<int>& by = domain.ragged->by;
+    const bool is_dense = last != domain.ragged->axis && std::find(by.begin(), by.end(), last) == by.end();
+    if (is_dense) all.columns = std::max(all.columns, domain.logical[last]);
+    all.folded_by.resize(domain.ragged->by.size(), false);
+    for (size_t i = 0; i < domain.ragged->by.size() && !domain.reduced.empty(); ++i) {
+      all.folded_by[i] = all.folded_by[i] || domain.reduced[domain.ragged->by[i]];
+    }
+  }
+  return all;
+}
+
+// Outputs first, folds next: most values are like them.
+std::vector<ir::ValueId> computed_values(const ir::Fusion& segment) {
+  std::vector<ir::ValueId> values = segment.outputs;
+  for (const bool folds : {true, false}) {
+    for (const ir::Op& op : segment.ops) {
+      if (std::holds_alternative<ir::Reduce>(op.attribute) != folds) continue;
+      if (std::find(values.begin(), values.end(), op.output) == values.end()) values.push_back(op.output);
+    }
+  }
+  return values;
+}
+
+// The first of some values with most loops over rows and others; -1 where none has rows.
+ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
+  ir::ValueId reference = -1;
+  for (ir::ValueId id : among) {
+    const size_t rank = all.domains[id].ragged ? all.domains[id].logical.size() : 0;
+    if (rank > (reference < 0 ? 0 : all.domains[reference].logical.size())) reference = id;
+  }
+  return reference;
+}
+
+Shape shape_of(const Together& all, ir::ValueId reference) {
+  JF_CHECK(reference >= 0, "a segment of nested values neither folds nor combines rows");
+  const Domain& domain = all.domains[reference];
   Shape shape{domain.logical, domain.ragged->axis};
   const std::vector<int>& by = domain.ragged->by;
   const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
-  const auto is_folded = [&](int axis) { return !domain.reduced.empty() && domain.reduced[axis]; };
+  const auto is_folded = [&](int axis) {
+    const auto found = std::find(by.begin(), by.end(), axis);
+    if (found != by.end()) return bool{all.folded_by[found - by.begin()]};
+    return all.inside || (!domain.reduced.empty() && domain.reduced[axis]);
+  };
   const int rank = static_cast<int>(domain.logical.size());
-  if (rank > 0 && shape.ragged != rank - 1 && !is_by(rank - 1) && domain.logical[rank - 1] > 1) {
+  if (rank > 0 && shape.ragged != rank - 1 && !is_by(rank - 1) && all.columns > 1 && !all.scans) {
     shape.column = rank - 1;
     shape.folds_columns = is_folded(rank - 1);
   }
@@ -145,8 +200,9 @@ void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) 
 }  // namespace
 
 NestedParameters propose_nested(const ir::Fusion& segment, const Target& target) {
-  const Shape shape = shape_of(segment);
-  int64_t columns = shape.column < 0 ? 1 : shape.extents[shape.column], widest = 4, elements = 0;
+  const Together all = together(segment);
+  const Shape shape = shape_of(all, reference_of(all, computed_values(segment)));
+  int64_t columns = shape.column < 0 ? 1 : all.columns, widest = 4, elements = 0;
   for (const ir::Value& value : segment.values) {
     if (ir::ragged_axis(value) >= 0) widest = std::max(widest, size_of(compute_dtype(value.dtype)));
   }
@@ -182,17 +238,31 @@ std::string print(const NestedParameters& p) {
 }
 
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
-  const Shape shape = shape_of(segment);
-  const ir::ValueId reference = segment.outputs.front();
+  const Together all = together(segment);
   Scheduler scheduler(segment);
-  Loops loops(scheduler, reference);
-  if (platform == Platform::kCpu) {
-    schedule_cpu(loops, shape, parameters);
-  } else {
-    schedule_cuda(loops, shape, parameters);
+  // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
+  std::vector<ir::ValueId> left = computed_values(segment);
+  for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
+    const Shape shape = shape_of(all, reference);
+    NestedParameters own = parameters;
+    Loops loops(scheduler, reference);
+    if (platform == Platform::kCpu) {
+      schedule_cpu(loops, shape, own);
+    } else {
+      while (shape.column >= 0 && shape.extents[shape.column] % own.lanes != 0) own.lanes /= 2;
+      schedule_cuda(loops, shape, own);
+    }
+    std::vector<ir::ValueId> like;
+    for (ir::ValueId id : scheduler.alike(reference)) {
+      if (std::find(left.begin(), left.end(), id) != left.end()) like.push_back(id);
+    }
+    if (!like.empty()) {
+      scheduler.transform_like(reference, like);
+      scheduler.parallelize_like(reference, like);
+    }
+    like.push_back(reference);
+    std::erase_if(left, [&](ir::ValueId id) { return std::find(like.begin(), like.end(), id) != like.end(); });
   }
-  scheduler.transform_like(reference);
-  scheduler.parallelize_like(reference);
   scheduler.inline_most();
   return scheduler.schedule();
 }

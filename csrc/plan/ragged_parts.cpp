@@ -1,8 +1,13 @@
 #include "plan/ragged_parts.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
+#include <numeric>
 #include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -17,11 +22,13 @@ using ir::OpKind;
 using ir::Value;
 using ir::ValueId;
 
-// Pieces of work that keep a device busy where one component has all rows, and the columns of each.
+// Pieces of work that keep a device busy where few rows exist, and the columns of each.
 constexpr int64_t kWanted = 256, kColumns = 256;
-// Rows of a part where one component has all of them; rows for each part of each component, so that what is stored
-// between the stages is small against what is read.
-constexpr int64_t kFewestRows = 32, kRowsOfPart = 8;
+// Rows of a part: enough that what is stored between the stages is small against what is read, and few enough that the
+// last part to begin is done soon.
+constexpr int64_t kFewestRows = 32, kRowsOfPart = 128;
+// A component has a part that is not full. Where components could have fewer rows each, they are not cut.
+constexpr int64_t kRowsOfComponent = 8;
 // Places in the array stay 32-bit numbers.
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
@@ -51,24 +58,6 @@ class Rewriter {
   }
 
  private:
-  // Of a nested value: how its axes look once the parts stand behind the component; 0 parts for none.
-  struct Cut {
-    const ir::Axis& ragged;
-    int64_t parts;
-    int64_t position;  // of the new axis
-
-    int64_t operator()(int64_t axis) const { return parts > 0 && axis >= position ? axis + 1 : axis; }
-    std::vector<int64_t> operator()(std::vector<int64_t> axes) const {
-      for (int64_t& axis : axes) axis = (*this)(axis);
-      return axes;
-    }
-  };
-  Cut cut(ValueId id, int64_t parts) const {
-    const Value& value = whole_.values[id];
-    const ir::Axis& ragged = value.axes[ir::ragged_axis(value)];
-    return {ragged, parts, ragged.by.back() + 1};
-  }
-
   ValueId add(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute, const Value& stated,
               const std::string& label = "") {
     Value value = ir::infer(result_, kind, inputs, attribute, stated);
@@ -93,8 +82,17 @@ class Rewriter {
     return add(op.kind, std::move(inputs), op.attribute, whole_.values[op.output], op.label);
   }
 
-  // How many parts each component of what an op folds or combines should have; 0 for none.
-  int64_t wanted_parts(const Op& op) const {
+  // How the components that belong to extents are cut.
+  struct Cutting {
+    ValueId extents;
+    int64_t rows = 0;   // of a part, at least; 0 where components stay whole
+    int64_t parts = 0;  // of all components of an outer index
+    int64_t most = 0;   // rows of a component
+    auto operator<=>(const Cutting&) const = default;
+  };
+
+  // How the components of what an op folds or combines should be cut.
+  Cutting cutting(const Op& op) const {
     const Value& from = whole_.values[op.inputs[0]];
     const int axis = ir::ragged_axis(from);
     const ir::Axis& ragged = from.axes[axis];
@@ -106,172 +104,247 @@ class Rewriter {
       const bool indexes = std::find(ragged.by.begin(), ragged.by.end(), dim) != ragged.by.end();
       if (static_cast<int>(a) != axis && !is_folded && !indexes) columns *= std::max<int64_t>(from.axes[a].extent, 1);
     }
-    const int64_t components = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
-    const int64_t pieces = divide_up(columns, kColumns);
-    const int64_t parts = std::min({divide_up(kWanted, pieces), ragged.extent / kFewestRows,
-                                    std::max<int64_t>(ragged.extent / (kRowsOfPart * components), 1)});
-    return parts < 2 || ragged.extent > kMostRows ? 0 : parts;
+    const std::vector<ir::Axis>& of = whole_.values[ragged.extents].axes;
+    const int64_t components = of.back().extent,
+                  all = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
+    const int64_t rows = ragged.extent,
+                  pieces = divide_up(columns, kColumns) * std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
+    const int64_t wanted = std::max(rows / kRowsOfPart, std::min(divide_up(kWanted, pieces), rows / kFewestRows));
+    if (wanted < 2 || rows > kMostRows || components == 0 || components * kRowsOfComponent > rows) {
+      return {ragged.extents, 0, 0, rows};
+    }
+    const int64_t of_part = divide_up(rows, wanted);
+    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows};
   }
+  static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
 
   ValueId leave(const Op& op) {
-    const int64_t parts = wanted_parts(op);
+    const Cutting cut = cutting(op);
     const ValueId from = op.inputs[0];
-    const Cut cut = this->cut(from, parts);
     const Value& value = whole_.values[op.output];
     if (op.kind == OpKind::kCombine && ir::elements(whole_.values[from]) == 0) {
       const ValueId zero = add(OpKind::kConstant, {}, ir::zero_of(value.dtype), fresh(value.name, "zero", value.dtype));
       return add(OpKind::kBroadcast, {zero}, ir::Dims{}, value);
     }
     if (const auto* combine = std::get_if<ir::Combine>(&op.attribute)) {
-      ir::Combine attribute = *combine;
-      attribute.components += parts > 0;
-      const ValueId starts = start_of_parts(op.inputs[1], cut.ragged, parts, combine->rows);
-      return add(op.kind, {nested(from, parts), starts}, attribute, value, op.label);
+      const ValueId starts = starts_of_parts(op.inputs[1], cut, combine->rows);
+      return add(op.kind, {nested(from, cut), starts}, *combine, value, op.label);
     }
     const auto& reduce = std::get<ir::Reduce>(op.attribute);
-    if (parts == 0) return add(op.kind, {nested(from, 0)}, reduce, value, op.label);
+    if (cut.rows == 0) return add(op.kind, {nested(from, cut)}, reduce, value, op.label);
     // Sums and products of low precision stay in compute_dtype between the stages.
     const bool rounds = op.kind == OpKind::kReduceSum || op.kind == OpKind::kReduceProd;
     const DType dtype = rounds ? compute_dtype(value.dtype) : value.dtype;
-    ValueId operand = nested(from, parts);
+    ValueId operand = nested(from, cut);
     if (dtype != value.dtype) operand = add(OpKind::kConvert, {operand}, {}, fresh(value.name, "wide", dtype));
-    // What folds the component, too, does so with the parts.
-    const int64_t component = cut.ragged.by.back();
+    // First each part by itself; what folds components, too, does so with the parts.
+    const std::vector<int64_t> by = result_.values[operand].axes[ir::ragged_axis(result_.values[operand])].by;
     ir::Reduce first{{}, 0}, second{{}, 0};
-    int64_t gone = 0;
-    for (size_t a = 0; a < result_.values[operand].axes.size(); ++a) {
-      const auto axis = static_cast<int64_t>(a);
-      const int64_t before = axis > cut.position ? axis - 1 : axis;
-      const bool is_part = axis == cut.position;
-      const bool indexes = std::find(cut.ragged.by.begin(), cut.ragged.by.end(), before) != cut.ragged.by.end();
-      const bool folds = !is_part && std::binary_search(reduce.dims.begin(), reduce.dims.end(), before);
-      if (folds && (!indexes || before != component)) {
-        first.dims.push_back(axis);
-        ++gone;
-      } else if (folds || is_part) {
-        second.dims.push_back(axis - gone);
-      }
+    for (int64_t dim : reduce.dims) {
+      const bool indexes = std::find(by.begin(), by.end(), dim) != by.end();
+      (indexes ? second : first).dims.push_back(dim);
     }
-    const ValueId partial = add(op.kind, {operand}, first, fresh(value.name, "parts", dtype), op.label);
+    const auto moved = [&](int64_t dim) {
+      return dim - std::count_if(first.dims.begin(), first.dims.end(), [&](int64_t gone) { return gone < dim; });
+    };
+    for (int64_t& dim : second.dims) dim = moved(dim);
+    const int64_t component = moved(by.back());
+    ValueId partial = add(op.kind, {operand}, first, fresh(value.name, "parts", dtype), op.label);
+    if (std::find(second.dims.begin(), second.dims.end(), component) == second.dims.end()) {
+      const Parts& parts = parts_of(cut);
+      const int64_t outer = static_cast<int64_t>(by.size()) - 1;
+      ValueId rows = partial;
+      std::vector<int64_t> order, back;
+      // Extents of several axes are for those in front.
+      if (outer > 0) {
+        for (int64_t dim : by) order.push_back(moved(dim));
+        const auto rank = static_cast<int64_t>(result_.values[partial].axes.size());
+        for (int64_t dim = 0; dim < rank; ++dim) {
+          if (std::find(order.begin(), order.end(), dim) == order.end()) order.push_back(dim);
+        }
+        if (!std::is_sorted(order.begin(), order.end())) {
+          rows = add(OpKind::kTranspose, {partial}, ir::Dims{order}, fresh(value.name, "parts_in_order", dtype));
+          for (int64_t dim = 0; dim < rank; ++dim) {
+            const auto at = std::find(order.begin(), order.end(), dim) - order.begin();
+            back.push_back(at > outer ? at + 1 : at);
+            if (at == outer) back.push_back(at + 1);
+          }
+        }
+      }
+      const int64_t axis = outer > 0 ? outer : component;
+      Value stated = fresh(value.name, "parts_of_components", dtype);
+      partial = add(OpKind::kPartition, {rows, parts.first, parts.counts}, ir::Nest{axis, cut.parts}, stated);
+      if (!back.empty()) {
+        partial = add(OpKind::kTranspose, {partial}, ir::Dims{back}, fresh(value.name, "parts_in_place", dtype));
+      }
+      for (int64_t& dim : second.dims) dim += dim > component;
+      second.dims.push_back(component + 1);
+      std::sort(second.dims.begin(), second.dims.end());
+    }
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value.name, "all", dtype), op.label);
     return add(OpKind::kConvert, {all}, {}, value);
   }
 
-  // A nested value, with its parts.
-  ValueId nested(ValueId id, int64_t parts) {
-    const auto key = std::pair(id, parts);
+  // A nested value whose components are parts.
+  ValueId nested(ValueId id, const Cutting& cut) {
+    const auto key = std::pair(id, cut);
     if (const auto found = nested_.find(key); found != nested_.end()) return found->second;
-    const ValueId made = nested_anew(id, parts);
+    const ValueId made = nested_anew(id, cut);
     nested_.emplace(key, made);
     return made;
   }
-  ValueId nested_anew(ValueId id, int64_t parts) {
+  ValueId nested_anew(ValueId id, const Cutting& cut) {
     const Op& op = *defined_by_[id];
-    const Cut cut = this->cut(id, parts);
-    Value stated = fresh(name(id), parts > 0 ? "in_parts" : "rows", whole_.values[id].dtype);
-    for (const ir::Axis& axis : whole_.values[id].axes) stated.axes.push_back({axis.extent});
-    if (parts > 0) stated.axes.insert(stated.axes.begin() + cut.position, {parts});
-    const int64_t most = parts > 0 ? divide_up(cut.ragged.extent, parts) : cut.ragged.extent;
-    stated.axes[cut(ir::ragged_axis(whole_.values[id]))].extent = most;
-    const ValueId extents = extent_of_parts(cut.ragged, parts);
+    const Value& value = whole_.values[id];
+    Value stated = fresh(name(id), cut.rows > 0 ? "in_parts" : "rows", value.dtype);
+    for (const ir::Axis& axis : value.axes) stated.axes.push_back({axis.extent});
+    if (cut.rows > 0) stated.axes[component_axis(value)].extent = cut.parts;
+    const ValueId extents = cut.rows > 0 ? parts_of(cut).extents : renamed_[cut.extents];
     if (op.kind == OpKind::kPartition) {
-      ir::Nest nest = std::get<ir::Nest>(op.attribute);
+      const auto& nest = std::get<ir::Nest>(op.attribute);
       const int64_t rows = whole_.values[op.inputs[0]].axes[nest.axis].extent;
-      nest.most = most;
-      nest.components += parts > 0;
-      const ValueId starts = start_of_parts(op.inputs[1], cut.ragged, parts, rows);
+      const ValueId starts = starts_of_parts(op.inputs[1], cut, rows);
       return add(op.kind, {renamed_[op.inputs[0]], starts, extents}, nest, stated, op.label);
     }
     if (op.kind == OpKind::kStretch) {
-      ir::Nest nest = std::get<ir::Nest>(op.attribute);
-      ValueId dense = renamed_[op.inputs[0]];
-      if (parts > 0) {
-        std::vector<int64_t> shape = ir::shape(stated), dims;
-        shape[cut(nest.axis)] = 1;
-        for (size_t a = 0; a < whole_.values[op.inputs[0]].axes.size(); ++a) {
-          dims.push_back(cut(static_cast<int64_t>(a)));
-        }
-        dense = add(OpKind::kBroadcast, {dense}, ir::Dims{dims}, fresh(name(id), "of_parts", stated.dtype, shape));
-        nest.by = cut(nest.by);
-        nest.by.push_back(cut.position);
-      }
-      nest.axis = cut(nest.axis);
-      nest.most = most;
-      return add(op.kind, {dense, extents}, nest, stated, op.label);
+      const ValueId dense = cut.rows > 0 ? dense_of_parts(op.inputs[0], std::get<ir::Nest>(op.attribute).by, cut)
+                                         : renamed_[op.inputs[0]];
+      return add(op.kind, {dense, extents}, op.attribute, stated, op.label);
     }
-    // Nested before, and after.
     std::vector<ValueId> inputs;
-    for (ValueId input : op.inputs) inputs.push_back(nested(input, parts));
-    const Cut before = this->cut(op.inputs[0], parts);
-    ir::Attribute attribute = op.attribute;
-    if (auto* dims = std::get_if<ir::Dims>(&attribute); dims != nullptr && parts > 0) {
-      if (op.kind == OpKind::kTranspose) {
-        dims->dims = before(dims->dims);
-        dims->dims.insert(dims->dims.begin() + cut.position, before.position);
-      } else if (op.kind == OpKind::kBroadcast) {
-        dims->dims = cut(dims->dims);
-        dims->dims.insert(dims->dims.begin() + before.position, cut.position);
-      } else {
-        dims->dims = before(dims->dims);  // squeeze
-      }
-    }
-    if (auto* reduce = std::get_if<ir::Reduce>(&attribute)) reduce->dims = before(reduce->dims);
-    if (auto* scan = std::get_if<ir::Scan>(&attribute)) scan->axis = before(scan->axis);
-    return add(op.kind, std::move(inputs), attribute, stated, op.label);
+    for (ValueId input : op.inputs) inputs.push_back(nested(input, cut));
+    return add(op.kind, std::move(inputs), op.attribute, stated, op.label);
   }
 
-  // Integers, one for each component or for each of its parts.
-  ValueId number(int64_t value) {
-    return add(OpKind::kConstant, {}, ir::Constant{value}, fresh(whole_.name, "number", DType::kS32));
+  // Per-component values [.., components, ..] for each part: that of its component. Axes `by` are those of extents.
+  ValueId dense_of_parts(ValueId id, const std::vector<int64_t>& by, const Cutting& cut) {
+    const auto key = std::tuple(id, by, cut);
+    if (const auto found = dense_.find(key); found != dense_.end()) return found->second;
+    const int64_t component = by.back();
+    std::vector<int64_t> shape = ir::shape(whole_.values[id]);
+    shape[component] = cut.parts;
+    const Value stated = fresh(name(id), "of_parts", whole_.values[id].dtype, shape);
+    std::vector<int64_t> from(shape.size());
+    std::iota(from.begin(), from.end(), 0);
+    ValueId source = renamed_[id], made = -1;
+    if (const Op* op = defined_by_[id]; op != nullptr && op->kind == OpKind::kBroadcast) {
+      // What it repeats has fewer elements.
+      const std::vector<int64_t>& dims = std::get<ir::Dims>(op->attribute).dims;
+      const std::vector<ir::Axis>& axes = whole_.values[op->inputs[0]].axes;
+      const auto at = std::find(dims.begin(), dims.end(), component) - dims.begin();
+      const bool varies = at < std::ssize(dims) && axes[at].extent == whole_.values[id].axes[component].extent;
+      source = renamed_[op->inputs[0]];
+      if (!varies) {
+        made = add(OpKind::kBroadcast, {source}, op->attribute, stated);
+      } else if (by.size() == 1) {
+        made = add(OpKind::kBroadcast, {dense_of_parts(op->inputs[0], {at}, cut)}, op->attribute, stated);
+      } else {
+        from = dims;
+        for (size_t i = 0; i < from.size(); ++i) from[i] = axes[i].extent == 1 ? -1 : from[i];
+        from[at] = component;
+      }
+    }
+    if (made < 0) made = taken(source, from, by, cut, stated);
+    dense_.emplace(key, made);
+    return made;
   }
-  ValueId full(int64_t value, const std::vector<int64_t>& shape) {
-    return add(OpKind::kBroadcast, {number(value)}, ir::Dims{}, fresh(whole_.name, "numbers", DType::kS32, shape));
+  // The elements at each part's component. Axis i of the value goes along axis from[i] of the result, -1 for none; axes
+  // `by` of the result are those of extents.
+  ValueId taken(ValueId id, std::vector<int64_t> from, const std::vector<int64_t>& by, const Cutting& cut,
+                const Value& stated) {
+    const auto at = std::find(from.begin(), from.end(), by.back()) - from.begin();
+    from[at] = -1;
+    std::vector<int64_t> order(by.size()), dims = by;
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return by[a] < by[b]; });
+    std::sort(dims.begin(), dims.end());
+    ValueId index = parts_of(cut).component;
+    if (dims != by) {
+      index = add(OpKind::kTranspose, {index}, ir::Dims{order}, fresh(whole_.name, "indices", DType::kS32));
+    }
+    const std::vector<int64_t> shape = ir::shape(stated);
+    if (shape != ir::shape(result_.values[index])) {
+      index = add(OpKind::kBroadcast, {index}, ir::Dims{dims}, fresh(whole_.name, "indices", DType::kS32, shape));
+    }
+    const std::vector<int64_t> none(from.size(), 0), ones(from.size(), 1);
+    const int64_t last = result_.values[id].axes[at].extent - 1;
+    return add(OpKind::kTake, {id, index}, ir::Take{{at}, {last}, from, none, ones}, stated);
   }
-  ValueId compute(OpKind kind, std::vector<ValueId> inputs) {
-    return add(kind, std::move(inputs), {}, fresh(whole_.name, "index", DType::kS32));
+
+  // Integers, one for each component or for each part.
+  ValueId full(int64_t value, const std::vector<int64_t>& shape, DType dtype = DType::kS32) {
+    const ValueId number = add(OpKind::kConstant, {}, ir::Constant{value}, fresh(whole_.name, "number", dtype));
+    return shape.empty() ? number
+                         : add(OpKind::kBroadcast, {number}, ir::Dims{}, fresh(whole_.name, "numbers", dtype, shape));
+  }
+  ValueId compute(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute = {}, DType dtype = DType::kS32) {
+    return add(kind, std::move(inputs), std::move(attribute), fresh(whole_.name, "index", dtype));
   }
   ValueId clamped(ValueId id, int64_t high) {
     const std::vector<int64_t> shape = ir::shape(result_.values[id]);
     return compute(OpKind::kClamp, {full(0, shape), id, full(high, shape)});
   }
-  ValueId for_parts(ValueId id, int64_t parts) {
-    std::vector<int64_t> shape = ir::shape(result_.values[id]), dims;
-    for (size_t a = 0; a < shape.size(); ++a) dims.push_back(static_cast<int64_t>(a));
-    shape.push_back(parts);
-    return add(OpKind::kBroadcast, {id}, ir::Dims{dims}, fresh(whole_.name, "indices", DType::kS32, shape));
+  // Integers of components for each part.
+  ValueId of_parts(ValueId id, ValueId component) {
+    const auto rank = static_cast<int64_t>(result_.values[id].axes.size());
+    std::vector<int64_t> from(rank);
+    std::iota(from.begin(), from.end(), 0);
+    from.back() = -1;
+    const std::vector<int64_t> none(rank, 0), ones(rank, 1);
+    const Value stated = fresh(whole_.name, "of_part", DType::kS32, ir::shape(result_.values[component]));
+    const int64_t last = result_.values[id].axes.back().extent - 1;
+    return add(OpKind::kTake, {id, component}, ir::Take{{rank - 1}, {last}, from, none, ones}, stated);
   }
 
-  // What the parts of components begin with, and how many rows a whole one has.
+  // By component: its first part and how many it has. By part: its component, where it begins in it, and its rows.
   struct Parts {
-    ValueId offset, rows, extents;
+    ValueId first, counts, component, offset, extents;
   };
-  const Parts& parts_of(const ir::Axis& ragged, int64_t parts) {
-    const auto key = std::tuple(ragged.extents, ragged.extent, parts);
-    if (const auto found = parts_.find(key); found != parts_.end()) return found->second;
-    const ValueId count = clamped(renamed_[ragged.extents], ragged.extent);
+  const Parts& parts_of(const Cutting& cut) {
+    if (const auto found = parts_.find(cut); found != parts_.end()) return found->second;
+    const ValueId count = clamped(renamed_[cut.extents], cut.most);
     const std::vector<int64_t> components = ir::shape(result_.values[count]);
-    const ValueId run =
-        compute(OpKind::kDiv, {compute(OpKind::kAdd, {count, full(parts - 1, components)}), full(parts, components)});
-    std::vector<int64_t> shape = components;
-    shape.push_back(parts);
-    const ir::Dims along{{static_cast<int64_t>(components.size())}};
-    const ValueId number = add(OpKind::kIota, {}, along, fresh(whole_.name, "part", DType::kS32, shape));
-    const ValueId rows = for_parts(run, parts), offset = compute(OpKind::kMul, {number, rows});
-    const ValueId rest = compute(OpKind::kSub, {for_parts(count, parts), offset});
-    const ValueId extents = compute(OpKind::kClamp, {full(0, shape), rest, rows});
-    return parts_.emplace(key, Parts{offset, rows, extents}).first->second;
+    const auto last = static_cast<int64_t>(components.size()) - 1;
+    std::vector<int64_t> outer(components.begin(), components.end() - 1), parts = outer, along(last);
+    parts.push_back(cut.parts);
+    std::iota(along.begin(), along.end(), 0);
+    // Where components share rows there can be more of these than the array has: then parts are longer.
+    const DType wide = DType::kS64;
+    const int64_t least = cut.parts - components.back();
+    const ValueId total =
+        compute(OpKind::kReduceSum, {compute(OpKind::kConvert, {count}, {}, wide)}, ir::Reduce{{last}, 0}, wide);
+    const ValueId even = compute(
+        OpKind::kDiv,
+        {compute(OpKind::kAdd, {total, full(least - 1, outer, wide)}, {}, wide), full(least, outer, wide)}, {}, wide);
+    const ValueId length =
+        compute(OpKind::kConvert,
+                {compute(OpKind::kClamp, {full(cut.rows, outer, wide), even, full(cut.most, outer, wide)}, {}, wide)});
+    const auto everywhere = [&](const std::vector<int64_t>& shape) {
+      return add(OpKind::kBroadcast, {length}, ir::Dims{along}, fresh(whole_.name, "numbers", DType::kS32, shape));
+    };
+    const ValueId of_component = everywhere(components), of_part = everywhere(parts);
+    const ValueId filled = compute(OpKind::kAdd, {count, compute(OpKind::kSub, {of_component, full(1, components)})});
+    const ValueId counts = compute(OpKind::kDiv, {filled, of_component});
+    const ValueId ends = compute(OpKind::kScanSum, {counts}, ir::Scan{last});
+    const ValueId first = compute(OpKind::kSub, {ends, counts});
+    const ValueId number = add(OpKind::kIota, {}, ir::Dims{{last}}, fresh(whole_.name, "part", DType::kS32, parts));
+    const ValueId component = compute(OpKind::kSearch, {ends, number}, ir::Search{false, along});
+    const ValueId exists = compute(OpKind::kLt, {component, full(components.back(), parts)}, {}, DType::kPred);
+    const auto where = [&](ValueId id) { return compute(OpKind::kSelect, {exists, id, full(0, parts)}); };
+    const ValueId before = where(compute(OpKind::kSub, {number, of_parts(first, component)}));
+    const ValueId offset = compute(OpKind::kMul, {before, of_part});
+    const ValueId rest = compute(OpKind::kSub, {of_parts(count, component), offset});
+    const ValueId extents = where(compute(OpKind::kClamp, {full(0, parts), rest, of_part}));
+    return parts_.emplace(cut, Parts{first, counts, component, offset, extents}).first->second;
   }
-  ValueId extent_of_parts(const ir::Axis& ragged, int64_t parts) {
-    return parts == 0 ? renamed_[ragged.extents] : parts_of(ragged, parts).extents;
-  }
-  ValueId start_of_parts(ValueId starts, const ir::Axis& ragged, int64_t parts, int64_t rows) {
-    if (parts == 0) return renamed_[starts];
-    const auto key = std::tuple(starts, ragged.extents, ragged.extent, parts, rows);
+  ValueId starts_of_parts(ValueId starts, const Cutting& cut, int64_t rows) {
+    if (cut.rows == 0) return renamed_[starts];
+    const auto key = std::tuple(starts, cut, rows);
     if (const auto found = starts_.find(key); found != starts_.end()) return found->second;
-    const ValueId offset = parts_of(ragged, parts).offset;
-    const ValueId first = for_parts(clamped(renamed_[starts], rows), parts);
-    return starts_.emplace(key, compute(OpKind::kAdd, {first, offset})).first->second;
+    const Parts& parts = parts_of(cut);
+    const ValueId first = of_parts(clamped(renamed_[starts], rows), parts.component);
+    return starts_.emplace(key, compute(OpKind::kAdd, {first, parts.offset})).first->second;
   }
 
   const Fusion& whole_;
@@ -279,9 +352,10 @@ class Rewriter {
   std::vector<ValueId> renamed_;  // by value of the whole, for dense ones
   std::vector<const Op*> defined_by_;
   std::set<std::string> names_;
-  std::map<std::pair<ValueId, int64_t>, ValueId> nested_;
-  std::map<std::tuple<ValueId, int64_t, int64_t>, Parts> parts_;
-  std::map<std::tuple<ValueId, ValueId, int64_t, int64_t, int64_t>, ValueId> starts_;
+  std::map<std::pair<ValueId, Cutting>, ValueId> nested_;
+  std::map<std::tuple<ValueId, std::vector<int64_t>, Cutting>, ValueId> dense_;
+  std::map<Cutting, Parts> parts_;
+  std::map<std::tuple<ValueId, Cutting, int64_t>, ValueId> starts_;
 };
 
 }  // namespace

@@ -43,13 +43,14 @@ int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedu
 
 struct Printer {
   std::string operator()(const CpuReduction& p) const {
-    return cat("cpu lane_loop=", p.lane_loop, " lanes=", p.lanes, " chunk=", p.chunk, " keep=", name(p.keep),
-               " tasks=", p.tasks);
+    return cat("cpu lane_loop=", p.lane_loop, " lanes=", p.lanes, " chunk=", p.chunk,
+               p.rows > 1 ? cat(" rows=", p.rows) : "", " keep=", name(p.keep), " tasks=", p.tasks);
   }
   std::string operator()(const CudaReduction& p) const {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
-               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "");
+               p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
+               p.cluster > 1 ? cat(" cluster=", p.cluster) : "");
   }
 };
 

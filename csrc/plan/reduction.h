@@ -22,6 +22,7 @@ struct CpuReduction {
   int lane_loop = 0;  // the loop that runs in lanes
   int64_t lanes = 1;  // values of a register, a power of two
   int64_t chunk = 1;  // registers side by side, where lane_loop is kept
+  int64_t rows = 1;   // side by side, where others fold across them
   Keep keep = Keep::kNothing;
   int64_t tasks = 1;  // calls that other threads may take
   bool operator==(const CpuReduction&) const = default;
@@ -42,6 +43,7 @@ struct CudaReduction {
   // give it one for each of their parts.
   int64_t stages = 1, blocks = 1;
   bool bulk_store = false;  // with stages: results go through shared memory, too
+  int64_t cluster = 1;      // along=row: blocks that share a row, of which each keeps a part (sm_90)
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

@@ -18,6 +18,9 @@ constexpr double kCombineCost = 10;
 constexpr double kScanCost = 4;
 // A fold waits for its last result; two registers side by side hide that, where a row has many.
 constexpr int64_t kLongRow = 16;
+// Rows side by side hide it, too, and touch the folds across them once: layer norm's backward of 4096 x 4096 takes 6.8
+// ms instead of 8.5.
+constexpr int64_t kRows = 4;
 // Memory likes whole rows of columns: their accumulators may fill half of the first-level cache. Few of them are in
 // registers.
 constexpr int64_t kMaxChunk = 256, kRegisters = 8;
@@ -55,6 +58,21 @@ size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
   return std::min(best, traffic.extents.size() - 1);
 }
 
+// Rows that share their accesses to folds across them.
+int64_t rows_side_by_side(const Traffic& traffic) {
+  const auto across = std::find(traffic.across.begin(), traffic.across.end(), true) - traffic.across.begin();
+  if (across == static_cast<std::ptrdiff_t>(traffic.across.size())) return 1;
+  int64_t rows = kRows;
+  while (traffic.extents[across] % rows != 0) rows /= 2;
+  return rows;
+}
+
+bool reads_narrow(const Traffic& traffic, size_t lane_loop) {
+  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
+    return access.steps[lane_loop] == 1 && access.bytes > 0 && access.bytes < traffic.widest_lane;
+  });
+}
+
 }  // namespace
 
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
@@ -65,7 +83,9 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
   p.lane_loop = static_cast<int>(lane_loop);
   while (p.lanes > 1 && p.lanes / 2 >= traffic.extents[lane_loop]) p.lanes /= 2;
   const bool along_row = traffic.folded[lane_loop];
-  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRow * p.lanes) p.lanes *= 2;
+  if (along_row) p.rows = rows_side_by_side(traffic);
+  const bool pairs = p.rows == 1 || reads_narrow(traffic, lane_loop);
+  if (along_row && pairs && traffic.extents[lane_loop] >= 2 * kLongRow * p.lanes) p.lanes *= 2;
   p.tasks = task_count(traffic);
 
   const Phases dear = facts.phases(Keep::kDear);
@@ -80,10 +100,12 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
       p.chunk /= 2;
     p.chunk = divide_up(vectors, divide_up(vectors, p.chunk));
   }
-  const int64_t side_by_side = along_row ? 1 : p.chunk * p.lanes;
-  const int64_t elements = column * side_by_side;
-  const bool fits = elements * dear.kept_bytes <= kKeptBytes && elements * dear.all_kept_bytes <= kStackBytes;
-  if (dear.kept_bytes > 0 && fits) p.keep = Keep::kDear;
+  const auto fits = [&](int64_t side_by_side) {
+    const int64_t elements = column * side_by_side;
+    return elements * dear.kept_bytes <= kKeptBytes && elements * dear.all_kept_bytes <= kStackBytes;
+  };
+  while (p.rows > 1 && !fits(p.rows)) p.rows /= 2;
+  if (dear.kept_bytes > 0 && fits(along_row ? p.rows : p.chunk * p.lanes)) p.keep = Keep::kDear;
   return p;
 }
 
@@ -95,10 +117,20 @@ void schedule_cpu(Scheduler& scheduler, ir::ValueId reference, const Traffic& tr
   if (in_lanes) scheduler.split(reference, p.lane_loop, p.lanes);
   if (in_chunks) scheduler.split(reference, p.lane_loop, p.chunk);
   const int added = in_lanes + in_chunks;
+  int rows_loop = -1;
+  if (p.rows > 1) {
+    for (rows_loop = 0; !traffic.across[rows_loop];) ++rows_loop;
+    if (rows_loop > p.lane_loop) rows_loop += added;
+    scheduler.split(reference, rows_loop, p.rows);
+  }
   // Kept loops, folded ones, then the columns side by side.
   std::vector<int> order;
   int task_loops = 0;
-  auto place = [&](int loop) { order.push_back(loop > p.lane_loop ? loop + added : loop); };
+  auto at = [&](int loop) {
+    if (loop > p.lane_loop) loop += added;
+    return p.rows > 1 && loop > rows_loop ? loop + 1 : loop;
+  };
+  auto place = [&](int loop) { order.push_back(at(loop)); };
   for (const bool folded : {false, true}) {
     for (int loop = 0; loop < rank; ++loop) {
       if (traffic.folded[loop] == folded && (!folded || loop != p.lane_loop)) place(loop);
@@ -106,9 +138,11 @@ void schedule_cpu(Scheduler& scheduler, ir::ValueId reference, const Traffic& tr
   }
   if (traffic.folded[p.lane_loop]) place(p.lane_loop);
   for (int loop = 0; loop < rank && !traffic.across[loop]; ++loop) task_loops += !traffic.folded[loop];
-  for (int i = 1; i <= added; ++i) order.push_back(p.lane_loop + i);
+  if (p.rows > 1) order.push_back(rows_loop + 1);
+  for (int i = 1; i <= added; ++i) order.push_back(at(p.lane_loop) + i);
   scheduler.reorder(reference, order);
   if (in_lanes) scheduler.parallelize(reference, -1, Parallel::kVector);
+  if (p.rows > 1) scheduler.parallelize(reference, rank, Parallel::kUnroll);
   if (in_chunks && p.chunk <= kRegisters) scheduler.parallelize(reference, rank, Parallel::kUnroll);
   if (p.tasks > 1 && task_loops > 0) make_tasks(scheduler, reference, p.tasks, task_loops);
 }

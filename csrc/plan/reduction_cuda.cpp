@@ -29,6 +29,10 @@ constexpr int64_t kManyVectors = 2048;
 // Elements of a row that is one warp's where sums go across rows: no row waits for another warp. 65536 bf16 rows of 768
 // took 91 us instead of 112.
 constexpr int64_t kRowOfWarp = 1024;
+// Blocks that can share a row. Few threads that keep much: 131072 f32 in 8 blocks of 512 threads went at 3.99 TB/s, of
+// 1024 threads at 2.82.
+constexpr int64_t kMostBlocksOfRow = 8, kThreadsOfClusterBlock = 512, kElementsOfClusterThread = 32;
+constexpr int64_t kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -90,8 +94,16 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   const int64_t elements = vectors * p.lanes, threads = p.threads * p.threads_y;
   if (vectors > kMaxUnroll) return;
   if (phases.column_bytes > 0) p.unroll = vectors;
+  const int64_t bytes = elements * (phases.kept_bytes + phases.column_bytes);
+  if (p.cluster > 1) {
+    const int64_t of_block = phases.column_bytes > 0 ? kKeptWithSums : kKeptByClusterBlock;
+    if (phases.kept_bytes == 0 || bytes > kKeptBytesOfWarp || bytes * threads > of_block) return;
+    p.unroll = vectors;
+    p.keep = Keep::kRows;
+    return;
+  }
   const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kKeptBytes;
-  const bool fits = elements * (phases.kept_bytes + phases.column_bytes) <= most &&
+  const bool fits = bytes <= most &&
                     elements * threads * phases.kept_bytes <=
                         (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
   if (phases.kept_bytes == 0 || !fits) return;
@@ -107,7 +119,9 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   // Enough of a thread's bytes are on their way at once.
   int64_t wanted = std::clamp<int64_t>(kVectors * kVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
   if (size >= 4 && vectors >= kManyVectors && stores_rows(facts.traffic, p.lane_loop)) wanted /= 2;
-  while (wanted > 1 && wanted * bytes > kKeptBytes) wanted /= 2;
+  // A block of a cluster has its part of one row at a time, or with sums across rows few of their registers.
+  if (p.cluster > 1) wanted = kElementsOfClusterThread / (across ? 2 : 1) / p.lanes;
+  while (wanted > 1 && wanted * bytes > (p.cluster > 1 ? kKeptBytesOfWarp : kKeptBytes)) wanted /= 2;
   if (across && vectors * p.lanes <= kRowOfWarp) wanted = divide_up(vectors, kWarp);
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
   double best = -1;
@@ -125,11 +139,12 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   return divide_up(vectors, p.threads);
 }
 
-CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target) {
+CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target, int64_t cluster = 1) {
   CudaReduction p;
+  p.cluster = cluster;
   p.lane_loop = static_cast<int>(shape.lane_loop);
   p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
-  if (shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && shape.kept >= kManyRows) {
+  if (cluster == 1 && shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && shape.kept >= kManyRows) {
     p.along = ThreadsAlong::kRows;
     p.threads = kSmallBlock;
     keep_rows(facts, p, shape.folded / p.lanes);
@@ -137,7 +152,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
     return p;
   }
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
-  const int64_t vectors = shape.folded / p.lanes;
+  const int64_t vectors = divide_up(shape.folded / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
@@ -150,6 +165,19 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
     p.unroll = std::max<int64_t>(1, kVectors / 2);
   }
   return p;
+}
+
+// A row that is too long for one block's registers and would be read several times is several blocks'.
+void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
+  const bool again = p.keep == Keep::kNothing && facts.phases(Keep::kRows).kept_bytes > 0;
+  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || p.stages > 1 || !again) return;
+  for (int64_t cluster = 2; cluster <= kMostBlocksOfRow; cluster *= 2) {
+    const CudaReduction divided = along_row(facts, shape, target, cluster);
+    const bool fits = divided.threads > kWarp && divided.threads <= kThreadsOfClusterBlock && divided.threads_y == 1;
+    if (!fits || divided.keep != Keep::kRows) continue;
+    p = divided;
+    return;
+  }
 }
 
 CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
@@ -178,7 +206,7 @@ class Loops {
 
   int rank() const { return loop_rank(scheduler_, reference_); }
   int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
-  void split(int axis, int64_t factor) { scheduler_.split(reference_, axis, factor); }
+  void split(int axis, int64_t factor, bool inner = true) { scheduler_.split(reference_, axis, factor, inner); }
   void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
   void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
   // `count` neighbours become one; whether there is one.
@@ -218,6 +246,7 @@ CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
   CudaReduction p =
       facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);
   prefer_stages(facts, p, target);
+  prefer_cluster(facts, shape, p, target);
   p.blocks = blocks_of_stages(facts, p, target);
   return p;
 }
@@ -261,10 +290,15 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
 
   switch (p.along) {
     case ThreadsAlong::kRow: {
-      // [row block, rows across, row of the block, vectors, thread, lanes]
-      loops.split(folded, p.threads);
-      loops.parallelize(folded + 1, Parallel::kThread);
-      unroll(loops, folded, p.unroll);
+      // [row block, rows across, row of the block, block of the row, vectors, thread, lanes]
+      int row = folded;
+      if (p.cluster > 1) {
+        loops.split(row, p.cluster, false);
+        loops.parallelize(row++, Parallel::kCluster);
+      }
+      loops.split(row, p.threads);
+      loops.parallelize(row + 1, Parallel::kThread);
+      unroll(loops, row, p.unroll);
       const int rows = present[kAcross] ? position[kAcross] : 0;
       if (p.threads_y > 1 && (present[kAcross] || present[kKept])) {
         loops.split(rows, p.threads_y);

@@ -22,8 +22,10 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 constexpr int64_t kElements = 32, kLanes = 4;
 constexpr int kShortWait = 3;
 constexpr int64_t kShortRows = 16 << 10;
-// What a bulk copy moves is a multiple of it.
+// What bulk copies move is a multiple of it; rows that are not are read one element at a time.
 constexpr int64_t kBulkBytes = 16;
+// Shared memory beside the stages: scratch of folds, barriers, rounding.
+constexpr int64_t kSpareBytes = 8 << 10;
 
 // The rows that bulk copies can bring.
 struct Rows {
@@ -96,14 +98,15 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   // Rows in one piece.
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
   const Rows rows = rows_of(facts, Keep::kRows);
+  const int64_t row_bytes = rows.elements * rows.narrowest;
+  const int64_t lanes = rows.elements % kLanes == 0 && row_bytes % kBulkBytes == 0 ? kLanes : 1;
   const int64_t each = kElements / kLanes, fewest = divide_up(rows.elements, kElements);
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
   const int64_t threads = round_up(fewest, fewest > 2 * kWarp ? 4 * kWarp : kWarp);
-  const bool aligned = rows.elements % kLanes == 0 && rows.elements * rows.narrowest % kBulkBytes == 0;
-  const bool fits = 2 * rows.bytes <= target.max_shared_bytes && aligned;
+  const bool fits = 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes;
   const bool waits = rows.narrowest < 4 || (rows.phases > kShortWait && rows.bytes > kShortRows);
   if (rows.bytes == 0 || !fits || !waits || threads < 2 * kWarp) return;
-  p.lanes = kLanes;
+  p.lanes = lanes;
   p.threads = std::min<int64_t>(threads, target.max_threads_per_block);
   p.threads_y = 1;
   p.unroll = std::max(each, divide_up(rows.elements, p.lanes * p.threads));

@@ -122,6 +122,7 @@ void fields(CpuReduction& p, Visitor& visit) {
   visit("lane_loop", p.lane_loop);
   visit("lanes", p.lanes);
   visit("chunk", p.chunk);
+  visit("rows", p.rows);
   visit("keep", p.keep);
   visit("tasks", p.tasks);
 }
@@ -137,6 +138,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("stages", p.stages);
   visit("blocks", p.blocks);
   visit("bulk_store", p.bulk_store);
+  visit("cluster", p.cluster);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
@@ -261,7 +263,13 @@ struct Checker {
     at_most("threads", p.threads, target.max_threads_per_block);
     at_most("unroll", p.unroll, kMaxUnroll);
   }
-  void operator()(const CpuReduction& p, const Traffic& facts) const { reduction(p.lane_loop, p.lanes, facts); }
+  void operator()(const CpuReduction& p, const Traffic& facts) const {
+    reduction(p.lane_loop, p.lanes, facts);
+    const bool across = std::find(facts.across.begin(), facts.across.end(), true) != facts.across.end();
+    JF_REQUIRE(p.rows == 1 || (across && facts.folded[p.lane_loop]),
+               "[reduction] rows: nothing folds across rows whose ", "elements are in lanes; expected 1, got ", p.rows);
+    at_most("rows", p.rows, kMaxUnroll);
+  }
   void operator()(const CudaReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
     const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;

@@ -31,7 +31,7 @@ constexpr int64_t kColumns = 128;
 constexpr int64_t kFewestParts = 4;
 // Rows of each run where one kernel folds the rows, too: the runs are its blocks. There are enough of them, and not so
 // many that storing them counts.
-constexpr int64_t kFewestRowsOfPart = 4, kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 1024;
+constexpr int64_t kFewestRowsOfPart = 4, kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 512;
 
 // The same of a scan in parts, which reads its operand twice, and pairs of parts that are worth one kernel.
 constexpr int64_t kShortestScan = 16 << 10, kFewestScannedRows = 512, kMostPairs = 1 << 20;

@@ -11,6 +11,7 @@
 #include "base/target.h"
 #include "ffi/handlers.h"
 #include "host/counters.h"
+#include "host/executable.h"
 #include "host/facts.h"
 #include "host/stages.h"
 #include "ir/build.h"
@@ -179,6 +180,8 @@ void bind_builder(nb::module_& m) {
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
+      .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
+           "nested"_a, "Say that `nested` is this partition of a value.")
       .def(
           "stretch",
           [](Builder& b, ir::ValueId value, ir::ValueId extents, int64_t axis, int64_t most,
@@ -191,8 +194,16 @@ void bind_builder(nb::module_& m) {
             return b.broadcast_like(value, like, dims);
           },
           "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
-      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a,
+      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a, "components"_a = 1,
            "The rows of all components of a nested value in one axis, zeros between them.")
+      .def(
+          "partition",
+          [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
+             int64_t components) { return b.partition_of(value, starts, extents, {axis, most, {}, components}); },
+          "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a, "components"_a,
+          "The same where the last `components` axes of the extents are the component.")
+      .def("select", &Builder::select, "value"_a, "component"_a,
+           "The rows of one component of a nested value, zeros behind the last one.")
       .def("output", &Builder::output, "value"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
@@ -222,6 +233,8 @@ void bind_targets(nb::module_& m) {
         return Found(std::nullopt, reason);
       },
       "(path, version), or (None, why there is none).");
+  m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
+        "Ask for the compiler's version in the background, once per process.");
   m.def(
       "nvrtc",
       [] {

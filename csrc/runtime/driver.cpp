@@ -51,7 +51,7 @@ std::string describe(const char* question, int code) {
 
 }  // namespace
 
-void throw_driver_error(const char* call, int code) {
+void throw_driver_error(std::string_view call, int code) {
   throw UserError(cat("[cuda] ", call, " failed: ", describe("cuGetErrorName", code), " (",
                       describe("cuGetErrorString", code), ")"));
 }

@@ -25,7 +25,7 @@ using CuFunction = CUfunc_st*;
 using CuStream = CUstream_st*;
 
 // Throws UserError: "[cuda] cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE (invalid argument)".
-[[noreturn]] void throw_driver_error(const char* call, int code);
+[[noreturn]] void throw_driver_error(std::string_view call, int code);
 // The address of one driver function; throws UserError when the driver is too old to have it.
 void* driver_symbol(void* library, const char* name);
 
@@ -68,6 +68,7 @@ struct Driver {
   // CuKernel stands where the driver's prototype has CUfunction; it takes both.
   JF_DRIVER_CALL(launch_kernel, "cuLaunchKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                  unsigned, CuStream, void**, void**);
+  JF_DRIVER_CALL(memset_words, "cuMemsetD32Async", uint64_t, unsigned, size_t, CuStream);
   // Of the host alone: makes no call to the device.
   JF_DRIVER_CALL(tensor_map_encode_tiled, "cuTensorMapEncodeTiled", void*, int, unsigned, void*, const uint64_t*,
                  const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int);

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 #include "base/env.h"
 #include "base/error.h"
@@ -146,6 +147,19 @@ std::optional<HostCompiler> find_host_compiler(std::string* reason) {
   }
   return none(cat("no C++ compiler: looked for $JAX_FUSER_CXX, g++, c++ and clang++ on PATH, and the ziglang package; ",
                   kNextStep));
+}
+
+void find_host_compiler_ahead() {
+  static std::once_flag asked;
+  std::call_once(asked, [] {
+    std::thread([] {
+      try {
+        find_host_compiler();
+      } catch (const std::exception&) {
+        // Whoever needs the answer asks again and says why there is none.
+      }
+    }).detach();
+  });
 }
 
 std::vector<std::string> host_flags(const Target& target) {

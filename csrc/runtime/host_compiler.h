@@ -20,6 +20,9 @@ struct HostCompiler {
 // started once per process for its version; later calls cost a walk over PATH.
 std::optional<HostCompiler> find_host_compiler(std::string* reason = nullptr);
 
+// Asks for the version in a thread of its own, once per process: a caller that will need it goes on meanwhile.
+void find_host_compiler_ahead();
+
 // Path of the executable inside the Python package ziglang, which only Python can find; empty for none.
 void set_zig(std::string path);
 

@@ -2,6 +2,8 @@
 // graph.
 #pragma once
 
+#include <string_view>
+
 #include "runtime/driver.h"
 
 namespace jf::runtime {
@@ -12,7 +14,12 @@ struct Dim3 {
   unsigned z = 1;
 };
 
-// `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns.
-void launch(CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes, CuStream stream, void** arguments);
+// `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns. The names
+// are for errors.
+void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes,
+            CuStream stream, void** arguments);
+
+// A 32-bit word of the device becomes zero.
+void clear_word(void* word, CuStream stream);
 
 }  // namespace jf::runtime

@@ -247,6 +247,17 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
   schedule_ = std::move(changed);
 }
 
+std::vector<ValueId> Scheduler::alike(ValueId reference) {
+  domain(reference, "alike");
+  const Aligner aligner(fusion_, schedule_.domains, reference);
+  const std::vector<bool> is_input = flags(fusion_, fusion_.inputs), is_output = flags(fusion_, fusion_.outputs);
+  std::vector<ValueId> found;
+  for (ValueId id = 0; id < static_cast<ValueId>(fusion_.values.size()); ++id) {
+    if (id != reference && (!is_input[id] || is_output[id]) && aligner[id]) found.push_back(id);
+  }
+  return found;
+}
+
 void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& selected, std::optional<int> position,
                                  const std::vector<Parallel>& types) {
   const std::vector<LoopAxis> like = domain(reference, "parallelize_like").loop;

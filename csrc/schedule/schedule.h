@@ -19,11 +19,14 @@ namespace jf::schedule {
 using ir::ValueId;
 
 // Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; kBulk: one
-// instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads.
-enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kThread, kThreadY, kBulk };
-constexpr int kParallelTypes = 9;
+// instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads. kCluster: blocks that can fold
+// together (sm_90), one cluster of them for each iteration of kBlock.
+enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kCluster, kThread, kThreadY, kBulk };
+constexpr int kParallelTypes = 10;
 constexpr bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }
-constexpr bool is_block(Parallel parallel) { return parallel == Parallel::kBlock || parallel == Parallel::kBlockY; }
+constexpr bool is_block(Parallel parallel) {
+  return parallel == Parallel::kBlock || parallel == Parallel::kBlockY || parallel == Parallel::kCluster;
+}
 constexpr bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
 
 // A split by more only makes iterations without an element.
@@ -144,6 +147,8 @@ class Scheduler {
   // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
   // a loop also for an axis that it lacks; it runs once there unless it is inlined in it. With `selected`, only those.
   void transform_like(ValueId reference, const std::vector<ValueId>& selected = {});
+  // The values that transform_like(reference) can give its loops, but the reference.
+  std::vector<ValueId> alike(ValueId reference);
   // Copies the parallel types of `reference` to every such value with the same loop extents. With `position`, only
   // those of its outer loops, to values with the same outer extents; with `types`, only these types.
   void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {},
@@ -191,7 +196,7 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule);
 // Values that are as in unscheduled() are not listed. parse(f, print(f, s)) == s.
 std::string print(const ir::Fusion& fusion, const Schedule& schedule);
 Schedule parse(const ir::Fusion& fusion, std::string_view text);
-// "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y", "bulk".
+// "serial", "unroll", "vector", "task", "block", "block_y", "cluster", "thread", "thread_y", "bulk".
 std::string_view name(Parallel parallel);
 // "register", "shared".
 std::string_view name(Memory memory);

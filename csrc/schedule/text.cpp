@@ -14,7 +14,7 @@ namespace jf::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kParallelTypes> kParallelNames = {
-    "serial", "unroll", "vector", "task", "block", "block_y", "thread", "thread_y", "bulk"};
+    "serial", "unroll", "vector", "task", "block", "block_y", "cluster", "thread", "thread_y", "bulk"};
 
 template <class T>
 std::string join(const std::vector<T>& parts, const char* separator) {

@@ -269,6 +269,10 @@ CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& targ
   return kernel;
 }
 
+int64_t cuda_scratch_bytes(const Problem& p) {
+  return p.mode == Mode::kRows && size_of(p.lhs) == 2 ? sizeof(uint32_t) : 0;
+}
+
 CudaKernel cuda_kernel(const Problem& p, const Target& target) {
   return why_not_hopper(p, target).empty() ? hopper_kernel(p, choose_hopper(p, target), target)
                                            : cuda_kernel(p, choose(p, target), target);

@@ -3,7 +3,8 @@
 //   lhs [m, k], rhs [m, n], 16-bit; out [groups, k, n], 16- or 32-bit; rows of all three are multiples of 16 bytes; an
 //   empty group gives exact zeros
 //   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage
-//   block     384 threads: a warpgroup whose first thread copies, two that multiply 64 rows of the tile each
+//   block     384 threads: a warpgroup whose first thread copies, then two that take turns: while one stores its tile,
+//             the other multiplies the next
 //   shared    kSharedBytes, aligned to 1024
 //   grid      any; blocks take the tiles of all groups in turn, those of the longest first
 //   maps      lhs, rhs: 4D, each ending with the group: see `ragged` in hopper.cpp; box {64, kDepth, 1, 1}
@@ -26,7 +27,7 @@ struct HopperContraction {
   static constexpr int kChunkColumns = 128 / static_cast<int>(sizeof(Out));  // of one store
   static constexpr int kChunkBytes = 64 * 128;
   static constexpr bool kBf16 = kIsBf16<In>;
-  static_assert(kN % 64 == 0 && kN <= 256, "the columns of one product are at most 256, those of a box are 64");
+  static_assert(kN % 64 == 0 && kN <= 192, "a box has 64 columns, and the sums of a tile are registers of a warpgroup");
   static_assert(kStages >= 2, "one stage is multiplied while another is copied");
   static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
 
@@ -38,6 +39,7 @@ struct HopperContraction {
     Stage stages[kStages];
     alignas(1024) unsigned char results[2][kBuffers][kChunkBytes];  // of each multiplying warpgroup, in turn
     unsigned long long full[kStages], empty[kStages];
+    unsigned long long turn[2];  // the other warpgroup has waited for all its stages
     GroupOrder<kGroups, kThreads> order;
   };
   static constexpr int kSharedBytes = sizeof(Shared);
@@ -49,11 +51,12 @@ struct HopperContraction {
   static __device__ __forceinline__ void run(void* memory, const Maps& maps, const Ragged& ragged, int k, int n) {
     Shared& shared = *static_cast<Shared*>(memory);
     if (threadIdx.x == 0) {
-      constexpr int kMultiplyingWarps = 2 * kWarpgroup / 32;
+      constexpr int kWarps = kWarpgroup / 32;
       for (int i = 0; i < kStages; ++i) {
         ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), 1);
-        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kMultiplyingWarps);
+        ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), kWarps);
       }
+      for (auto& turn : shared.turn) ptx::mbarrier_init(ptx::shared_address(&turn), kWarps);
       ptx::mbarrier_init_fence();
       ptx::prefetch_map(maps.lhs);
       ptx::prefetch_map(maps.rhs);
@@ -62,23 +65,28 @@ struct HopperContraction {
     shared.order.template find<kHasStarts>(ragged);
     Tiles tiles(shared, k, n, ragged.groups);
     if (threadIdx.x < kWarpgroup) {
-      ptx::give_registers<40>();
+      ptx::give_registers<24>();
       if (threadIdx.x == 0) copy(shared, maps, tiles);
     } else {
-      ptx::take_registers<232>();
+      ptx::take_registers<240>();
       multiply(shared, maps.out, tiles, k, n);
     }
   }
 
  private:
   // A stage of the ring and the parity of its phase.
-  struct Turn {
-    int stage = 0;
-    unsigned parity = 0;
+  struct Stages {
+    unsigned stage = 0, parity = 0;
+
     __device__ __forceinline__ void next() {
       if (++stage < kStages) return;
       stage = 0;
       parity ^= 1;
+    }
+    __device__ __forceinline__ void skip(unsigned count) {
+      stage += count;
+      parity ^= stage / kStages % 2;
+      stage %= kStages;
     }
   };
 
@@ -108,17 +116,17 @@ struct HopperContraction {
   };
 
   static __device__ __forceinline__ void copy(Shared& shared, const Maps& maps, Tiles& tiles) {
-    Turn turn;
+    Stages at;
     for (Work work; tiles.next(work);) {
       constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
       const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
 #pragma unroll 1
-      for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
-        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[turn.stage]), turn.parity ^ 1);
-        const unsigned barrier = ptx::shared_address(&shared.full[turn.stage]);
+      for (int row = 0; row < work.rows.length; row += kDepth, at.next()) {
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
+        const unsigned barrier = ptx::shared_address(&shared.full[at.stage]);
         ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
-        const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs);
-        const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
+        const unsigned lhs = ptx::shared_address(shared.stages[at.stage].lhs);
+        const unsigned rhs = ptx::shared_address(shared.stages[at.stage].rhs);
 #pragma unroll
         for (int i = 0; i < kM / 64; ++i) {
           ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
@@ -131,65 +139,88 @@ struct HopperContraction {
     }
   }
 
+  // Sums of 64 rows each.
+  static constexpr int kSlices = kM / 64;
+  using Sums = float[kSlices][kN / 2];
+
   static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
-    const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup - 1;
-    const auto release = [&](int stage) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
-    };
-    Turn turn;
-    unsigned stores = 0;
-    float sums[kN / 2];
-    for (Work work; tiles.next(work);) {
-      if (work.rows.length == 0) {
-#pragma unroll
-        for (int i = 0; i < kN / 2; ++i) sums[i] = 0;
+    const unsigned self = threadIdx.x / kWarpgroup - 1;
+    Stages at;
+    Sums sums;
+    unsigned stores = 0, tile = 0;
+    for (Work work; tiles.next(work); ++tile) {
+      if (tile % 2 != self) {
+        at.skip(cdiv(work.rows.length, kDepth));
+        continue;
       }
-      int before = -1;  // the stage of the products under way
-#pragma unroll 1
-      for (int row = 0; row < work.rows.length; row += kDepth, turn.next()) {
-        ptx::mbarrier_wait(ptx::shared_address(&shared.full[turn.stage]), turn.parity);
-        constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
-        const unsigned lhs = ptx::shared_address(shared.stages[turn.stage].lhs) + warpgroup * kBoxBytes;
-        const unsigned rhs = ptx::shared_address(shared.stages[turn.stage].rhs);
-        const unsigned long long a = ptx::wgmma_operand(lhs), b = ptx::wgmma_operand(rhs, kBoxBytes);
-        ptx::wgmma_fence();
+      // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
+      // first turn of the first is free.
+      ptx::mbarrier_wait(ptx::shared_address(&shared.turn[self]), tile / 2 % 2 ^ self ^ 1);
+      accumulate(shared, at, sums, work.rows.length, self);
 #pragma unroll
-        for (int step = 0; step < kDepth / 16; ++step) {
-          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums, a + step * (kStep >> 4), b + step * (kStep >> 4),
-                                                            row > 0 || step > 0);
-        }
-        ptx::wgmma_commit();
-        if (before >= 0) {
-          ptx::wgmma_wait<1>();
-          release(before);
-        }
-        before = turn.stage;
+      for (int slice = 0; slice < kSlices; ++slice) {
+        if (work.row + slice * 64 < k) store(shared, map, work, sums[slice], slice, self, n, stores);
       }
-      ptx::wgmma_wait<0>();
-      ptx::keep(sums);
-      if (before >= 0) release(before);
-      if (work.row + warpgroup * 64 < k) store(shared, map, work, sums, warpgroup, n, stores);
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::bulk_wait_read<0>();
   }
 
-  // Through shared memory: the threads write one chunk of columns while the one before is on its way.
+  static __device__ __forceinline__ void accumulate(Shared& shared, Stages& at, Sums& sums, int length, unsigned self) {
+    const auto arrive = [](unsigned long long& barrier) {
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
+    };
+    if (length == 0) {
+#pragma unroll
+      for (int i = 0; i < kSlices * kN / 2; ++i) sums[i / (kN / 2)][i % (kN / 2)] = 0;
+    }
+    int before = -1;  // the stage of the products under way
+#pragma unroll 1
+    for (int row = 0; row < length; row += kDepth, at.next()) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+      constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
+      const unsigned long long a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].lhs));
+      const unsigned long long b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].rhs), kBoxBytes);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < kDepth / 16; ++step) {
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums[slice], a + (slice * kBoxBytes + step * kStep) / 16,
+                                                            b + step * kStep / 16, row > 0 || step > 0);
+        }
+      }
+      ptx::wgmma_commit();
+      if (before >= 0) {
+        ptx::wgmma_wait<1>();
+        arrive(shared.empty[before]);
+      }
+      before = static_cast<int>(at.stage);
+    }
+    arrive(shared.turn[self ^ 1]);
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
+    if (before >= 0) arrive(shared.empty[before]);
+  }
+
+  // 64 rows, through shared memory: the threads write one chunk of columns while the one before is on its way.
   static __device__ __forceinline__ void store(Shared& shared, const TensorMap& map, const Work& work,
-                                               const float (&sums)[kN / 2], int warpgroup, int n, unsigned& stores) {
+                                               const float (&sums)[kN / 2], int slice, unsigned self, int n,
+                                               unsigned& stores) {
     const bool issues = threadIdx.x % kWarpgroup == 0;
-    const auto meet = [&] { ptx::meet<kWarpgroup>(1 + warpgroup); };
+    const auto meet = [&] { ptx::meet<kWarpgroup>(1 + static_cast<int>(self)); };
 #pragma unroll
     for (int chunk = 0; chunk < kN / kChunkColumns; ++chunk) {
       const int column = work.column + chunk * kChunkColumns;
       if (column >= n) break;
-      const unsigned to = ptx::shared_address(shared.results[warpgroup][stores++ % kBuffers]);
+      const unsigned to = ptx::shared_address(shared.results[self][stores++ % kBuffers]);
       if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();
       put(to, &sums[chunk * kChunkColumns / 2]);
       ptx::fence_async_shared();
       meet();
       if (issues) {
-        ptx::tile_store(&map, to, column, work.row + warpgroup * 64, work.rows.group);
+        ptx::tile_store(&map, to, column, work.row + slice * 64, work.rows.group);
         ptx::bulk_commit();
       }
     }

@@ -4,9 +4,8 @@
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that a group's last tile costs what its rows cost, in steps of kStep.
-//   block     kThreads: a warpgroup that schedules and copies, then two that multiply: in kTeams 1 both share a tile,
-//   in
-//             2 they take turns, so that one multiplies while the other stores
+//   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
+//             other multiplies the next
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
@@ -27,29 +26,26 @@
 
 namespace jf::grouped {
 
-template <int kRows_, int kStages_, int kCluster_, int kTeams_>
+template <int kRows_, int kStages_, int kCluster_>
 struct HopperTile {
-  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_, kTeams = kTeams_;
+  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
   static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
-  static_assert(kTeams == 1 || kTeams == 2, "two warpgroups are one team or two");
 };
 
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
 class HopperRows {
-  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster, kTeams = Tile::kTeams;
+  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
   static constexpr bool kPaired = Epilogue::kSums == 2;
   static constexpr int kStep = 16;
   static constexpr int kDepth = 64;
+  // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
-  // Columns: of an instruction; of the result, that a warpgroup makes of as many sums or twice as many.
-  static constexpr int kSlice = 64, kSlices = 2, kShare = kSlice * (kPaired ? 1 : kSlices);
-  static constexpr int kSharers = kMultipliers / kTeams, kColumns = kSharers * kShare;
-  static constexpr int kPlaces = 2;             // units that wait, one for each team or two for the only one
   static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kShareBytes = kSlices * kSliceBytes, kRhsBytes = kSharers * kShareBytes;
+  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
@@ -62,13 +58,13 @@ class HopperRows {
   struct alignas(1024) Shared {
     Stage stages[kStages];
     typename Store::Shared results[kMultipliers];
-    int4 units[kPlaces];
+    int4 units[kMultipliers];  // the next of each
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long unit_full[kPlaces], unit_empty[kPlaces];
-    unsigned long long turn[kTeams];  // the other team has waited for all its stages
+    unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
+    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages
   };
-  static constexpr unsigned kWarps = 4 * kSharers;  // that read a stage, in each block
+  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
 
  public:
   static constexpr int kSharedBytes = sizeof(Shared);
@@ -85,7 +81,7 @@ class HopperRows {
       __syncthreads();
     }
     const int steps = cdiv(k, kDepth);
-    if (warp < kGroupThreads / 32) {
+    if (warp < kWarps) {
       ptx::give_registers<40>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
@@ -133,7 +129,7 @@ class HopperRows {
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
-    return kCluster > 1 ? ptx::cluster_address(shared, rank) : shared;
+    return kCluster > 1 ? ptx::in_cluster(shared, rank) : shared;
   }
 
   __device__ void init() {
@@ -141,11 +137,11 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.full[i]), 1);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
-    for (int i = 0; i < kPlaces; ++i) {
+    for (int i = 0; i < kMultipliers; ++i) {
       ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
       ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
+      ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
     }
-    for (int i = 0; i < kTeams; ++i) ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
     ptx::mbarrier_init_fence();
   }
 
@@ -153,10 +149,10 @@ class HopperRows {
   __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
     const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
     Schedule schedule(ragged, n);
-    Place<kPlaces> place;
+    Place<kMultipliers> place;
     unsigned wanted = blockIdx.x / kCluster;
-    int ends = 0;  // one for each team
-    while (ends < kTeams) {
+    int ends = 0;  // one for each that waits
+    while (ends < kMultipliers) {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
       ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
@@ -182,12 +178,11 @@ class HopperRows {
 
   // What the schedule says, read by one lane or all lanes of a warp.
   template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(const Place<kPlaces>& place) {
-    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[place.index]), place.parity);
-    const int4 words = ptx::ld_shared4(address(&shared_.units[place.index]));
+  __device__ __forceinline__ RowUnit read_unit(unsigned index, unsigned parity) {
+    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[index]), parity);
+    const int4 words = ptx::ld_shared4(address(&shared_.units[index]));
     if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0)
-      ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[place.index]), 0));
+    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[index]), 0));
     return {words.x, words.y, words.z, words.w};
   }
 
@@ -195,10 +190,10 @@ class HopperRows {
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    Place<kPlaces> unit_place;
+    Place<kMultipliers> unit_place;
     Place<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place);
+      const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
@@ -212,13 +207,10 @@ class HopperRows {
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
         if constexpr (kRhsKMajor && !kPaired) {
-#pragma unroll
-          for (int i = 0; i < kSharers; ++i) {
-            ptx::tile_load(to_rhs + i * kShareBytes, &rhs, full, depth, unit.column + i * kShare, unit.group);
-          }
+          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
         } else {
 #pragma unroll
-          for (int i = 0; i < kSharers * kSlices; ++i) {
+          for (int i = 0; i < kSlices; ++i) {
             const int column = rhs_column(unit.column, i);
             const unsigned to = to_rhs + i * kSliceBytes;
             if constexpr (kRhsKMajor) {
@@ -241,39 +233,36 @@ class HopperRows {
     }
   }
 
-  // The first column of slice number i, of a unit of the result from `column` on.
-  static __device__ __forceinline__ int rhs_column(int column, int i) {
+  // The first column of a slice, of a unit of the result from `column` on.
+  static __device__ __forceinline__ int rhs_column(int column, int slice) {
     if constexpr (kPaired) {
-      return column + i / kSlices * kShare + Epilogue::first(i % kSlices);
+      return column + Epilogue::first(slice);
     } else {
-      return column + i * kSlice;
+      return column + slice * kSlice;
     }
   }
 
-  // ---- two warpgroups: products and results ----
+  // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n,
                                            const Epilogue& epilogue) {
-    const unsigned self = threadIdx.x / kGroupThreads - 1, team = kTeams > 1 ? self : 0;
-    const unsigned share = kTeams > 1 ? 0 : self;
+    // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
+    // for their operands.
+    const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
-    Place<kPlaces> unit_place;
-    unit_place.skip(team);
     Place<kStages> place;
-    place.skip(team * steps);
+    place.skip(self * steps);
     Sums sums;
-    for (unsigned parity = team ^ 1;; parity ^= 1) {
-      const RowUnit unit = read_unit<true>(unit_place);
-      unit_place.skip(kTeams);
+    for (unsigned parity = 0;; parity ^= 1) {
+      const RowUnit unit = read_unit<true>(self, parity);
       if (unit.group == RowUnit::kEnd) break;
-      // A wait tells only neighbouring phases of a stage apart: each team waits for its stages after the other has. The
-      // first turn of the first is free.
-      if constexpr (kTeams > 1) ptx::mbarrier_wait(address(&shared_.turn[team]), parity);
-      multiply_rows<kFewest>(sums, place, unit.count, share, steps);
-      place.skip((kTeams - 1) * steps);
-      const int column = unit.column + static_cast<int>(share) * kShare;
-      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, column, n);
-      store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
-      if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, column + kSlice, n);
+      // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
+      // stages before. The first turn of the first is free.
+      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
+      multiply_rows<kFewest>(sums, place, unit.count, steps);
+      place.skip(steps);
+      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
+      store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
+      if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
     }
     store.drain();
   }
@@ -282,20 +271,19 @@ class HopperRows {
   // where most work is, they are 16 rows apart, else 32.
   static constexpr int kFewest = 32;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, unsigned share,
-                                                int steps) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
-      if (count > kCount) return multiply_rows<kNext>(sums, place, count, share, steps);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
     }
-    accumulate<kCount>(sums, place, share, steps);
+    accumulate<kCount>(sums, place, steps);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, unsigned share, int steps) {
+  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first + share * kShareBytes), lhs = ptx::wgmma_operand(first + kRhsBytes);
+    const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -319,10 +307,7 @@ class HopperRows {
       before = place.index;
       place.advance();
     }
-    if constexpr (kTeams > 1) {
-      const unsigned other = 2 - threadIdx.x / kGroupThreads;
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[other]));
-    }
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);

@@ -17,17 +17,6 @@ namespace ptx {
 
 // ---- blocks of a cluster ----
 
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Where `shared` lies in the block of that rank.
-__device__ __forceinline__ unsigned cluster_address(unsigned shared, unsigned rank) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
-  return address;
-}
 // All threads of the cluster meet; what they wrote before is seen after.
 __device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

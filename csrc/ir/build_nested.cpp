@@ -1,0 +1,357 @@
+// Slices, pads, concats and reshapes of nested values in the builder: what they are partitioned from has them instead.
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "base/error.h"
+#include "ir/build.h"
+#include "ir/ragged.h"
+#include "ir/text.h"
+#include "ir/verify.h"
+
+namespace jf::ir {
+namespace {
+
+bool contains(const std::vector<int64_t>& list, int64_t item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
+}
+
+int64_t product(std::span<const int64_t> extents) {
+  return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
+}
+
+// Neighbouring axes, and what a reshape makes of them.
+struct Regrouped {
+  std::vector<int64_t> from;  // axes
+  std::vector<int64_t> to;    // extents
+};
+using Regrouping = std::vector<Regrouped>;
+
+// The axes that are neither ragged nor its component between those that are, with what `to` says of them; empty where
+// `to` does not keep the latter.
+Regrouping regrouping(const std::vector<int64_t>& from, const std::vector<int64_t>& to,
+                      const std::vector<int64_t>& kept) {
+  Regrouping groups;
+  size_t next = 0;
+  Regrouped open;
+  auto close = [&](int64_t stop) {
+    std::vector<int64_t> extents;
+    for (int64_t axis : open.from) extents.push_back(from[axis]);
+    const int64_t wanted = product(extents);
+    while (next < to.size() && product(open.to) * to[next] <= wanted && (product(open.to) < wanted || to[next] == 1)) {
+      if (product(open.to) == wanted && to[next] == stop) break;
+      open.to.push_back(to[next++]);
+    }
+    const bool fits = product(open.to) == wanted;
+    if (!open.from.empty() || !open.to.empty()) groups.push_back(open);
+    open = {};
+    return fits;
+  };
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    if (!contains(kept, static_cast<int64_t>(axis))) {
+      open.from.push_back(static_cast<int64_t>(axis));
+      continue;
+    }
+    if (!close(from[axis]) || next >= to.size() || to[next] != from[axis]) return {};
+    groups.push_back({{static_cast<int64_t>(axis)}, {to[next++]}});
+  }
+  if (!close(-1) || next != to.size()) return {};
+  return groups;
+}
+
+}  // namespace
+
+ValueId Builder::partition_of(ValueId x, ValueId starts, ValueId extents, const Nest& nest) {
+  if (nest.components == 1) return partition(x, starts, extents, nest.axis, nest.most);
+  return add_op(OpKind::kPartition, {x, starts, extents}, nest, value(x, "partition").dtype, {}, "");
+}
+
+ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
+                             const Value& like) {
+  const int axis = ragged_axis(like);
+  std::vector<int64_t> flat = to;
+  flat[axis] = 1;
+  return stretch(broadcast(x, flat, dims), like.axes[axis].extents, {axis, to[axis], like.axes[axis].by});
+}
+
+// `does` as in "its axis 1 cannot be padded".
+void Builder::check_dense(ValueId x, int64_t axis, const char* op, const char* does, const char* instead) const {
+  const Value& nested = fusion_.values[x];
+  const int ragged = ragged_axis(nested);
+  const bool is_by = contains(nested.axes[ragged].by, axis);
+  JF_REQUIRE(axis != ragged && !is_by, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
+             ", is nested: ", is_by ? "its axis " : "its ragged axis ", axis,
+             is_by ? " says which component an element is of and cannot be " : " cannot be ", does, "; ", instead);
+}
+
+// The operands of a partition or a stretch where it has some elements only.
+ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  const Value nested = fusion_.values[op.output];
+  const int axis = ragged_axis(nested);
+  const Axis& ragged = nested.axes[axis];
+  const int64_t first = where.starts[axis];
+  if (counts[axis] > 1 && where.strides[axis] != 1) return -1;
+  // What says where components are is sliced along their axes.
+  Slice components;
+  std::vector<int64_t> component_counts;
+  for (int64_t dim : ragged.by) {
+    components.starts.push_back(where.starts[dim]);
+    components.strides.push_back(where.strides[dim]);
+    component_counts.push_back(counts[dim]);
+  }
+  auto full_of = [&](int64_t number) { return full(DType::kS32, component_counts, {number}); };
+  auto within = [&](ValueId id, int64_t most) {
+    return pointwise(OpKind::kClamp, std::array{full_of(0), sliced(id, components, component_counts), full_of(most)});
+  };
+  ValueId extents = sliced(ragged.extents, components, component_counts);
+  if (first > 0) extents = pointwise(OpKind::kSub, std::array{within(ragged.extents, ragged.extent), full_of(first)});
+  Nest nest = std::get<Nest>(op.attribute);
+  nest.most = counts[axis];
+  Slice inner = where;
+  std::vector<int64_t> inner_counts = counts;
+  if (op.kind == OpKind::kStretch) {
+    inner.starts[axis] = 0;
+    inner_counts[axis] = 1;
+    return stretch(sliced(op.inputs[0], inner, inner_counts), extents, nest);
+  }
+  const int64_t rows = fusion_.values[op.inputs[0]].axes[nest.axis].extent;
+  ValueId starts = sliced(op.inputs[1], components, component_counts);
+  if (first > 0) starts = pointwise(OpKind::kAdd, std::array{within(op.inputs[1], rows), full_of(first)});
+  for (std::vector<int64_t>* list : {&inner.starts, &inner.strides, &inner_counts}) {
+    list->erase(list->begin() + nest.axis + 1, list->begin() + axis + 1);
+  }
+  inner.starts[nest.axis] = 0;
+  inner.strides[nest.axis] = 1;
+  inner_counts[nest.axis] = rows;
+  return partition_of(sliced(op.inputs[0], inner, inner_counts), starts, extents, nest);
+}
+
+// What a fold or a scan of dense axes is of, sliced along the others.
+ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  const auto* reduce = std::get_if<Reduce>(&op.attribute);
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]);
+  if (reduce == nullptr) {
+    const Scan& scan = std::get<Scan>(op.attribute);
+    if (counts[scan.axis] != from[scan.axis]) return -1;
+    return add_op(op.kind, {sliced(op.inputs[0], where, counts)}, scan, DType::kPred, {}, op.label);
+  }
+  if (reduce->parts > 0) return -1;
+  Slice inner;
+  std::vector<int64_t> inner_counts;
+  size_t next = 0;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    const bool gone = contains(reduce->dims, static_cast<int64_t>(axis));
+    inner.starts.push_back(gone ? 0 : where.starts[next]);
+    inner.strides.push_back(gone ? 1 : where.strides[next]);
+    inner_counts.push_back(gone ? from[axis] : counts[next]);
+    next += !gone;
+  }
+  return add_op(op.kind, {sliced(op.inputs[0], inner, inner_counts)}, *reduce, DType::kPred, {}, op.label);
+}
+
+// As spread, of a partition or a stretch, along dense axes.
+ValueId Builder::spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to) {
+  const Nest& nest = std::get<Nest>(op.attribute);
+  const Value nested = fusion_.values[op.output];
+  const int axis = ragged_axis(nested);
+  ir::Pad inner = where;
+  std::vector<int64_t> inner_shape = to;
+  const std::array lists = {&inner.from.starts, &inner.from.strides, &inner.low, &inner.counts, &inner_shape};
+  const int64_t rows = op.kind == OpKind::kStretch ? 1 : fusion_.values[op.inputs[0]].axes[nest.axis].extent;
+  if (op.kind == OpKind::kPartition) {
+    for (std::vector<int64_t>* list : lists) list->erase(list->begin() + nest.axis + 1, list->begin() + axis + 1);
+  }
+  inner.counts[nest.axis] = inner_shape[nest.axis] = rows;
+  const ValueId dense = spread(op.inputs[0], inner, inner_shape);
+  if (op.kind == OpKind::kStretch) return stretch(dense, op.inputs[1], nest);
+  return partition_of(dense, op.inputs[1], op.inputs[2], nest);
+}
+
+// As spread, of a fold or a scan of a nested value's dense axes.
+ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to) {
+  const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]);
+  const auto* reduce = std::get_if<Reduce>(&op.attribute);
+  if (reduce == nullptr) {
+    const int64_t axis = std::get<Scan>(op.attribute).axis;
+    if (where.counts[axis] != from[axis] || to[axis] != from[axis]) return -1;
+    return add_op(op.kind, {spread(op.inputs[0], where, to)}, op.attribute, DType::kPred, {}, op.label);
+  }
+  if (reduce->parts > 0) return -1;
+  ir::Pad inner;
+  std::vector<int64_t> inner_shape;
+  size_t next = 0;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    const bool gone = contains(reduce->dims, static_cast<int64_t>(axis));
+    inner.from.starts.push_back(gone ? 0 : where.from.starts[next]);
+    inner.from.strides.push_back(gone ? 1 : where.from.strides[next]);
+    inner.low.push_back(gone ? 0 : where.low[next]);
+    inner.counts.push_back(gone ? from[axis] : where.counts[next]);
+    inner_shape.push_back(gone ? from[axis] : to[next]);
+    next += !gone;
+  }
+  return add_op(op.kind, {spread(op.inputs[0], inner, inner_shape)}, *reduce, DType::kPred, {}, op.label);
+}
+
+ValueId Builder::pad_nested(ValueId x, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding) {
+  const Value like = fusion_.values[x];
+  bool nothing = false, pads = false;
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (where.counts[i] == to[i] && to[i] == like.axes[i].extent && where.from.starts[i] == 0) continue;
+    check_dense(x, static_cast<int64_t>(i), "pad", "padded", "pad before partition, or give it greater extents");
+    nothing = nothing || where.counts[i] == 0;
+    pads = pads || where.counts[i] != to[i];
+  }
+  const ValueId outside = nested_full(padding, to, {}, like);
+  if (nothing) return outside;
+  const ValueId inside = spread(x, where, to);
+  ValueId which = -1;
+  auto also = [&](ValueId more) { which = which < 0 ? more : pointwise(OpKind::kAnd, std::array{which, more}); };
+  for (size_t i = 0; i < to.size(); ++i) {
+    const int64_t low = where.low[i], end = low + where.counts[i];
+    if (low > 0) also(pointwise(OpKind::kNot, std::array{is_below_nested(to, static_cast<int64_t>(i), low, like)}));
+    if (end < to[i]) also(is_below_nested(to, static_cast<int64_t>(i), end, like));
+  }
+  return pads ? pointwise(OpKind::kSelect, std::array{which, inside, outside}) : inside;
+}
+
+ValueId Builder::is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like) {
+  return nested_full(is_below({to[axis]}, 0, bound), to, {axis}, like);
+}
+
+ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, const std::vector<int64_t>& whole) {
+  for (ValueId id : values) {
+    const Value& part = fusion_.values[id];
+    JF_REQUIRE(ragged_axis(part) >= 0, "[concat] ", part.name, ", ", print_type(part),
+               ", is dense, and others are nested; broadcast it like those");
+    check_dense(id, axis, "concat", "extended", "put arrays side by side before partition, or combine and then do");
+  }
+  const Value like = fusion_.values[values.back()];
+  ValueId result = -1;
+  int64_t end = whole[axis];
+  for (size_t i = values.size(); i-- > 0;) {
+    const std::vector<int64_t> own = shape(fusion_.values[values[i]]);
+    ir::Pad where{{std::vector<int64_t>(own.size(), 0), std::vector<int64_t>(own.size(), 1)},
+                  std::vector<int64_t>(own.size(), 0),
+                  own};
+    where.low[axis] = end - own[axis];
+    const ValueId inside = spread(values[i], where, whole);
+    result = result < 0
+                 ? inside
+                 : pointwise(OpKind::kSelect, std::array{is_below_nested(whole, axis, end, like), inside, result});
+    end -= own[axis];
+  }
+  return result;
+}
+
+// -1 where some op on the way to the arrays mixes the axes.
+ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
+  const Value nested = fusion_.values[x];
+  const std::vector<int64_t> from = shape(nested);
+  if (from == to && ragged_axis(nested) < 0) return x;
+  const int ragged = ragged_axis(nested);
+  if (ragged < 0) return reshape(x, to);
+  std::vector<int64_t> kept = nested.axes[ragged].by;
+  kept.push_back(ragged);
+  const Regrouping groups = regrouping(from, to, kept);
+  if (groups.empty()) return -1;
+  if (from == to) return x;
+  std::vector<int64_t> first(from.size(), -1);  // by axis: where its group begins
+  int64_t begin = 0;
+  for (const Regrouped& group : groups) {
+    for (int64_t axis : group.from) first[axis] = begin;
+    begin += static_cast<int64_t>(group.to.size());
+  }
+  const Op op = *definition(x);
+  const DType dtype = nested.dtype;
+  if (info(op.kind).op_class == OpClass::kPointwise) {
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) {
+      inputs.push_back(reshaped_nested(id, to));
+      if (inputs.back() < 0) return -1;
+    }
+    return add_op(op.kind, std::move(inputs), op.attribute, dtype, {}, op.label);
+  }
+  if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) {
+    Nest nest = std::get<Nest>(op.attribute);
+    std::vector<int64_t> dense = to;
+    if (op.kind == OpKind::kStretch) {
+      nest.axis = first[nest.axis];
+      dense[nest.axis] = 1;
+      for (int64_t& by : nest.by) by = first[by];
+      return stretch(reshape(op.inputs[0], dense), op.inputs[1], nest);
+    }
+    const int64_t rows = fusion_.values[op.inputs[0]].axes[nest.axis].extent;
+    if (first[ragged] - first[nest.axis] != ragged - nest.axis) return -1;
+    nest.axis = first[nest.axis];
+    dense.erase(dense.begin() + nest.axis + 1, dense.begin() + first[ragged] + 1);
+    dense[nest.axis] = rows;
+    return partition_of(reshape(op.inputs[0], dense), op.inputs[1], op.inputs[2], nest);
+  }
+  if (op.kind != OpKind::kTranspose) return -1;
+  // Each group of axes is one of the operand's, too.
+  const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+  std::vector<const Regrouped*> by_axis(from.size(), nullptr);  // of the operand: the group that its axis begins
+  std::vector<int64_t> inner, order;
+  for (const Regrouped& group : groups) {
+    for (size_t i = 1; i < group.from.size(); ++i) {
+      if (dims[group.from[i]] != dims[group.from[0]] + static_cast<int64_t>(i)) return -1;
+    }
+    by_axis[dims[group.from[0]]] = &group;
+  }
+  std::vector<int64_t> inner_first(from.size(), -1);
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    if (by_axis[axis] == nullptr) continue;
+    inner_first[axis] = static_cast<int64_t>(inner.size());
+    inner.insert(inner.end(), by_axis[axis]->to.begin(), by_axis[axis]->to.end());
+  }
+  for (const Regrouped& group : groups) {
+    for (size_t i = 0; i < group.to.size(); ++i) {
+      order.push_back(inner_first[dims[group.from[0]]] + static_cast<int64_t>(i));
+    }
+  }
+  const ValueId operand = reshaped_nested(op.inputs[0], inner);
+  return operand < 0 ? -1 : transpose(operand, order);
+}
+
+ValueId Builder::reshape_nested(ValueId x, const std::vector<int64_t>& to) {
+  const Value nested = fusion_.values[x];
+  JF_REQUIRE(product(shape(nested)) == product(to), "[reshape] ", print_type(fusion_, nested), " has ",
+             product(shape(nested)), " elements, the new shape ", product(to));
+  // Axes of extent 1 where there were none come last.
+  std::vector<int64_t> core, dims;
+  const int ragged = ragged_axis(nested);
+  std::vector<int64_t> kept = nested.axes[ragged].by;
+  kept.push_back(ragged);
+  int64_t next = 0;
+  for (const Regrouped& group : regrouping(shape(nested), to, kept)) {
+    for (int64_t extent : group.to) {
+      if (!group.from.empty()) core.push_back(extent);
+      if (!group.from.empty()) dims.push_back(next);
+      ++next;
+    }
+  }
+  const ValueId result = product(to) == 0 || core.empty() ? -1 : reshaped_nested(x, core);
+  JF_REQUIRE(result >= 0, "[reshape] ", nested.name, ", ", print_type(fusion_, nested),
+             ", is nested: its ragged axis and its component stay, and others must be neighbours where arrays are "
+             "partitioned; reshape before partition, or combine it first");
+  return broadcast(result, to, dims);
+}
+
+ValueId Builder::select(ValueId x, int64_t component) {
+  const Value nested = value(x, "select");
+  const int axis = ragged_axis(nested);
+  JF_REQUIRE(axis >= 0, "[select] expected a nested value, got ", print_type(nested), "; slice a dense one");
+  const std::vector<int64_t>& by = nested.axes[axis].by;
+  const int64_t components = nested.axes[by.back()].extent;
+  JF_REQUIRE(component >= 0 && component < components, "[select] expected a component from 0 to ", components - 1,
+             " of ", print_type(fusion_, nested), ", got ", component);
+  std::vector<int64_t> counts = shape(nested);
+  Slice where{std::vector<int64_t>(counts.size(), 0), std::vector<int64_t>(counts.size(), 1)};
+  where.starts[by.back()] = component;
+  counts[by.back()] = 1;
+  const ValueId one = sliced(x, where, counts);
+  const std::vector<int64_t> starts = shape(fusion_.values[fusion_.values[one].axes[axis].extents]);
+  return combine(one, full(DType::kS32, starts, {int64_t{0}}), counts[axis]);
+}
+
+}  // namespace jf::ir

@@ -1,0 +1,169 @@
+"""The examples and numbers of nvFuser's RFC on ragged dimensions, on one device and on a mesh.
+
+A dimension that devices split is merged by an all-to-all: each device ends with the experts that it owns.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+HIDDEN = 8
+TOKENS = np.random.default_rng(0).normal(size=(2, 100, HIDDEN)).astype(np.float32)
+OFFSETS = np.array([[0, 30, 30, 70, 100], [0, 25, 60, 85, 100]], np.int32)
+EXTENTS = np.diff(OFFSETS)
+
+
+def by_expert(tokens, offsets):
+    """Return the rows of each expert, device after device."""
+    experts = offsets.shape[1] - 1
+    return [np.concatenate([t[o[e] : o[e + 1]] for t, o in zip(tokens, offsets)]) for e in range(experts)]
+
+
+def test_example_1(device):
+    """Tokens of three experts: [127, 0, 198] of 325 rows."""
+    tokens = np.random.default_rng(1).normal(size=(325, HIDDEN)).astype(np.float32)
+    nt = jf.nested.partition(tokens, 0, [0, 127, 127, 325])
+    assert nt.shape == (3, "ragged", HIDDEN) and nt.extents.tolist() == [127, 0, 198]
+    for got, want in zip(nt, (tokens[:127], tokens[:0], tokens[127:])):
+        np.testing.assert_array_equal(got, want)
+    done = jax.jit(jf.fuse(lambda nt: jf.nested.map(jnp.tanh, nt) * 2))(nt)
+    assert_close(jf.as_flattened(done), 2 * np.tanh(tokens))
+    np.testing.assert_array_equal(jf.as_flattened(nt), tokens)
+
+
+def example_2(tokens, offsets, devices=2):
+    nt = jf.nested.partition(tokens, 1, offsets)
+    return jf.nested.split(jf.nested.merge(nt, 0, 2), 0, num=devices)
+
+
+def test_example_2(device):
+    """Rows of two devices by expert: [55, 35, 65, 45], two experts for each device."""
+    nt = jax.jit(example_2)(TOKENS, OFFSETS)
+    assert nt.extents.tolist() == [[55, 35], [65, 45]] and nt.shape == (2, 2, "ragged", HIDDEN)
+    for e, want in enumerate(by_expert(TOKENS, OFFSETS)):
+        np.testing.assert_array_equal(nt[e // 2, e % 2], want)
+    np.testing.assert_array_equal(nt.data[0, 90:], 0)
+    np.testing.assert_array_equal(nt.data[1, 110:], 0)
+    grad = jax.jit(jax.grad(lambda t: jnp.square(example_2(t, OFFSETS).data).sum()))(TOKENS)
+    assert_close(grad, 2 * TOKENS)
+
+
+def mesh(devices):
+    found = jax.devices("cpu")
+    if len(found) < devices:
+        pytest.skip(f"needs {devices} CPU devices")
+    return jax.make_mesh((devices,), ("gpu",), axis_types=(AxisType.Auto,), devices=found[:devices])
+
+
+def exchanged(tokens, offsets, devices, **options):
+    """Return each device's rows and extents, `[devices, ..]`, and the gradient of the rows' squares."""
+
+    def local(tokens, offsets):
+        nt = jf.nested.partition(tokens, 1, offsets)
+        nt = jf.nested.merge(nt, 0, 2, axis_name="gpu", **options)
+        assert nt.shape == ((offsets.shape[1] - 1) // devices, "ragged", HIDDEN)
+        return nt.data[None], nt.extents[None]
+
+    on_mesh = jax.shard_map(local, mesh=mesh(devices), in_specs=P("gpu"), out_specs=P("gpu"))
+
+    def loss(tokens):
+        data, extents = on_mesh(tokens, offsets)
+        return jnp.square(data).sum(), (data, extents)
+
+    grad, found = jax.jit(jax.grad(loss, has_aux=True))(tokens)
+    return *found, grad
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_example_2_on_a_mesh(devices):
+    draw = np.random.default_rng(devices)
+    tokens, offsets = TOKENS, OFFSETS
+    if devices == 4:
+        # One device has nothing for most experts, rows behind the last offset are padding.
+        tokens = draw.normal(size=(4, 100, HIDDEN)).astype(np.float32)
+        sizes = [[30, 0, 40, 30], [25, 35, 25, 15], [0, 0, 0, 91], [7, 0, 0, 0]]
+        offsets = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))).astype(np.int32)
+        for t, o in zip(tokens, offsets):
+            t[o[-1] :] = np.nan
+    data, extents, grad = exchanged(tokens, offsets, devices)
+    experts = by_expert(tokens, offsets)
+    assert extents.tolist() == np.reshape([len(e) for e in experts], (devices, -1)).tolist()
+    if devices == 2:
+        assert extents.tolist() == [[55, 35], [65, 45]]
+    own = len(experts) // devices
+    for d in range(devices):
+        want = np.concatenate(experts[d * own : (d + 1) * own])
+        np.testing.assert_array_equal(data[d, : len(want)], want)
+        np.testing.assert_array_equal(data[d, len(want) :], 0)
+    rows = np.arange(tokens.shape[1])[None, :, None] < offsets[:, -1:, None]
+    assert_close(grad, np.where(rows, 2 * tokens, 0))
+
+
+def test_capacity_on_a_mesh():
+    """Rows behind the capacity are dropped, and extents say so."""
+    data, extents, grad = exchanged(TOKENS, OFFSETS, 2, capacity=100)
+    assert data.shape == (2, 100, HIDDEN) and extents.tolist() == [[55, 35], [65, 35]]
+    want = np.concatenate(by_expert(TOKENS, OFFSETS)[2:])[:100]
+    np.testing.assert_array_equal(data[1], want)
+    kept = np.ones_like(TOKENS)
+    kept[1, 90:] = 0
+    assert_close(grad, 2 * TOKENS * kept)
+
+
+def test_messages_of_merge():
+    nt = jf.nested.partition(TOKENS, 1, OFFSETS)
+    with pytest.raises(NameError, match=r"^merge: axis 'gpu' is not bound; call inside jax.shard_map over"):
+        jf.nested.merge(nt, 0, 2, axis_name="gpu")
+    with pytest.raises(ValueError, match=r"^merge: 3 experts not divisible by the 2 devices of axis 'gpu'"):
+        exchanged(TOKENS, OFFSETS[:, :4], 2)
+    with pytest.raises(ValueError, match=r"those alone take axis_name= and capacity="):
+        jf.nested.merge(nt, 1, 2, axis_name="gpu")
+
+
+# Section 6.4.
+
+
+def nested(sizes, *dense):
+    x = np.random.default_rng(2).normal(size=(sum(sizes), *dense)).astype(np.float32)
+    return x, jf.as_nested(x, extents=sizes)
+
+
+def test_split_of_a_ragged_axis():
+    """[3, 5, 2] by 2: [2, 3, 1] blocks of 2, the last of each filled up with zeros."""
+    x, nt = nested([3, 5, 2], HIDDEN)
+    blocks = jf.nested.split(nt, 1, factor=2, blocks=True)
+    assert blocks.extents.tolist() == [2, 3, 1] and blocks.shape == (3, "ragged", 2, HIDDEN)
+    for got, s, n in zip(blocks, (0, 3, 8), (3, 5, 2)):
+        want = np.pad(x[s : s + n], ((0, n % 2), (0, 0))).reshape(-1, 2, HIDDEN)
+        np.testing.assert_array_equal(got, want)
+    assert jf.nested.merge(blocks, 1, 2).extents.tolist() == [4, 6, 2]
+    with pytest.raises(ValueError, match=r"^split: blocks= is for the ragged dimension, 1; got axis 0$"):
+        jf.nested.split(nt, 0, factor=3, blocks=True)
+
+
+def test_merge_with_a_regular_axis():
+    """[3, 5, 2] times 4: [12, 20, 8]."""
+    x, nt = nested([3, 5, 2], 4, HIDDEN)
+    merged = jf.nested.merge(nt, 1, 2)
+    assert merged.extents.tolist() == [12, 20, 8]
+    np.testing.assert_array_equal(merged[1], x[3:8].reshape(20, HIDDEN))
+
+
+def test_merge_with_an_outer_axis():
+    """[[30, 0, 40, 30], [25, 35, 25, 15]] over the outer axis: [55, 35, 65, 45]."""
+    merged = jf.nested.merge(jf.nested.partition(TOKENS, 1, OFFSETS), 0, 2)
+    assert EXTENTS.tolist() == [[30, 0, 40, 30], [25, 35, 25, 15]] and merged.extents.tolist() == [55, 35, 65, 45]
+    for got, want in zip(merged, by_expert(TOKENS, OFFSETS)):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_merge_with_its_component_and_select():
+    x, nt = nested([3, 5, 2], 4)
+    np.testing.assert_array_equal(jf.nested.merge(nt, 0, 1), x)
+    np.testing.assert_array_equal(jf.nested.select(nt, 1), x[3:8])

@@ -1,0 +1,46 @@
+"""Random fusions of nested values against a loop over components in numpy, on every machine.
+
+`Program(seed)` makes a failing one again.
+"""
+
+import numpy as np
+import pytest
+from random_nested import Program
+from test_cuda_sources import nvrtc_or_skip
+from test_ragged_plans import interpreted
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+
+def check(program, got):
+    for one, want in zip(got, program.want, strict=True):
+        np.testing.assert_array_equal(np.isinf(one), np.isinf(want))
+        finite = np.isfinite(want)
+        assert_close(np.where(finite, one, 0), np.where(finite, want, 0), "float32", scale=20)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs(device, seed):
+    program = Program(seed)
+    check(program, jf.ir.run(program.fusion, *program.operands()))
+
+
+@pytest.mark.parametrize("seed", range(12, 36))
+def test_random_programs_as_loops_for_cuda(seed):
+    program = Program(seed)
+    check(program, interpreted(program.fusion, *program.operands()))
+
+
+@pytest.mark.parametrize("seed", range(36, 38))
+def test_random_programs_op_by_op(seed):
+    program = Program(seed)
+    check(program, jf.ir.evaluate(program.fusion, *program.operands()))
+
+
+def test_cuda_sources_compile():
+    nvrtc_or_skip()
+    for seed in range(38, 44):
+        for _, _, cubin in _core.compile_cuda(str(Program(seed).fusion), _core.cuda_target_for(90)):
+            assert cubin
