@@ -1,12 +1,15 @@
 """Grouped products on the kernels of compute capability 9.0: which are chosen, that they compile, and on such a GPU the
 numbers at every ragged edge."""
 
+import re
+import subprocess
+
 import grouped_reference as ref
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_cuda_sources import assert_no_spills, grouped, nvrtc_or_skip
+from test_cuda_sources import grouped, nvrtc_or_skip, resources, tool
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
@@ -54,11 +57,20 @@ def test_other_kernels_say_why(program, sm, why):
         (("contraction", False, True, "f16", "f32", 520, 120), "tile=128x128x64 stages=6 cluster=1"),
     ],
 )
-def test_kernels_compile_and_spill_nothing(program, tile, tmp_path):
+def test_kernels_compile_to_warpgroup_products(program, tile, tmp_path):
+    """Nothing spills, tensor copies feed products, and what tells a product its operands stays in uniform registers."""
     assert chosen(*program).startswith("wgmma, ") and tile in chosen(*program)
     nvrtc_or_skip()
-    for used in assert_no_spills(grouped(*program), tmp_path):
-        assert used["STACK"] == 0 and used["REG"] <= 168
+    [(_, _, cubin)] = _core.compile_cuda(grouped(*program), HOPPER)
+    [used] = resources(cubin, tmp_path / "kernel.cubin")
+    assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
+    count = {op: len(re.findall(rf"\b{op}\b", sass(tmp_path / "kernel.cubin"))) for op in ("HGMMA", "UTMALDG", "R2UR")}
+    assert count["HGMMA"] >= 8 and count["UTMALDG"] >= 2
+    assert count["R2UR"] < max(count["HGMMA"], 32)
+
+
+def sass(cubin) -> str:
+    return subprocess.run([tool("cuobjdump"), "-sass", str(cubin)], capture_output=True, text=True, check=True).stdout
 
 
 # Extents for 700 rows, with the starts that leave gaps, if any.

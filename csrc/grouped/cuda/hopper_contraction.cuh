@@ -144,19 +144,23 @@ struct HopperContraction {
   using Sums = float[kSlices][kN / 2];
 
   static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
-    const unsigned self = threadIdx.x / kWarpgroup - 1;
+    // Numbers that are the same in all lanes, and known to be: what follows from them stays in uniform registers, where
+    // instructions look for their operands.
+    const auto uniform = [](auto value) { return __shfl_sync(~0u, value, 0); };
+    const unsigned self = uniform(threadIdx.x / kWarpgroup - 1);
     Stages at;
     Sums sums;
     unsigned stores = 0, tile = 0;
     for (Work work; tiles.next(work); ++tile) {
+      const int length = uniform(work.rows.length);
       if (tile % 2 != self) {
-        at.skip(cdiv(work.rows.length, kDepth));
+        at.skip(cdiv(length, kDepth));
         continue;
       }
       // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
       // first turn of the first is free.
       ptx::mbarrier_wait(ptx::shared_address(&shared.turn[self]), tile / 2 % 2 ^ self ^ 1);
-      accumulate(shared, at, sums, work.rows.length, self);
+      accumulate(shared, at, sums, length, self);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         if (work.row + slice * 64 < k) store(shared, map, work, sums[slice], slice, self, n, stores);
@@ -178,8 +182,8 @@ struct HopperContraction {
     for (int row = 0; row < length; row += kDepth, at.next()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
       constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
-      const unsigned long long a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].lhs));
-      const unsigned long long b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].rhs), kBoxBytes);
+      const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].lhs));
+      const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].rhs), kBoxBytes);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kDepth / 16; ++step) {
