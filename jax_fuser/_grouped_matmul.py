@@ -38,7 +38,8 @@ def grouped_matmul(
     """Multiply the rows of each group by the group's matrix, then add, activate and scale.
 
     `row_scale * activation(lhs @ rhs[group] + bias[group])`. For 16-bit floats the product is summed in float32 and
-    rounded to the result's dtype, and what follows it is computed in float32. Group sizes need no alignment and stay on
+    rounded to the result's dtype, and what follows it is computed in float32; where all of it is one kernel (GPUs of
+    compute capability 9.0), only the result is rounded. Group sizes need no alignment and stay on
     the device. Padding rows are never read and give zero; a NaN stays in its group, and the gradient of an empty group
     is exactly zero.
 

@@ -79,7 +79,7 @@ class _How:
         out = product(x, rhs, extents, starts, mode="rows", dtype=self.dtype, transpose_rhs=self.transpose_rhs)
         if bias is not None:
             bias = _group_rows(bias, extents, starts, x.shape[0])
-        tail = functools.partial(_tail, activation=self.activation, gated=self.gated)
+        tail: Callable[..., jax.Array] = functools.partial(_tail, activation=self.activation, gated=self.gated)
         if again:
             tail = jax.checkpoint(tail, prevent_cse=False)
         return tail(out, bias, scale, extents, starts)
