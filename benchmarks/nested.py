@@ -106,11 +106,10 @@ def make(spread: str, rows: int, dtype: str) -> Work:
 
 def measure(pattern: Pattern, work: Work, spread: str, *, quick: bool, gpu: bool) -> Case:
     """Measure one pattern."""
+    arguments = [work.nested(), work.segments()]
     if pattern.reads_ids:
         ids = jax.random.permutation(jax.random.key(2), work.ids)
         arguments = [(work.x, ids, work.b)] * 2
-    else:
-        arguments = [work.nested(), work.segments()]
     ours, plain = jax.jit(pattern.ours), jax.jit(pattern.segments)
     result = jax.eval_shape(plain, *arguments[1])
     read = [work.x, work.b] if pattern.name == "bias gelu" else [work.x]

@@ -98,10 +98,11 @@ def fuse(
     fuse, across calls of `jax.jit` and of `jax.nn`, and so do slices, concatenations, padding, reshapes and gathers
     (`x[i]`) between them, updates at one place (`x.at[i].set`, `dynamic_update_slice`), and the bits that `jax.random`
     draws with threefry keys (the same bits): dropout is in the kernels. In functions of NestedTensors the search for
-    each row's group and the reading of per-group operands fuse, too. Matrix products, scatters to several places,
-    control flow and complex numbers stay with XLA between the regions; `explain`
-    names them. A grouped matmul of bf16 or f16 that only one fusion reads is part of it; on GPUs of compute capability
-    9.0 what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
+    each row's group, the reading of per-group operands and folds of the rows of each group fuse, too. Matrix products,
+    scatters to several places, control flow and complex numbers stay with XLA between the regions; `explain` names
+    them. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
+    what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
+    at least as exact as the
     function by itself.
 
     Args:

@@ -68,6 +68,19 @@ def as_nested(
 def partition(x: Any, axis: int, offsets: Any = None, *, extents: Any = None, validate: bool = True) -> NestedTensor:
     """Split dimension `axis` of an array into (group, ragged): `as_nested` with the axis first.
 
+    Args:
+        x: array `[.., rows, ..]` of any dtype. Differentiable.
+        axis: dimension of `x` that holds the rows.
+        offsets: as for `as_nested`.
+        extents: as for `as_nested`.
+        validate: as for `as_nested`.
+
+    Returns:
+        `NestedTensor` `[.., groups, ragged, ..]` with int32 extents, no copy.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `as_nested`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -79,6 +92,15 @@ def partition(x: Any, axis: int, offsets: Any = None, *, extents: Any = None, va
 
 def combine(nt: NestedTensor) -> jax.Array:
     """Merge (group, ragged) back into one dimension: `as_flattened`.
+
+    Args:
+        nt: nested tensor `[.., groups, ragged, ..]`.
+
+    Returns:
+        Array `[.., capacity, ..]` of the dtype of `nt`. Differentiable. Without gaps no copy, padding included.
+
+    Raises:
+        TypeError: `nt` is no nested tensor.
 
     Example:
         >>> import jax.numpy as jnp
@@ -211,6 +233,9 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
     Args:
         arrays: arrays with equal dtypes and equal shapes but for the first dimension. Differentiable.
         capacity: rows of storage; the sum of the lengths by default. More rows are zero padding.
+
+    Returns:
+        `NestedTensor` `[len(arrays), ragged, ..]` of their dtype.
 
     Raises:
         ValueError: no arrays, shapes that differ, a capacity that is too small.

@@ -23,6 +23,10 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
         argnums: position or positions to differentiate.
         has_aux: whether `fun` also returns auxiliary data.
 
+    Returns:
+        A function of the same arguments that returns (value, gradient), or (value, gradients) for several `argnums`;
+        with `has_aux` the value is (scalar, aux). It is differentiable again with respect to `nt.data`.
+
     Raises:
         TypeError: an argument to differentiate has no floating data (when the result is called).
 
@@ -49,7 +53,18 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
 
 
 def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Any:
-    """`jax.grad` for functions of nested tensors; see `value_and_grad`. With `has_aux`: (gradient, aux).
+    """`jax.grad` for functions of nested tensors; see `value_and_grad`.
+
+    Args:
+        fun: function that returns a float scalar, or (scalar, aux) with `has_aux`.
+        argnums: position or positions to differentiate.
+        has_aux: whether `fun` also returns auxiliary data.
+
+    Returns:
+        A function of the same arguments that returns the gradient, or (gradient, aux). Differentiable again.
+
+    Raises:
+        TypeError: an argument to differentiate has no floating data (when the result is called).
 
     Example:
         >>> import jax.numpy as jnp

@@ -159,6 +159,10 @@ def same_layout(a: NestedTensor, b: NestedTensor) -> bool:
     Groups, capacity, ragged dimension and kind of storage are static. Values of extents (and starts) are compared
     only when both are concrete; traced ones are taken as equal. The result is a Python bool either way.
 
+    Args:
+        a: nested tensor.
+        b: nested tensor; dtype and dense dimensions may differ from those of `a`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -215,6 +219,16 @@ def allclose(
     """Return whether two nested tensors have equal extents and close rows, as a bool scalar on the device.
 
     Padding is not compared, and gapped and contiguous storage of the same groups are close. Not differentiable.
+
+    Args:
+        a: nested tensor.
+        b: nested tensor; another shape is not close.
+        rtol: relative tolerance, as of `jnp.allclose`.
+        atol: absolute tolerance.
+        equal_nan: whether NaN is close to NaN.
+
+    Returns:
+        bool array `[]`. Works under `jit`.
 
     Example:
         >>> import jax.numpy as jnp

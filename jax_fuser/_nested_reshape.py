@@ -29,17 +29,20 @@ def merge(
       devices join, and each device gets its share of them, the first `groups / devices` for the first device. Rows
       travel in one all-to-all of blocks of static size.
 
-    Differentiable in `nt.data`.
-
     Args:
-        nt: nested tensor.
-        i: dimension of `nt.shape`.
-        j: the other one.
+        nt: nested tensor of any dtype.
+        i: first dimension of `nt.shape`; negative ones count from the end.
+        j: second dimension.
         axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
         capacity: rows of the result along the ragged dimension, where outer indices join; later rows are cut off, and
             extents say so. By default no row can be.
 
+    Returns:
+        An array `[.., capacity, ..]` for (group, ragged), otherwise a nested tensor with one dimension less.
+        Differentiable in `nt.data`.
+
     Raises:
+        TypeError: `nt` is no nested tensor.
         ValueError: another pair of dimensions, more rows than int32 holds, or groups that devices cannot share evenly.
         NameError: no such mesh axis here.
 
@@ -118,7 +121,16 @@ def split(
       own, `[.., groups, ragged, factor, ..]`; group `g` has `ceil(extents[g] / factor)` of them, the last one filled up
       with zero rows that count as rows from then on.
 
-    Differentiable in `nt.data`.
+    Args:
+        nt: nested tensor of any dtype.
+        axis: the group or the ragged dimension of `nt.shape`.
+        factor: groups of each part, or the multiple of rows to pad to.
+        num: number of parts.
+        capacity: rows of storage of each part.
+        blocks: whether the padded rows get a dimension of their own.
+
+    Returns:
+        A nested tensor `[parts, groups, ragged, ..]`, or one like `nt` with gaps. Differentiable in `nt.data`.
 
     Raises:
         TypeError: not exactly one of `factor` and `num`.
@@ -171,7 +183,18 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
     """Pad the storage of each group to a multiple of rows: gapped storage, zero in the gaps.
 
     The capacity grows to the static bound `capacity + groups * (multiple - 1)`, rounded up to the multiple; every
-    group then starts at a multiple. Extents stay. Differentiable in `nt.data`.
+    group then starts at a multiple. Extents stay.
+
+    Args:
+        nt: nested tensor of any dtype.
+        multiple: rows, at least 1.
+
+    Returns:
+        A nested tensor of the shape and dtype of `nt`, with `starts`. Differentiable in `nt.data`.
+
+    Raises:
+        TypeError: `nt` is no nested tensor.
+        ValueError: `multiple` is less than 1, or the storage has more rows than int32 holds.
 
     Example:
         >>> import jax.numpy as jnp

@@ -34,6 +34,9 @@ def as_flattened(nt: NestedTensor) -> jax.Array:
         Array of the dtype and capacity of `nt.data`; group `g` holds rows `nt.offsets[g]` to `nt.offsets[g + 1]`.
         Differentiable.
 
+    Raises:
+        TypeError: `nt` is no nested tensor.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf

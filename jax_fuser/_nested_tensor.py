@@ -200,7 +200,10 @@ class NestedTensor:
     @property
     def starts(self) -> jax.Array:
         """int32 `[.., groups]`: first row of each group in `data`."""
-        return self.offsets[..., :-1] if self._starts is None else self._starts
+        if self._starts is not None:
+            return self._starts
+        # Without a shift, which would be a kernel of its own.
+        return jnp.cumsum(self.extents, axis=-1, dtype=jnp.int32) - self.extents
 
     @property
     def total(self) -> jax.Array:

@@ -50,6 +50,8 @@ their elements: a run of consecutive ones, or a box of the array, whose order in
 hardware does it. Threads wait only before they read. With stages, the copies for the next iterations of the loop that
 the copy is inlined in are already on their way. An output that is a copy of a shared value can have bulk axes, too.
 
+Clusters. Up to 8 blocks along a "cluster" axis fold it together, so that a long row is kept by several of them.
+
 Example:
   >>> fusion = jf.ir.trace(jnp.tanh, jnp.ones((64, 256)), name="rows")
   >>> scheduler = jf.ir.Scheduler(fusion)

@@ -47,6 +47,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "square": np.square,
     "tanh": np.tanh,
     "exp": np.exp,
+    "is_finite": np.isfinite,
     "sin": np.sin,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),

@@ -153,7 +153,7 @@ CALLS = (
 LOOPS = (*SPLITS, "turn", "lanes", "lanes", "threads", "threads", "grid", "grid")
 PARALLEL = {
     "cpu": ("serial", "unroll", "vector", "vector", "task"),
-    "cuda": ("serial", "unroll", "vector", "block", "thread", "thread", "block_y", "thread_y", "bulk"),
+    "cuda": ("serial", "unroll", "vector", "block", "thread", "thread", "block_y", "thread_y", "bulk", "cluster"),
 }
 SOME = (1, 2, 2, 3, 4, 4, 5, 8, 16, 32)
 POWERS = (2, 4, 4, 8)

@@ -22,13 +22,6 @@ def layer_norm(x, g, b):
     return y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6) * g + b
 
 
-def norm_backward(x, g, dy):
-    def f(x, g):
-        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g
-
-    return jax.vjp(f, x, g)[1](dy)
-
-
 def kinds(x):
     """Folds of each kind, of integers and of numbers of 64 bits."""
     n = (x * 8).astype(jnp.int32)
@@ -73,19 +66,21 @@ def test_folds_that_follow_each_other(run, threads):
     assert_close(got, layer_norm(x, g, b))
 
 
-def test_sums_across_rows_of_several_blocks(run):
-    """Each block folds its own columns; rows come one after the other, so slots are used again."""
-    x, g, dy = numbers(514, 264), numbers(264), numbers(514, 264)
-    schedule = in_cluster(norm_backward, [x, g, dy], 2, lanes=4, keep="rows", unroll=2)
-    given = {"x": x, "g": g, "dy": dy}
-    arrays = [x, dy, g] if schedule.fusion.shape(schedule.fusion.inputs[1]) == [514, 264] else [x, g, dy]
-    del given
-    outs = run(schedule, *arrays)
-    want = norm_backward(x, g, dy)
-    for got in outs:
-        got = np.asarray(got)
-        exact = want[0] if got.shape == x.shape else want[1]
-        assert_close(got if got.shape == x.shape else got.reshape(-1, 264).sum(0), exact, scale=4)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_sums_across_rows_of_several_blocks(run, stages):
+    """Each block folds its own columns; rows come one after the other, so slots and stages are used again."""
+    b = jf.ir.Builder("centred")
+    x = b.input("x", "f32", [258, 264])
+    y = b.pointwise("sub", [x, b.broadcast(b.reduce("reduce_sum", x, [1]), [258, 264], [0])])
+    b.output(y)
+    b.output(b.reduce("reduce_sum", y, [0], parts=128))
+    more = {"lanes": 4, "keep": "rows", "unroll": 2, "stages": stages, "threads": 32, "threads_y": 1, "cluster": 2}
+    schedule = jf.ir.schedule(b.finish(), "reduction", "cuda", parameters=more)
+    x = numbers(258, 264)
+    rows, sums = map(np.asarray, run(schedule, x))
+    want = x - x.sum(1, keepdims=True)
+    assert_close(rows, want)
+    assert_close(sums.sum(0), want.sum(0))
 
 
 def test_folds_of_each_kind(run):
@@ -95,3 +90,37 @@ def test_folds_of_each_kind(run):
     schedule = jf.ir.schedule(fusion, "reduction", "cuda", parameters=parameters)
     for got, exact in zip(run(schedule, x), kinds(x), strict=True):
         np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"threads_y": 2}, r"cluster: blocks that share a row have one row at a time.*expected threads_y=1"),
+        ({"stages": 2, "bulk_store": True}, r"cluster: .*expected threads_y=1 and bulk_store=False"),
+        ({"cluster": 16}, r"has 16 iterations of cluster; at most 8: split the axis"),
+        ({"along": "columns", "lane_loop": 0}, r"cluster: rows of 2 blocks need the threads along a row"),
+    ],
+)
+def test_what_cannot_be(change, message):
+    with pytest.raises(jf.UserError, match=message):
+        jf.ir.lower(in_cluster(softmax, [numbers(64, 512)], 2, **change), "cuda")
+
+
+def test_clusters_need_a_device_that_has_them():
+    b = jf.ir.Builder("sums")
+    b.output(b.reduce("reduce_sum", b.input("x", "f32", [8, 64]), [1]))
+    s = jf.ir.Scheduler(b.finish())
+    s.parallelize(s.fusion.outputs[0], 1, "cluster")
+    with pytest.raises(jf.UserError, match="has a cluster axis, which target 'cpu.*' does not have; use task"):
+        jf.ir.lower(s.schedule, "cpu")
+
+
+def test_long_rows_are_read_once():
+    """As planned: rows that one block cannot keep are several blocks'."""
+    for columns, dtype in ((131072, "float32"), (131072, "bfloat16"), (65536, "float32")):
+        fusion = jf.ir.trace(softmax, jax.ShapeDtypeStruct((2048, columns), dtype))
+        assert jf.ir.compute_heuristics(fusion, "reduction", "cuda")["cluster"] > 1
+        source = jf.ir.lower(fusion, "cuda").as_text("source")
+        assert source.count("jf::load<") == 1 and "__cluster_dims__" in source
+    only_read = jf.ir.trace(lambda x: jax.nn.logsumexp(x, -1), jax.ShapeDtypeStruct((2048, 16384), "float32"))
+    assert jf.ir.compute_heuristics(only_read, "reduction", "cuda")["cluster"] == 1

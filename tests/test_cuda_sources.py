@@ -187,11 +187,14 @@ def test_fusions_with_reductions_spill_nothing(name, rows, columns, dtype, sm, t
 
 
 SCANS = ["scan_sum", "scan_prod", "scan_max", "scan_min"]
+# Every dtype in one shape; of each width of integers one in shapes that differ by how their rows are cut.
+EVERY_SCAN = [((1000, 77), dtype) for dtype in FLOATS + INTEGERS] + [
+    (shape, dtype) for shape in ((300, 4096), (5000, 8)) for dtype in (*FLOATS, "s8", "u16", "s32", "u64")
+]
 
 
-@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
-@pytest.mark.parametrize("shape", [(300, 4096), (1000, 77), (5000, 8)], ids=str)
-def test_every_scan_compiles(dtype, shape):
+@pytest.mark.parametrize(("shape", "dtype"), EVERY_SCAN, ids=str)
+def test_every_scan_compiles(shape, dtype):
     nvrtc_or_skip()
     b = _core.Builder("scans")
     x = b.input("x", dtype, shape)
@@ -242,6 +245,8 @@ def test_grouped_kernels_use_tensor_cores_and_spill_nothing(mode, transpose, sta
     program = grouped(mode, transpose, starts, dtype, out, 1024, 2048)
     for r in assert_no_spills(program, tmp_path, sm):
         assert r["STACK"] == 0 and r["REG"] <= 255
+    if starts:
+        return  # reads the same tiles from elsewhere; to print the instructions takes as long as to compile them
     sass = subprocess.run(
         [tool("cuobjdump") or "cuobjdump", "-sass", str(tmp_path / "kernel.cubin")],
         capture_output=True,

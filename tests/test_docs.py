@@ -5,6 +5,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import runpy
 
 import pytest
 
@@ -35,13 +36,19 @@ def test_public_names_have_examples():
     assert missing == []
 
 
-def test_readme_examples(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/nested.md"])
+def test_examples_of_pages(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, page, "exec"), {})
         comments = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
         printed = capsys.readouterr().out.splitlines()
         assert len(comments) == len(printed)
         for comment, line in zip(comments, printed):
             assert comment.startswith(line)
+
+
+def test_the_picture_of_nested_tensors_is_what_the_script_draws():
+    script = runpy.run_path(str(ROOT / "docs" / "draw_nested.py"))
+    assert (ROOT / "docs" / "nested.svg").read_text() == script["picture"]()

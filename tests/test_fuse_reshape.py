@@ -101,7 +101,7 @@ def test_gradients(device, name):
     def loss(f):
         return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
 
-    compare(jax.grad(loss(jf.fuse(f)))(x), jax.grad(loss(f))(x), "float32", scale=20)
+    compare(jax.grad(loss(jf.fuse(f)))(x), jax.jit(jax.grad(loss(f)))(x), "float32", scale=20)
 
 
 @pytest.mark.parametrize("name", ["merged and split", "of an iota", "of parts", "head norm and residual norm"])

@@ -101,7 +101,7 @@ def test_large(device, shape, reverse):
         assert_close(got, accumulated(np.add, wide, axis, reverse), scale=4)
 
 
-@pytest.mark.parametrize("shape", [(1 << 20,), (65_536, 128), (9001, 3), (2, 70_001)], ids=str)
+@pytest.mark.parametrize("shape", [(1 << 20,), (32_768, 128), (9001, 3), (2, 70_001)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_few_long_rows_are_scanned_in_parts(device, shape, dtype):
     axis = len(shape) - 1 if shape[-1] > 1000 else 0
@@ -248,8 +248,8 @@ def test_derivatives(device, name):
     def f(x):
         return jnp.sin(scan(x * 2, 1)).sum()
 
-    assert_close(jax.grad(jf.fuse(f))(x), jax.grad(f)(x), scale=10)
-    got, want = (jax.jvp(g, (x,), (x,)) for g in (jf.fuse(f), f))
+    assert_close(jax.grad(jf.fuse(f))(x), jax.jit(jax.grad(f))(x), scale=10)
+    got, want = (jax.jvp(g, (x,), (x,)) for g in (jf.fuse(f), jax.jit(f)))
     assert_close(got[1], want[1], scale=10)
 
 

@@ -123,10 +123,12 @@ def test_run_differentiates_and_batches(device, by_hand):
     got, want = (jax.grad(loss(g), (0, 1))(X, B) for g in (f, softmax))
     assert_close(got[0], want[0], scale=3)
     assert_close(got[1], want[1], scale=3)
-    assert_close(*(jax.vmap(g, (0, None))(jnp.stack([X, 2 * X]), B) for g in (f, softmax)))
-    assert_close(*(jax.vmap(jax.grad(loss(g), 1), (0, None))(jnp.stack([X, 2 * X]), B) for g in (f, softmax)), scale=5)
-    assert_close(*(jax.jvp(g, (X, B), (X, B))[1] for g in (f, softmax)), scale=3)
-    assert_close(*(jax.hessian(loss(g), 1)(X, B) for g in (f, softmax)), scale=9)
+    assert_close(*(jax.jit(jax.vmap(g, (0, None)))(jnp.stack([X, 2 * X]), B) for g in (f, softmax)))
+    assert_close(
+        *(jax.jit(jax.vmap(jax.grad(loss(g), 1), (0, None)))(jnp.stack([X, 2 * X]), B) for g in (f, softmax)), scale=5
+    )
+    assert_close(*(jax.jvp(jax.jit(g), (X, B), (X, B))[1] for g in (f, softmax)), scale=3)
+    assert_close(*(jax.jit(jax.hessian(loss(g), 1))(X, B) for g in (f, softmax)), scale=9)
 
 
 def test_an_op_that_only_kernels_have(monkeypatch):
@@ -152,6 +154,13 @@ def test_evaluate_checks_its_arrays():
 def test_evaluate_is_plain_jax():
     text = str(jax.make_jaxpr(lambda x, b: jf.ir.evaluate(jf.ir.trace(softmax, X, B), x, b))(X, B))
     assert "jax_fuser" not in text and "reduce_sum" in text and "reduce_max" in text
+
+
+def test_constants_that_are_no_numbers():
+    fusion = jf.ir.trace(lambda x: (jnp.where(x > 0, x, jnp.nan), jnp.where(x > 0, x, -jnp.inf)), X)
+    for got in (jf.ir.evaluate(fusion, X), jf.ir.run(fusion, X)):
+        np.testing.assert_array_equal(got[0], np.where(X > 0, X, np.nan))
+        np.testing.assert_array_equal(got[1], np.where(X > 0, X, -np.inf))
 
 
 def test_64_bit_values_need_x64():

@@ -94,6 +94,34 @@ class TestLayouts:
         np.testing.assert_array_equal(largest, [p.max(0, initial=-np.inf) for p in groups(x, sizes)])
 
 
+STARTS = {
+    "in order": ([0, 10, 30, 30], [10, 12, 0, 20]),
+    "backwards, with gaps": ([60_000, 40_000, 500, 7], [5_000, 16_000, 30_000, 2]),
+    "on top of each other": ([0, 5, 0, 50_000], [65_536, 20, 100, 10_000]),
+    "one inside of another": ([0, 10, 65_000, 20], [1_000, 5, 536, 3]),
+    "outside": ([-7, 65_536, 70_000, 2**31 - 1], [9, 4, 2**31 - 1, -3]),
+    "nothing": ([5, 4, 3, 2], [0, 0, -1, 0]),
+}
+
+
+@pytest.mark.parametrize("columns", [64, 4])
+def test_rows_between_components_are_zero(device, columns):
+    """Of large results only the gaps are filled, wherever components lie."""
+    rows = 65_536
+    b = jf.ir.Builder("gaps")
+    x, s, e = b.input("x", "f32", [rows, columns]), b.input("starts", "s32", [4]), b.input("sizes", "s32", [4])
+    b.output(b.combine(b.pointwise("neg", [b.partition(x, s, e, 0, rows)]), s, rows))
+    fusion = b.finish()
+    x = np.random.default_rng(0).uniform(1, 2, (rows, columns)).astype(np.float32)
+    for starts, sizes in STARTS.values():
+        starts, sizes = np.array(starts, np.int32), np.array(sizes, np.int32)
+        got = poisoned(lambda *a: jf.ir.run(fusion, *a)[0], x, starts, sizes)
+        inside = np.zeros(rows, bool)
+        for start, size in zip(np.clip(starts, 0, rows), np.clip(sizes, 0, rows)):
+            inside[start : min(start + size, rows)] = True
+        np.testing.assert_array_equal(got, np.where(inside[:, None], -x, 0))
+
+
 def test_no_rows_no_groups_one_group(device):
     for capacity, sizes in ((0, [0, 0]), (0, []), (5, []), (5, [5]), (5, [0])):
         x = rows(sizes, capacity)
@@ -168,9 +196,9 @@ def test_addresses_are_64_bit():
     fusion = b.finish()
     for platform in "cpu", "cuda":
         source = jf.ir.lower(fusion, platform).as_text("source")
-        starts = re.findall(r"const (\w+(?: long)?) i\d+ = [^;]*read_index", source)
-        assert starts and set(starts) <= {"long", "long long"}
-        assert not re.search(r"const int i\d+ = [^;]*read_index", source)
+        places = re.findall(r"(\w+) i\d+ = jf::read_index<\w+>\([^;]*, 300000\)", source)
+        reads = re.findall(r"jf::load<[^;]*\(x, [^;]*;", source)
+        assert places and set(places) <= {"long"} and reads and all("* 7168L" in read for read in reads)
 
 
 def test_more_rows_than_int32_are_refused():

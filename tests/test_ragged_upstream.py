@@ -181,7 +181,10 @@ PARTITIONS = {
         lambda b, x, s, e, n: b.partition(x, b.input("a", "s32", []), b.input("c", "s32", []), 0, M),
         r"expected starts of s32\[..., components\], got s32\[\]",
     ),
-    "nested already": (lambda b, x, s, e, n: b.partition(n, s, e, 2, 2), r"is nested; multi-level nesting, or a second ragged axis: fold or combine"),
+    "nested already": (
+        lambda b, x, s, e, n: b.partition(n, s, e, 2, 2),
+        r"is nested; multi-level nesting, or a second ragged axis: fold or combine",
+    ),
     "no such axis": (lambda b, x, s, e, n: b.partition(x, s, e, 2, 1), r"expected an axis below the rank"),
     "more than there are": (lambda b, x, s, e, n: b.partition(x, s, e, 0, M + 1), r"got most=12"),
     "starts of another shape": (

@@ -42,8 +42,8 @@ struct Ring {
     ptx::mbarrier_expect(barrier(filling), bytes);
     ptx::bulk_load(ptx::shared_address(buffer + filling * kStageSize + to), from + at, bytes, barrier(filling));
   }
-  // The same where both places are equally far into 16 bytes: of these the copy moves all, so that up to 15 bytes before
-  // and after what is asked for are read, too, never in other 16 bytes than it.
+  // The same where both places are equally far into 16 bytes: of these the copy moves all, so that up to 15 bytes
+  // before and after what is asked for are read, too, never in other 16 bytes than it.
   template <class M>
   __device__ __forceinline__ void load_anywhere(M* buffer, long to, const M* from, long at, int elements) {
     if (!is_first_thread()) return;

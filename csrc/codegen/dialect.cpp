@@ -36,15 +36,15 @@ std::string cuda_settings(const std::vector<loops::Kernel>&, const Target&) { re
 
 std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
                          const std::vector<Parameter>& parameters) {
-  JF_CHECK(kernel.grid * kernel.cluster <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name, " has ",
-           kernel.grid, " x ", kernel.grid_y, " blocks");
+  JF_CHECK(kernel.grid * kernel.cluster <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name,
+           " has ", kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
   for (const auto& [name, type] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
   }
   const std::string cluster = kernel.cluster == 1 ? "" : cat("__cluster_dims__(", kernel.cluster, ", 1, 1) ");
-  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y, ") ", entry, "(\n    ",
-             list, ") {\n");
+  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y, ") ", entry,
+             "(\n    ", list, ") {\n");
 }
 
 std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,

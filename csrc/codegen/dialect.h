@@ -38,8 +38,8 @@ struct Dialect {
   std::string_view task, block, block_y, thread, thread_y;
   std::string_view cluster;  // the header with folds over clusters of blocks; empty where the language has none
   std::string_view bulk;     // and the one with bulk copies
-  std::string_view map;   // the type of a parameter that describes the boxes of an array
-  std::string_view sync;  // waits for the threads of the block; empty where there are none
+  std::string_view map;      // the type of a parameter that describes the boxes of an array
+  std::string_view sync;     // waits for the threads of the block; empty where there are none
   // Whether a caller may ask for stores of large results past the caches: a parameter `past_caches` of kernels.
   bool past_caches;
   bool divides_by_same;  // whether the prelude divides faster by what a loop does not change

@@ -21,8 +21,8 @@ bool is_identifier(std::string_view name) {
 
 // The headers that kernels need beside the prelude.
 struct Needs {
-  bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false, scan_threads = false,
-       index_reads = false, search = false;
+  bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false,
+       scan_threads = false, index_reads = false, search = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {

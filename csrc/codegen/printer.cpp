@@ -483,8 +483,8 @@ struct Printer {
   }
   void operator()(const BulkLoad& load) {
     const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
-    line(rings.at(load.ring), load.anywhere ? ".load_anywhere(" : ".load(", to, ", ", offset(load.to), ", ", buffers.at(load.buffer), ", ",
-         offset(load.from), ", ", elements(load), ");");
+    line(rings.at(load.ring), load.anywhere ? ".load_anywhere(" : ".load(", to, ", ", offset(load.to), ", ",
+         buffers.at(load.buffer), ", ", offset(load.from), ", ", elements(load), ");");
   }
   void operator()(const TileLoad& load) {
     const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);

@@ -86,8 +86,8 @@ class Assignment {
     for (const Stmt& stmt : body) {
       if (const auto* loop = std::get_if<For>(&stmt.node)) count += meetings(loop->body);
       const auto* combine = std::get_if<Combine>(&stmt.node);
-      const bool fold = combine != nullptr && over_threads(*combine) &&
-                        (combine->cluster || scratch_bytes(kernel_, *combine) > 0);
+      const bool fold =
+          combine != nullptr && over_threads(*combine) && (combine->cluster || scratch_bytes(kernel_, *combine) > 0);
       const auto* scan = std::get_if<ScanThreads>(&stmt.node);
       count += fold || std::holds_alternative<Sync>(stmt.node);
       count += scan != nullptr && scratch_bytes(kernel_, *scan) > 0 ? 2 : 0;

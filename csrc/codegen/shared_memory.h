@@ -17,11 +17,11 @@ struct SharedMemory {
   std::vector<int64_t> offsets;  // of every buffer, in bytes; -1 for parameters
   std::vector<Scratch> folds;    // of every Combine over threads and ScanThreads, in the order of the text
   int64_t scratch = 0;           // bytes of all scratch, which comes first
-  // Where other blocks of a cluster send what they fold, in the scratch; words of 4 bytes that each of them sends at the
-  // most.
+  // Where other blocks of a cluster send what they fold, in the scratch; words of 4 bytes that each of them sends at
+  // the most.
   int64_t cluster = 0, cluster_words = 0;
-  int64_t bytes = 0;             // altogether
-  int64_t alignment = 128;       // of all of it
+  int64_t bytes = 0;        // altogether
+  int64_t alignment = 128;  // of all of it
   // Arrays of a fixed size may not take more than 48 KiB; beyond that a launch gives the bytes.
   bool dynamic = false;
 };

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "base/error.h"
@@ -13,6 +14,8 @@
 #include "plan/plan.h"
 #include "plan/pointwise.h"
 #include "plan/ragged.h"
+#include "plan/ragged_again.h"
+#include "plan/ragged_gaps.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -49,10 +52,12 @@ class Placement {
     const ir::Value& value = fusion_.values[id];
     return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
   }
-  BufferRef scratch(int64_t bytes) {
-    const BufferRef here{BufferKind::kWorkspace, bytes_};
+  BufferRef scratch(int64_t bytes) { return {BufferKind::kWorkspace, take(bytes)}; }
+  // Where so many bytes of the workspace are.
+  int64_t take(int64_t bytes) {
+    const int64_t begin = bytes_;
     bytes_ += round_up(bytes, kWorkspaceAlignment);
-    return here;
+    return begin;
   }
   int64_t bytes() const { return bytes_; }
 
@@ -89,8 +94,10 @@ class Kernels {
   loops::Kernel nested(const ir::Fusion& segment) {
     return guarded(segment, [&] {
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
-      return lowered("nested", segment, plan::print(parameters), false,
-                     plan::nested_schedule(segment, parameters, target_.platform));
+      const bool again = plan::folds_again(segment);
+      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+      return lowered("nested", fusion, plan::print(parameters), again,
+                     plan::nested_schedule(fusion, parameters, target_.platform));
     });
   }
 
@@ -122,9 +129,49 @@ class Kernels {
   std::string scheduled_;  // of the latest
 };
 
-}  // namespace
+// The steps of a program as steps of another one, which has its inputs and outputs at `buffers`.
+void embed(Program part, const std::vector<BufferRef>& buffers, int64_t workspace, Program& program) {
+  const auto moved = [&](const BufferRef& ref) -> BufferRef {
+    if (ref.kind == BufferKind::kWorkspace) return {ref.kind, ref.index + workspace};
+    return buffers[ref.kind == BufferKind::kInput ? ref.index : part.input_bytes.size() + ref.index];
+  };
+  for (Step& step : part.steps) {
+    std::visit(
+        [&](auto& made) { std::transform(made.buffers.begin(), made.buffers.end(), made.buffers.begin(), moved); },
+        step);
+    program.steps.push_back(std::move(step));
+  }
+  program.schedule += part.schedule;
+  std::move(part.scheduled.begin(), part.scheduled.end(), std::back_inserter(program.scheduled));
+  std::move(part.facts.begin(), part.facts.end(), std::back_inserter(program.facts));
+}
 
-Program build(const ir::Fusion& whole, const Target& target) {
+Program build(const ir::Fusion& whole, const Target& target, bool fills);
+
+// Steps before a kernel that store zeros where it stores nothing.
+void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, const Target& target,
+          Placement& placement, Program& program) {
+  const ir::Fusion& fusion = segment.fusion;
+  const auto at = [&](const std::vector<ir::ValueId>& list, ir::ValueId id) {
+    return std::find(list.begin(), list.end(), id) - list.begin();
+  };
+  for (const ir::Op& op : fusion.ops) {
+    if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
+    const BufferRef out = buffers[fusion.inputs.size() + at(fusion.outputs, op.output)];
+    if (!plan::is_worth_gaps(fusion.values[op.output], std::get<ir::Combine>(op.attribute).rows)) {
+      add_zeros(fusion, op.output, out, target, program);
+      continue;
+    }
+    const ir::Value& nested = fusion.values[op.inputs[0]];
+    const ir::ValueId extents = nested.axes[ir::ragged_axis(nested)].extents;
+    Program zeros = build(plan::zeros_in_gaps(fusion, op), target, false);
+    const int64_t workspace = placement.take(zeros.workspace_bytes);
+    embed(std::move(zeros), {buffers[at(fusion.inputs, op.inputs[1])], buffers[at(fusion.inputs, extents)], out},
+          workspace, program);
+  }
+}
+
+Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   const plan::Plan plan = plan::plan(whole);
   const ir::Fusion& fusion = plan.fusion;
   Program program;
@@ -166,10 +213,7 @@ Program build(const ir::Fusion& whole, const Target& target) {
       program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor});
       continue;
     }
-    if (segment.strategy != plan::Strategy::kEmpty) {
-      add_zeros(segment.fusion, {buffers.begin() + static_cast<std::ptrdiff_t>(segment.inputs.size()), buffers.end()},
-                target, program);
-    }
+    if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);
     program.facts.push_back(facts_of(segment));
     if (const auto why = epilogues.why_not.find(number); why != epilogues.why_not.end()) {
       program.facts.back().reason += cat("; ", why->second);
@@ -198,5 +242,9 @@ Program build(const ir::Fusion& whole, const Target& target) {
   program.workspace_bytes = placement.bytes();
   return program;
 }
+
+}  // namespace
+
+Program build(const ir::Fusion& whole, const Target& target) { return build(whole, target, true); }
 
 }  // namespace jf::host

@@ -267,7 +267,8 @@ std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epi
     if (tail != epilogues.end()) {
       for (size_t operand : tail->operands) read.insert(segment.inputs[operand]);
       read.insert(plan.segments[tail->product].outputs.front());
-    } else if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read)) {
+    } else if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read) ||
+               segment.strategy == plan::Strategy::kNested) {  // whose workspace every target has
       read.insert(segment.inputs.begin(), segment.inputs.end());
     } else {
       found.insert(i);

@@ -1,5 +1,7 @@
 #include "host/request.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "host/zeros.h"
 #include "ir/text.h"
@@ -31,8 +33,11 @@ Program build(const Request& request, const Target& target) {
   add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
-  add_zeros(fusion, {buffers.end() - static_cast<std::ptrdiff_t>(fusion.outputs.size()), buffers.end()}, target,
-            program);
+  for (const ir::Op& op : fusion.ops) {
+    if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
+    const auto at = std::find(fusion.outputs.begin(), fusion.outputs.end(), op.output) - fusion.outputs.begin();
+    add_zeros(fusion, op.output, buffers[fusion.inputs.size() + at], target, program);
+  }
   program.scheduled.push_back({fusion, *schedule});
   program.facts.push_back(kernel_facts(fusion));
   program.facts.back().strategy = "by hand";

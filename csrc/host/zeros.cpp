@@ -1,7 +1,5 @@
 #include "host/zeros.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "ir/build.h"
 #include "lower/lower.h"
@@ -21,23 +19,16 @@ ir::Fusion zeros_like(const ir::Value& value, const std::string& name) {
 
 }  // namespace
 
-void add_zeros(const ir::Fusion& segment, const std::vector<BufferRef>& outputs, const Target& target,
+void add_zeros(const ir::Fusion& segment, ir::ValueId combined, const BufferRef& output, const Target& target,
                Program& program) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const ir::ValueId id = segment.outputs[i];
-    const ir::Value& value = segment.values[id];
-    const bool combined = std::any_of(segment.ops.begin(), segment.ops.end(), [&](const ir::Op& op) {
-      return op.output == id && op.kind == ir::OpKind::kCombine;
-    });
-    if (!combined || ir::elements(value) == 0) continue;
-    const ir::Fusion zeros = zeros_like(value, cat(segment.name, "_zeros"));
-    const schedule::Schedule schedule = plan::pointwise_schedule(zeros, plan::propose(zeros, target));
-    program.facts.push_back(kernel_facts(zeros));
-    program.facts.back().strategy = "pointwise";
-    program.facts.back().reason = cat("rows of ", value.name, " that no component has are zero");
-    program.scheduled.push_back({zeros, schedule});
-    program.steps.push_back(KernelStep{lower::lower(zeros, schedule, target), {outputs[i]}});
-  }
+  const ir::Value& value = segment.values[combined];
+  const ir::Fusion zeros = zeros_like(value, cat(segment.name, "_zeros"));
+  const schedule::Schedule schedule = plan::pointwise_schedule(zeros, plan::propose(zeros, target));
+  program.facts.push_back(kernel_facts(zeros));
+  program.facts.back().strategy = "pointwise";
+  program.facts.back().reason = cat("rows of ", value.name, " that no component has are zero");
+  program.scheduled.push_back({zeros, schedule});
+  program.steps.push_back(KernelStep{lower::lower(zeros, schedule, target), {output}});
 }
 
 }  // namespace jf::host

@@ -7,8 +7,8 @@
 namespace jf::loops {
 namespace {
 
-constexpr const char* kParallelNames[] = {"serial", "unroll", "task",    "block",  "block_y",
-                                          "cluster", "thread", "thread_y"};
+constexpr const char* kParallelNames[] = {"serial",  "unroll",  "task",   "block",
+                                          "block_y", "cluster", "thread", "thread_y"};
 
 // Every operation but the outermost stands in brackets: exact, and short enough for a dump.
 std::string text(const IndexPtr& index, bool nested = false) {
@@ -141,8 +141,7 @@ struct Printer {
     std::string names;
     for (int array : combine.arrays) names += cat(names.empty() ? "" : " ", kernel.arrays.at(array).name);
     line("combine ", names, " by ", ir::info(combine.op).name, " over", combine.lanes ? " lanes" : "",
-         combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "",
-         combine.cluster ? " cluster" : "");
+         combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "", combine.cluster ? " cluster" : "");
   }
   std::string carry(int array, const IndexPtr& at) const { return array < 0 ? "" : cat(" from ", element(array, at)); }
   void operator()(const Scan& s) {
@@ -190,7 +189,8 @@ std::string print(const Kernel& kernel) {
   auto along_y = [](int64_t n) { return n == 1 ? std::string() : cat("x", n); };
   Printer printer{kernel,
                   cat("kernel ", kernel.name, " width=", kernel.width, " grid=", kernel.grid, along_y(kernel.grid_y),
-                      kernel.cluster == 1 ? "" : cat(" cluster=", kernel.cluster), " block=", kernel.block, along_y(kernel.block_y), kernel.wide_index ? " wide_index" : "", "\n")};
+                      kernel.cluster == 1 ? "" : cat(" cluster=", kernel.cluster), " block=", kernel.block,
+                      along_y(kernel.block_y), kernel.wide_index ? " wide_index" : "", "\n")};
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {
       printer.line("shared ", buffer.name, ": ", name(buffer.dtype), "[", buffer.shared_size, "]");

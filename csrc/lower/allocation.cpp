@@ -83,9 +83,11 @@ void check_allocation(const ir::Fusion& segment, const schedule::Schedule& sched
                " is shared between threads, but inlined at ", domain.inline_at, " inside of its ",
                schedule::name(parallel), " axis ", l, ", where each thread has its own; inline it at most at ", l,
                " or keep it in registers");
-    JF_REQUIRE(!is_block(parallel) || l < domain.inline_at || extent == 1 || tree.inserted[tree.loop[l]], "[lower] ",
-               name, " is shared by the threads of one block, but its ", schedule::name(parallel), " axis ", l,
-               " runs over all of them before any of it is read; call inline_at(", l + 1, ")");
+    // Bulk copies bring each block of a cluster its own part.
+    const bool own = parallel == schedule::Parallel::kCluster && schedule::is_bulk(domain) && domain.storage.empty();
+    JF_REQUIRE(!is_block(parallel) || own || l < domain.inline_at || extent == 1 || tree.inserted[tree.loop[l]],
+               "[lower] ", name, " is shared by the threads of one block, but its ", schedule::name(parallel), " axis ",
+               l, " runs over all of them before any of it is read; call inline_at(", l + 1, ")");
   }
   if (domain.storage.empty()) return;  // it follows from the loops
   for (size_t i = 0; i < domain.storage.size(); ++i) {

@@ -45,7 +45,7 @@ class Writer {
       statement.node = tile();
       for (const graph::Bound& bound : indexer_.bounds()) keep_outside(bound, copy);
     } else {
-      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,          copy.global,
+      statement.node = loops::BulkLoad{copy_.shared, copy.shared, copy_.buffer,           copy.global,
                                        copy.rows,    copy.row,    std::move(copy.limits), copy_.skew != nullptr};
     }
     BulkStatements result;
@@ -78,7 +78,7 @@ class Writer {
   };
   struct Loop {
     int64_t variable, extent;
-    bool unrolled;
+    loops::Parallel parallel;
   };
 
   const std::string& name() const { return copy_.fusion.values[copy_.value].name; }
@@ -142,7 +142,7 @@ class Writer {
       Guarded around = enclose(std::move(statements), loops_[i].variable, {});
       auto& loop = std::get<loops::For>(around.stmt.node);
       loop.extent = loops_[i].extent;
-      loop.parallel = loops_[i].unrolled ? loops::Parallel::kUnroll : loops::Parallel::kSerial;
+      loop.parallel = loops_[i].parallel;
       statements.clear();
       statements.push_back(std::move(around));
     }
@@ -163,7 +163,10 @@ class Writer {
         axes_.push_back({{static_cast<int>(p), variable, extent}});
         variables_.push_back(variable);
       } else {
-        loops_.push_back({variable, extent, parallel == Parallel::kUnroll});
+        loops_.push_back({variable, extent,
+                          parallel == Parallel::kUnroll    ? loops::Parallel::kUnroll
+                          : parallel == Parallel::kCluster ? loops::Parallel::kCluster
+                                                           : loops::Parallel::kSerial});
       }
     }
     return result;

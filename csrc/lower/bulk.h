@@ -27,7 +27,7 @@ struct BulkCopy {
   int buffer = -1;                          // the parameter
   std::vector<int64_t> weights = {};        // of the value's axes there, by node
   int64_t offset = 0;
-  int shared = -1;  // a load: the ring; a store: the buffer
+  int shared = -1;                 // a load: the ring; a store: the buffer
   loops::IndexPtr skew = nullptr;  // a load's, where it has one
   // Where an element is in shared memory.
   std::function<loops::IndexPtr(const graph::Indexer&)> in_shared = {};
@@ -41,8 +41,8 @@ struct BulkStatements {
 // `next_variable` numbers the loops of the value's own, which stand inside of the statements.
 BulkStatements write_bulk(const BulkCopy& copy, int& next_variable);
 
-// Whether a load's copies may begin anywhere in global memory: their sizes are no multiple of what the instruction moves.
-// In its stage an element is then `skew` further than it would be, as far into 16 bytes as in global memory.
+// Whether a load's copies may begin anywhere in global memory: their sizes are no multiple of what the instruction
+// moves. In its stage an element is then `skew` further than it would be, as far into 16 bytes as in global memory.
 bool has_skew(const schedule::Domain& domain, DType dtype);
 // That of copies that begin at an element.
 loops::IndexPtr skew_of(const loops::IndexPtr& begin, DType dtype);

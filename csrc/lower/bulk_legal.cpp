@@ -51,8 +51,8 @@ void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const
     const bool serial = is_serial(parallel), together = serial || is_block(parallel);
     JF_REQUIRE(together, "[lower] loop axis ", l, " of ", value, " is ", name(parallel),
                ", but one thread begins a bulk copy for the whole block; make the axis serial or bulk");
-    JF_REQUIRE(stores || l < domain.inline_at || serial, "[lower] ", value, " is not inlined in its ", name(parallel),
-               " axis ", l, "; call inline_at(", l + 1, ")");
+    JF_REQUIRE(stores || l < domain.inline_at || serial || parallel == Parallel::kCluster, "[lower] ", value,
+               " is not inlined in its ", name(parallel), " axis ", l, "; call inline_at(", l + 1, ")");
   }
   JF_REQUIRE(domain.inline_at <= bulk, "[lower] ", value, " is inlined at ", domain.inline_at,
              " loop axes, inside of its bulk axis ", bulk);

@@ -157,7 +157,8 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
       for (size_t l = 0; l < from.loop.size(); ++l) {
         const bool shared = static_cast<int>(l) < from.inline_at;
         if (!shared && (axes.inserted[axes.loop[l]] || axes.reduced[axes.loop[l]])) continue;
-        if (!shared && from.memory == schedule::Memory::kShared) break;
+        const bool own = from.loop[l].parallel == Parallel::kCluster;  // each block's in its own memory
+        if (!shared && !own && from.memory == schedule::Memory::kShared) continue;
         JF_REQUIRE(l < to.loop.size() && from.loop[l] == to.loop[l], "[lower] ", segment.values[id].name,
                    " is kept in registers from its loop axis ", l, " on, but its consumer ",
                    segment.values[op.output].name,

@@ -166,13 +166,16 @@ class LoadsFirst {
       } else if (auto* vector = std::get_if<Vector>(&stmt.node)) {
         rename(vector->base);
         fresh(vector->variable);
+        bases_[vector->variable] = vector->base;
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
         for (Below& below : load->when) rename(below.index);
         for (Range& range : load->within) rename(range.index);
         // The same place in every iteration is there whether or not this one exists, and is read once.
+        IndexPtr place = load->offset;
+        for (const auto& [lane, base] : bases_) place = replace(place, lane, base);
         for (const Below& below : when) {
-          if (share(below.index, load->offset)) load->or_first.push_back(below);
+          if (share(below.index, place)) load->or_first.push_back(below);
         }
       } else {
         rename(std::get<Set>(stmt.node).at);
@@ -185,6 +188,7 @@ class LoadsFirst {
 
   Kernel& kernel_;
   int next_variable_;
+  std::map<int64_t, IndexPtr> bases_;  // of the variables of vectors
 };
 
 }  // namespace

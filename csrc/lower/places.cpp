@@ -228,7 +228,8 @@ Places::Storage Places::storage_of(const Item& item) const {
     for (size_t p = item.shared; p < item.loops.size(); ++p) {
       const int loop = item.loops[p];
       const bool runs = loop >= 0 || (is_bulk(item) && !axes.inserted[axes.loop[p]]);
-      if (runs && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
+      const bool own = domain.loop[p].parallel == schedule::Parallel::kCluster;  // of each block
+      if (runs && !own && !axes.reduced[axes.loop[p]]) nodes.push_back(axes.loop[p]);
     }
   }
   Storage storage{std::vector<int64_t>(axes.extents.size(), 0), 1};

@@ -303,8 +303,7 @@ class Writer : Operands {
     auto dtype = [&](const loops::Combine& c) { return compute_dtype(kernel_.arrays[c.arrays[0]].dtype); };
     const bool together = last != nullptr && meets && last->op == statement.op && last->lanes == statement.lanes &&
                           last->threads == statement.threads && last->threads_y == statement.threads_y &&
-                          last->cluster == statement.cluster &&
-                          dtype(*last) == dtype(statement);
+                          last->cluster == statement.cluster && dtype(*last) == dtype(statement);
     if (together) return last->arrays.push_back(array_of_[item.value]);
     statements_.push_back({{}, {std::move(statement)}, meets});
   }
@@ -354,8 +353,8 @@ class Writer : Operands {
     }
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
-    for (Parallel parallel :
-         {Parallel::kThread, Parallel::kThreadY, Parallel::kCluster, Parallel::kBlock, Parallel::kBlockY, Parallel::kTask}) {
+    for (Parallel parallel : {Parallel::kThread, Parallel::kThreadY, Parallel::kCluster, Parallel::kBlock,
+                              Parallel::kBlockY, Parallel::kTask}) {
       if (extent_of(tree_, parallel) == 1 || runs_on(item, parallel)) continue;
       loops::Body body;
       body.push_back(std::move(statement));

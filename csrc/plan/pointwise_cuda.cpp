@@ -23,6 +23,14 @@ void swap_axes(Scheduler& scheduler, ir::ValueId value, int axis) {
   scheduler.reorder(value, order);
 }
 
+// Bytes of an element that each iteration has of its own; 1 where iterations share them.
+int64_t streamed_bytes(const Traffic& traffic, const Access& access) {
+  for (size_t loop = 0; loop < traffic.extents.size(); ++loop) {
+    if (traffic.extents[loop] > 1 && access.steps[loop] == 0) return 1;
+  }
+  return access.bytes;
+}
+
 }  // namespace
 
 CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
@@ -32,9 +40,12 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   p.threads = kThreads;
   int64_t elements = 1, widest = 1;
   for (int64_t extent : traffic.extents) elements *= extent;
-  for (const Access& access : traffic.accesses) widest = std::max(widest, access.bytes);
+  for (const Access& access : traffic.accesses) widest = std::max(widest, streamed_bytes(traffic, access));
+  // What is read again and again comes from the cache, in as many accesses as it takes.
+  Traffic streamed = traffic;
+  for (Access& access : streamed.accesses) access.bytes = std::min(access.bytes, widest);
   // Small problems need threads more than wide accesses.
-  p.lanes = vector_lanes(traffic, traffic.extents.size() - 1);
+  p.lanes = vector_lanes(streamed, traffic.extents.size() - 1);
   while (p.lanes > 1 && elements / (p.lanes * kThreads) < target.multiprocessors) p.lanes /= 2;
 
   const int64_t vectors = traffic.extents.back() / p.lanes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "plan/ragged_again.h"
 #include "plan/strategy_loops.h"
 
 namespace jf::plan {
@@ -208,6 +209,7 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   }
   int64_t narrowest = widest;
   for (const ir::Op& op : segment.ops) {
+    if (op.kind == ir::OpKind::kCombine) elements = std::max(elements, ir::elements(segment.values[op.output]));
     if (op.kind != ir::OpKind::kPartition) continue;
     narrowest = std::min(narrowest, size_of(segment.values[op.inputs[0]].dtype));
     elements = std::max(elements, ir::elements(segment.values[op.inputs[0]]));
@@ -240,9 +242,7 @@ std::string print(const NestedParameters& p) {
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
   const Together all = together(segment);
   Scheduler scheduler(segment);
-  // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
-  std::vector<ir::ValueId> left = computed_values(segment);
-  for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
+  const auto apply = [&](ir::ValueId reference, const std::vector<ir::ValueId>& like) {
     const Shape shape = shape_of(all, reference);
     NestedParameters own = parameters;
     Loops loops(scheduler, reference);
@@ -252,16 +252,25 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
       while (shape.column >= 0 && shape.extents[shape.column] % own.lanes != 0) own.lanes /= 2;
       schedule_cuda(loops, shape, own);
     }
-    std::vector<ir::ValueId> like;
-    for (ir::ValueId id : scheduler.alike(reference)) {
-      if (std::find(left.begin(), left.end(), id) != left.end()) like.push_back(id);
+    if (like.empty()) return;
+    scheduler.transform_like(reference, like);
+    scheduler.parallelize_like(reference, like);
+  };
+  if (folds_again(segment)) {
+    // The rows of each fold have loops of their own.
+    for (const auto& [fold, values] : values_of_folds(segment)) apply(fold, values);
+  } else {
+    // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
+    std::vector<ir::ValueId> left = computed_values(segment);
+    for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
+      std::vector<ir::ValueId> like;
+      for (ir::ValueId id : scheduler.alike(reference)) {
+        if (std::find(left.begin(), left.end(), id) != left.end()) like.push_back(id);
+      }
+      apply(reference, like);
+      like.push_back(reference);
+      std::erase_if(left, [&](ir::ValueId id) { return std::find(like.begin(), like.end(), id) != like.end(); });
     }
-    if (!like.empty()) {
-      scheduler.transform_like(reference, like);
-      scheduler.parallelize_like(reference, like);
-    }
-    like.push_back(reference);
-    std::erase_if(left, [&](ir::ValueId id) { return std::find(like.begin(), like.end(), id) != like.end(); });
   }
   scheduler.inline_most();
   return scheduler.schedule();

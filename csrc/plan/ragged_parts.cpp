@@ -4,6 +4,7 @@
 #include <compare>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -29,6 +30,8 @@ constexpr int64_t kWanted = 256, kColumns = 256;
 constexpr int64_t kFewestRows = 32, kRowsOfPart = 128;
 // A component has a part that is not full. Where components could have fewer rows each, they are not cut.
 constexpr int64_t kRowsOfComponent = 8;
+// Between a largest value and the shift that follows from it.
+constexpr size_t kFewOps = 16;
 // Places in the array stay 32-bit numbers.
 constexpr int64_t kMostRows = int64_t{1} << 30;
 
@@ -132,6 +135,7 @@ class Rewriter {
     }
     const auto& reduce = std::get<ir::Reduce>(op.attribute);
     if (cut.rows == 0) return add(op.kind, {nested(from, cut)}, reduce, value, op.label);
+    if (const std::optional<Shifted> shifted = shifted_by_largest(op)) return sum_of_powers(op, *shifted, cut);
     // Sums and products of low precision stay in compute_dtype between the stages.
     const bool rounds = op.kind == OpKind::kReduceSum || op.kind == OpKind::kReduceProd;
     const DType dtype = rounds ? compute_dtype(value.dtype) : value.dtype;
@@ -150,6 +154,7 @@ class Rewriter {
     for (int64_t& dim : second.dims) dim = moved(dim);
     const int64_t component = moved(by.back());
     ValueId partial = add(op.kind, {operand}, first, fresh(value.name, "parts", dtype), op.label);
+    partials_.emplace(op.output, partial);
     if (std::find(second.dims.begin(), second.dims.end(), component) == second.dims.end()) {
       const Parts& parts = parts_of(cut);
       const int64_t outer = static_cast<int64_t>(by.size()) - 1;
@@ -184,6 +189,73 @@ class Rewriter {
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value.name, "all", dtype), op.label);
     return add(OpKind::kConvert, {all}, {}, value);
+  }
+
+  // sum(exp(x - t)) over rows, where t follows from max(x) over the same rows.
+  struct Shifted {
+    const Op *sum, *power, *difference, *stretch;
+    ValueId largest;
+  };
+  std::optional<Shifted> shifted_by_largest(const Op& op) const {
+    const auto is = [](const Op* made, OpKind kind) { return made != nullptr && made->kind == kind; };
+    if (op.kind != OpKind::kReduceSum) return std::nullopt;
+    const Op* power = defined_by_[op.inputs[0]];
+    const Op* difference = is(power, OpKind::kExp) ? defined_by_[power->inputs[0]] : nullptr;
+    const Op* stretch = is(difference, OpKind::kSub) ? defined_by_[difference->inputs[1]] : nullptr;
+    if (!is(stretch, OpKind::kStretch)) return std::nullopt;
+    // Where extents have several axes, they stand in front.
+    const auto& nest = std::get<ir::Nest>(stretch->attribute);
+    const auto& reduce = std::get<ir::Reduce>(op.attribute);
+    std::vector<int64_t> leading(nest.by.size());
+    std::iota(leading.begin(), leading.end(), 0);
+    if (nest.by.size() > 1 && nest.by != leading) return std::nullopt;
+    if (reduce.dims != std::vector<int64_t>{nest.axis} || nest.axis != nest.by.back() + 1) return std::nullopt;
+    std::vector<ValueId> todo = {stretch->inputs[0]};
+    for (size_t i = 0; i < todo.size() && i < kFewOps; ++i) {
+      const Op* made = defined_by_[todo[i]];
+      if (made == nullptr) continue;
+      if (is(made, OpKind::kReduceMax) && made->inputs[0] == difference->inputs[0] &&
+          std::get<ir::Reduce>(made->attribute).dims == reduce.dims && partials_.contains(made->output)) {
+        return Shifted{&op, power, difference, stretch, made->output};
+      }
+      const ir::OpClass op_class = ir::info(made->kind).op_class;
+      if (op_class != ir::OpClass::kPointwise && made->kind != OpKind::kBroadcast) continue;
+      todo.insert(todo.end(), made->inputs.begin(), made->inputs.end());
+    }
+    return std::nullopt;
+  }
+  // With a shift of its own each part is summed as soon as its largest is known: rows are read from memory once.
+  ValueId sum_of_powers(const Op& op, const Shifted& shifted, const Cutting& cut) {
+    const Value& value = whole_.values[op.output];
+    const auto& nest = std::get<ir::Nest>(shifted.stretch->attribute);
+    const Parts& parts = parts_of(cut);
+    const int64_t component = nest.by.back();
+    const ValueId largest = partials_.at(shifted.largest), rows = nested(shifted.difference->inputs[0], cut);
+    const auto made = [&](OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute = {}) {
+      const DType dtype = kind == OpKind::kIsFinite ? DType::kPred : value.dtype;
+      return add(kind, std::move(inputs), std::move(attribute), fresh(value.name, "shifted", dtype));
+    };
+    const std::vector<int64_t> shape = ir::shape(result_.values[largest]);
+    const ValueId zero = add(OpKind::kConstant, {}, ir::zero_of(value.dtype), fresh(value.name, "zero", value.dtype));
+    const ValueId zeros = add(OpKind::kBroadcast, {zero}, ir::Dims{}, fresh(value.name, "zeros", value.dtype, shape));
+    // Where nothing is finite, so is the power.
+    const ValueId own = made(OpKind::kSelect, {made(OpKind::kIsFinite, {largest}), largest, zeros});
+    std::vector<int64_t> dims, one = shape;
+    for (int64_t dim = 0; dim < std::ssize(shape); ++dim) dims.push_back(dim > component ? dim + 1 : dim);
+    one.insert(one.begin() + nest.axis, 1);
+    const ValueId column = add(OpKind::kBroadcast, {own}, ir::Dims{dims}, fresh(value.name, "own", value.dtype, one));
+    const ValueId in_rows = made(OpKind::kStretch, {column, parts.extents}, nest);
+    const ValueId power = made(OpKind::kExp, {made(OpKind::kSub, {rows, in_rows})});
+    const ir::Reduce fold{{nest.axis}, 0};
+    const ValueId partial = add(OpKind::kReduceSum, {power}, fold, fresh(value.name, "parts", value.dtype), op.label);
+    // Then all of them by the common one.
+    const auto of_components = [&](ValueId id) {
+      return made(OpKind::kPartition, {id, parts.first, parts.counts}, ir::Nest{component, cut.parts});
+    };
+    const ValueId common = made(OpKind::kStretch, {renamed_[shifted.stretch->inputs[0]], parts.counts},
+                                ir::Nest{nest.axis, cut.parts, nest.by});
+    const ValueId scale = made(OpKind::kExp, {made(OpKind::kSub, {of_components(largest), common})});
+    return add(OpKind::kReduceSum, {made(OpKind::kMul, {of_components(partial), scale})}, fold, value, op.label);
   }
 
   // A nested value whose components are parts.
@@ -353,6 +425,7 @@ class Rewriter {
   std::vector<const Op*> defined_by_;
   std::set<std::string> names_;
   std::map<std::pair<ValueId, Cutting>, ValueId> nested_;
+  std::map<ValueId, ValueId> partials_;  // by what is folded: the folds of its parts
   std::map<std::tuple<ValueId, std::vector<int64_t>, Cutting>, ValueId> dense_;
   std::map<Cutting, Parts> parts_;
   std::map<std::tuple<ValueId, Cutting, int64_t>, ValueId> starts_;

@@ -89,8 +89,8 @@ class Drafter {
         wanted_(fusion.values.size()),
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
-    while (raise_levels()) continue;
     for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
+    while (raise_levels()) continue;
     for (const Op& op : fusion.ops) {
       again_[op.output] = again(op);
       is_spread_[op.output] = op.kind == OpKind::kSpread;
@@ -159,6 +159,7 @@ class Drafter {
         level += op.kind == OpKind::kConcat || (moves && !is_input_[op.inputs[0]]) ||
                  op.kind == OpKind::kGroupedMatmul || leaves_nested(op);
       }
+      if (const int joined = joined_level(op); joined >= 0) level = joined;
       rose = rose || level > level_[op.output];
       level_[op.output] = level;
     }
@@ -175,6 +176,78 @@ class Drafter {
   // Whether an op makes a dense value of a nested one.
   bool leaves_nested(const Op& op) const {
     return !op.inputs.empty() && is_nested(op.inputs[0]) && !is_nested(op.output);
+  }
+
+  // What a kernel folds: the shape and extents of rows, and the axes.
+  std::vector<int64_t> folded_space(const Op& op) const {
+    const ir::Value& from = fusion_.values[op.inputs[0]];
+    const ir::Axis& ragged = from.axes[ir::ragged_axis(from)];
+    std::vector<int64_t> space = ir::shape(from);
+    space.push_back(ragged.extents);
+    space.insert(space.end(), ragged.by.begin(), ragged.by.end());
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    space.push_back(reduce == nullptr ? -std::get<ir::Combine>(op.attribute).components : 0);
+    if (reduce != nullptr) space.insert(space.end(), reduce->dims.begin(), reduce->dims.end());
+    return space;
+  }
+
+  // What a fold of rows needs: dense values that follow element by element from folds of the same rows, such as what
+  // is subtracted before a sum, are computed in the kernel of those.
+  struct Joined {
+    std::set<ValueId> values;  // these, and the folds
+    int level = -1;            // of the folds; -1 for none
+    int others = 0;            // the level of what is read from memory
+  };
+  Joined joined(const Op& op) const {
+    Joined result;
+    if (!leaves_nested(op) || !std::holds_alternative<ir::Reduce>(op.attribute)) return result;
+    const std::vector<int64_t> space = folded_space(op);
+    std::vector<ValueId> order, todo = {op.inputs[0]};
+    std::set<ValueId> seen(todo.begin(), todo.end()), folds;
+    while (!todo.empty()) {
+      const ValueId id = todo.back();
+      todo.pop_back();
+      order.push_back(id);
+      if (is_input_[id]) continue;
+      const Op& made = fusion_.ops[definition_[id]];
+      if (leaves_nested(made)) {
+        if (std::holds_alternative<ir::Reduce>(made.attribute) && folded_space(made) == space) folds.insert(id);
+        continue;
+      }
+      const OpClass op_class = ir::info(made.kind).op_class;
+      if (!is_nested(id) && op_class != OpClass::kPointwise && made.kind != OpKind::kBroadcast) continue;
+      for (size_t i = 0; i < made.inputs.size(); ++i) {
+        const bool indexes = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
+        if (!indexes && seen.insert(made.inputs[i]).second) todo.push_back(made.inputs[i]);
+      }
+    }
+    for (ValueId id : folds) result.level = std::max(result.level, level_[id]);
+    for (ValueId id : folds) {
+      if (level_[id] == result.level) result.values.insert(id);
+    }
+    if (result.values.empty()) return result;
+    // In the order of the ops, so that what a value is computed from is known.
+    std::sort(order.begin(), order.end(), [&](ValueId a, ValueId b) {
+      return (is_input_[a] ? -1 : static_cast<int64_t>(definition_[a])) <
+             (is_input_[b] ? -1 : static_cast<int64_t>(definition_[b]));
+    });
+    for (ValueId id : order) {
+      if (is_nested(id) || result.values.contains(id)) continue;
+      const std::vector<ValueId>* inputs = is_input_[id] ? nullptr : &fusion_.ops[definition_[id]].inputs;
+      const bool follows =
+          inputs != nullptr && !leaves_nested(fusion_.ops[definition_[id]]) &&
+          std::any_of(inputs->begin(), inputs->end(), [&](ValueId input) { return result.values.contains(input); });
+      if (follows) {
+        result.values.insert(id);
+      } else {
+        result.others = std::max(result.others, level_[id]);
+      }
+    }
+    return result;
+  }
+  int joined_level(const Op& op) const {
+    const Joined found = joined(op);
+    return found.others < found.level ? found.level : -1;
   }
 
   // In the order of the ops.
@@ -389,14 +462,10 @@ class Drafter {
   void place_nested(size_t number) {
     const Op& op = fusion_.ops[number];
     const int level = level_[op.output] - 1;
-    const ir::Value& from = fusion_.values[op.inputs[0]];
-    const ir::Axis& ragged = from.axes[ir::ragged_axis(from)];
-    std::vector<int64_t> space = ir::shape(from);
-    space.push_back(ragged.extents);
-    space.insert(space.end(), ragged.by.begin(), ragged.by.end());
+    const std::vector<int64_t> space = folded_space(op);
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    space.push_back(reduce == nullptr ? -std::get<ir::Combine>(op.attribute).components : 0);
-    if (reduce != nullptr) space.insert(space.end(), reduce->dims.begin(), reduce->dims.end());
+    const Joined along = joined(op);
+    const bool joins = along.level == level + 1 && along.others <= level;
     Key home{level, DraftKind::kNested, space.size(), space, 0};
     while (drafts_[home].draft.outputs.size() >= kMaxNested) ++home.part;
     Building& building = drafts_[home];
@@ -409,7 +478,8 @@ class Drafter {
       for (size_t operand = 0; operand < needed.inputs.size(); ++operand) {
         const ValueId id = needed.inputs[operand];
         if (is_input_[id]) continue;
-        const bool reads = needed.kind == OpKind::kPartition || (indexes && operand > 0) || !is_computed_along(id);
+        const bool reads = needed.kind == OpKind::kPartition || (indexes && operand > 0) ||
+                           !(is_computed_along(id) || (joins && along.values.contains(id)));
         if (reads) {
           want_in_memory(id, level, "a kernel of nested values reads its values from memory, of iteration domain ");
         } else if (std::find(todo.begin(), todo.end(), definition_[id]) == todo.end()) {

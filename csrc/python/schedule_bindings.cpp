@@ -293,9 +293,9 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             s.scheduler->parallelize(id, axis, parallel_named(parallel, value, "parallelize"));
           },
           "value"_a, "axis"_a, "parallel"_a,
-          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y, and bulk (sm_90): the "
-          "innermost "
-          "axes of a shared copy of an input, moved by one instruction.")
+          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y; on sm_90 cluster, up to 8 "
+          "blocks that fold together, and bulk, the innermost axes of a shared copy of an input, moved by one "
+          "instruction.")
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {

@@ -62,6 +62,8 @@ class SharedLoops {
   std::vector<UnionFind> groups_;  // by level, from 1
 };
 
+// Along blocks of a cluster each has its own part in its own memory, whether inlined or not.
+bool is_own_part(const Domain& domain, int l) { return domain.loop[l].parallel == Parallel::kCluster; }
 bool runs_together(Parallel parallel) { return is_serial(parallel) || is_block(parallel); }
 
 }  // namespace
@@ -98,7 +100,7 @@ int Scheduler::useful_loops(const ir::Op& op) const {
     if (is_bulk(domain)) {
       int common = 0;
       while (common < rank && runs_together(domain.loop[common].parallel)) ++common;
-      while (common > 0 && tree.inserted[tree.loop[common - 1]]) --common;
+      while (common > 0 && (tree.inserted[tree.loop[common - 1]] || is_own_part(domain, common - 1))) --common;
       return common;
     }
     // The threads of a block compute it together, before any of them reads it.

@@ -19,8 +19,8 @@ namespace jf::schedule {
 using ir::ValueId;
 
 // Where the iterations of a loop axis go. kVector: the lanes of registers; kTask: calls of a CPU kernel; kBulk: one
-// instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads. kCluster: blocks that can fold
-// together (sm_90), one cluster of them for each iteration of kBlock.
+// instruction that copies all elements (CUDA, sm_90); the others: CUDA's blocks and threads. kCluster: blocks that can
+// fold together (sm_90), one cluster of them for each iteration of kBlock.
 enum class Parallel : uint8_t { kSerial, kUnroll, kVector, kTask, kBlock, kBlockY, kCluster, kThread, kThreadY, kBulk };
 constexpr int kParallelTypes = 10;
 constexpr bool is_serial(Parallel parallel) { return parallel == Parallel::kSerial || parallel == Parallel::kUnroll; }

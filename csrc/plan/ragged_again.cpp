@@ -1,0 +1,106 @@
+#include "plan/ragged_again.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "ir/unused.h"
+
+namespace jf::plan {
+namespace {
+
+using ir::Fusion;
+using ir::Op;
+using ir::ValueId;
+
+bool leaves_nested(const Fusion& fusion, const Op& op) {
+  return !op.inputs.empty() && ir::ragged_axis(fusion.values[op.inputs[0]]) >= 0 &&
+         ir::ragged_axis(fusion.values[op.output]) < 0;
+}
+
+// By value: how many folds of rows, one after the other, it comes from.
+std::vector<int> depths(const Fusion& fusion) {
+  std::vector<int> depth(fusion.values.size(), 0);
+  for (const Op& op : fusion.ops) {
+    for (ValueId id : op.inputs) depth[op.output] = std::max(depth[op.output], depth[id]);
+    depth[op.output] += leaves_nested(fusion, op);
+  }
+  return depth;
+}
+
+}  // namespace
+
+bool folds_again(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
+  return std::any_of(depth.begin(), depth.end(), [](int folds) { return folds > 1; });
+}
+
+Fusion with_rows_again(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
+  Fusion result = segment;
+  result.ops.clear();
+  std::set<std::string> names = {segment.name};
+  for (const ir::Value& value : segment.values) names.insert(value.name);
+  std::map<ValueId, const Op*> defined;
+  for (const Op& op : segment.ops) defined[op.output] = &op;
+  std::set<ValueId> done;
+  std::map<std::pair<ValueId, int>, ValueId> copies;
+  // What a fold after `folds` others needs, as values of its own where it is nested.
+  const auto needed = [&](const auto& self, ValueId id, int folds) -> ValueId {
+    const auto found = defined.find(id);
+    if (found == defined.end()) return id;
+    const Op& op = *found->second;
+    const bool nested = ir::ragged_axis(segment.values[id]) >= 0, copied = nested && folds > 0;
+    if (copied ? copies.contains({id, folds}) : !done.insert(id).second) return copied ? copies[{id, folds}] : id;
+    Op made = op;
+    const int before = leaves_nested(segment, op) ? depth[id] - 1 : nested ? folds : 0;
+    for (ValueId& input : made.inputs) input = self(self, input, before);
+    if (copied) {
+      ir::Value value = segment.values[id];
+      const std::string name = value.name;
+      for (int again = 2; !names.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
+      made.output = static_cast<ValueId>(result.values.size());
+      result.values.push_back(std::move(value));
+      copies[{id, folds}] = made.output;
+    }
+    result.ops.push_back(std::move(made));
+    return result.ops.back().output;
+  };
+  for (const Op& op : segment.ops) {
+    if (ir::ragged_axis(segment.values[op.output]) < 0) needed(needed, op.output, 0);
+  }
+  return ir::without_unused(std::move(result));
+}
+
+std::vector<std::pair<ValueId, std::vector<ValueId>>> values_of_folds(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
+  std::map<ValueId, const Op*> defined;
+  for (const Op& op : segment.ops) defined[op.output] = &op;
+  std::map<int, std::pair<ValueId, std::vector<ValueId>>> groups;
+  std::set<ValueId> known;
+  for (const Op& op : segment.ops) {
+    if (!leaves_nested(segment, op)) continue;
+    known.insert(op.output);
+    const auto [group, fresh] = groups.try_emplace(depth[op.output], op.output, std::vector<ValueId>{});
+    std::vector<ValueId>& values = group->second.second;
+    if (!fresh) values.push_back(op.output);
+    std::vector<ValueId> todo = op.inputs;
+    while (!todo.empty()) {
+      const ValueId id = todo.back();
+      todo.pop_back();
+      const auto found = defined.find(id);
+      if (found == defined.end() || !known.insert(id).second) continue;
+      values.push_back(id);
+      todo.insert(todo.end(), found->second->inputs.begin(), found->second->inputs.end());
+    }
+  }
+  std::vector<std::pair<ValueId, std::vector<ValueId>>> result;
+  for (auto& [folds, group] : groups) result.push_back(std::move(group));
+  return result;
+}
+
+}  // namespace jf::plan

@@ -1,0 +1,19 @@
+// Folds of rows that need another fold of the same rows: the rows are read again rather than kept.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "ir/fusion.h"
+
+namespace jf::plan {
+
+// Whether a fold of rows depends on another one.
+bool folds_again(const ir::Fusion& segment);
+// The segment in which what such a fold needs of its rows is computed for it alone.
+ir::Fusion with_rows_again(const ir::Fusion& segment);
+
+// One of the folds that come from equally many others, and what is computed for those, they themselves included.
+std::vector<std::pair<ir::ValueId, std::vector<ir::ValueId>>> values_of_folds(const ir::Fusion& segment);
+
+}  // namespace jf::plan
