@@ -205,7 +205,9 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       program.facts.push_back(
           joined(facts_of(product), facts_of(segment), fusion.values[product.outputs.front()].name));
       program.facts.back().strategy = "grouped";
-      program.facts.back().parameters = grouped::describe(problem, target);
+      grouped::Problem stored = problem;
+      stored.out = epilogue->functor.out;
+      program.facts.back().parameters = grouped::describe(stored, target);
       std::vector<BufferRef> all = buffers_of.at(epilogue->product);
       all.back() = buffers.back();
       if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
