@@ -36,7 +36,7 @@ TAILS: dict[str, tuple[Callable[..., Any], Tail]] = {
 
 
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
-    """Yield measured cases. The bound is the product of the same width, stored; both must not differ by more than 3%."""
+    """Yield measured cases. The bound is the product of the same width, stored."""
     gpu = jax.default_backend() == "gpu"
     for shape in [s for s in GPU_SHAPES if not quick or s.name in QUICK_ON_GPU] if gpu else CPU_SHAPES:
         names = {tail: f"{shape.name} {tail} bfloat16" for tail in TAILS if only in f"{shape.name} {tail} bfloat16"}
