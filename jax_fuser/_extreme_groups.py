@@ -61,7 +61,8 @@ def lowest(dtype: Any, largest: bool) -> jax.Array:
 
 def _one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, *, largest: bool) -> jax.Array:
     found = last_rows(jnp.maximum if largest else jnp.minimum, rows, ids, starts, extents)
-    return jnp.where(trailing(extents > 0, found.ndim), found, lowest(rows.dtype, largest))
+    filled = (extents > 0) & (starts < rows.shape[0])
+    return jnp.where(trailing(filled, found.ndim), found, lowest(rows.dtype, largest))
 
 
 def _lower(*operands: Any, largest: bool) -> jax.Array:

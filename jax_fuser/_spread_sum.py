@@ -141,6 +141,8 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
     """Reduce each group with the associative `combine`; zero for an empty group. Values never cross groups.
 
+    Of groups that go on behind the array there are the rows that it has.
+
     A scan that restarts where the group changes: its tree depends on the number of rows alone.
     """
     if rows.shape[0] == 0:
@@ -152,7 +154,8 @@ def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, 
         return jnp.where(fresh, right[0], combine(left[0], right[0])), left[1] | right[1]
 
     running, _ = jax.lax.associative_scan(step, (rows, restart))
-    return take_rows(running, jnp.where(extents > 0, starts + extents - 1, rows.shape[0]))
+    last = jnp.minimum(extents, rows.shape[0] - starts) + starts - 1
+    return take_rows(running, jnp.where((extents > 0) & (starts < rows.shape[0]), last, rows.shape[0]))
 
 
 def accumulator(dtype: Any) -> Any:

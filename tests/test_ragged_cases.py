@@ -160,9 +160,13 @@ def test_more_rows_than_there_are():
     @jax.jit
     def by_prefix(sizes):
         nt = jf.as_nested(jnp.ones((7, 2)), extents=sizes)
-        return nt.row_ids(), jf.grouped_matmul(nt, w).data[:, 0], jf.nested.to_padded(nt, 4)[..., 0]
+        folds = [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)]
+        folds += jf.fuse(lambda nt: [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)])(nt)
+        return nt.row_ids(), jf.grouped_matmul(nt, w).data[:, 0], jf.nested.to_padded(nt, 4)[..., 0], folds
 
-    ids, product, padded = by_prefix(sizes)
+    ids, product, padded, folds = by_prefix(sizes)
+    for fold, want in zip(folds, [[5, 2, 0], [1, 1, -np.inf]] * 2):
+        np.testing.assert_array_equal(fold, want)
     assert ids.tolist() == [0] * 5 + [1] * 2
     assert_close(product, [2.0] * 5 + [4.0] * 2)
     np.testing.assert_array_equal(padded, [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])

@@ -67,6 +67,19 @@ std::vector<ir::ValueId> computed_values(const ir::Fusion& segment) {
   return values;
 }
 
+// The values that are scheduled together: all, or those that each of several folds after each other needs.
+std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& segment) {
+  if (!folds_again(segment)) return {computed_values(segment)};
+  std::vector<std::vector<ir::ValueId>> result;
+  for (const auto& [fold, values] : values_of_folds(segment)) {
+    result.push_back(computed_values(segment));
+    std::erase_if(result.back(), [&, id = fold, &needs = values](ir::ValueId value) {
+      return value != id && std::find(needs.begin(), needs.end(), value) == needs.end();
+    });
+  }
+  return result;
+}
+
 // The first of some values with most loops over rows and others; -1 where none has rows.
 ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
   ir::ValueId reference = -1;
@@ -242,32 +255,26 @@ std::string print(const NestedParameters& p) {
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
   const Together all = together(segment);
   Scheduler scheduler(segment);
-  const auto apply = [&](ir::ValueId reference, const std::vector<ir::ValueId>& like) {
-    const Shape shape = shape_of(all, reference);
-    NestedParameters own = parameters;
-    Loops loops(scheduler, reference);
-    if (platform == Platform::kCpu) {
-      schedule_cpu(loops, shape, own);
-    } else {
-      while (shape.column >= 0 && shape.extents[shape.column] % own.lanes != 0) own.lanes /= 2;
-      schedule_cuda(loops, shape, own);
-    }
-    if (like.empty()) return;
-    scheduler.transform_like(reference, like);
-    scheduler.parallelize_like(reference, like);
-  };
-  if (folds_again(segment)) {
-    // The rows of each fold have loops of their own.
-    for (const auto& [fold, values] : values_of_folds(segment)) apply(fold, values);
-  } else {
+  for (std::vector<ir::ValueId>& left : with_loops_of_their_own(segment)) {
     // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
-    std::vector<ir::ValueId> left = computed_values(segment);
     for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
+      const Shape shape = shape_of(all, reference);
+      NestedParameters own = parameters;
+      Loops loops(scheduler, reference);
+      if (platform == Platform::kCpu) {
+        schedule_cpu(loops, shape, own);
+      } else {
+        while (shape.column >= 0 && shape.extents[shape.column] % own.lanes != 0) own.lanes /= 2;
+        schedule_cuda(loops, shape, own);
+      }
       std::vector<ir::ValueId> like;
       for (ir::ValueId id : scheduler.alike(reference)) {
         if (std::find(left.begin(), left.end(), id) != left.end()) like.push_back(id);
       }
-      apply(reference, like);
+      if (!like.empty()) {
+        scheduler.transform_like(reference, like);
+        scheduler.parallelize_like(reference, like);
+      }
       like.push_back(reference);
       std::erase_if(left, [&](ir::ValueId id) { return std::find(like.begin(), like.end(), id) != like.end(); });
     }
