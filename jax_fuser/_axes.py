@@ -268,6 +268,16 @@ class Builder:
         self._counted.append(self._axes[result][axis])
         return result
 
+    def grouped_rows(self, operands: Sequence[int], transpose_rhs: bool, dtype: str, n: int, label: str) -> int:
+        """Multiply the rows of each group by its matrix: (lhs, rhs, extents[, starts]). No mesh may split any axis."""
+
+        def call(b: _core.Builder, to: Sequence[int], *x: int) -> int:
+            return b.grouped_matmul(*x[:3], x[3] if len(x) > 3 else None, "rows", transpose_rhs, dtype, label)
+
+        result = self._made(call, operands, (self._extent[self._axes[operands[0]][0]], n))
+        self._counted += [axis for value in (*operands, result) for axis in self._axes[value]]
+        return result
+
     def note_groups(self, rows: int, values: int, starts: int, extents: int) -> None:
         """State that each row of a group, as `starts` and `extents` say, is the group's element of `values`."""
         axis, most = len(self._axes[extents]) - 1, self.shape(rows, {})

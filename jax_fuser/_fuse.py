@@ -55,7 +55,7 @@ class Fused:
         self._jitted = jax.jit(evaluate)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _jit_is_off():
+        if jit_is_off():
             return self._function(*args, **kwargs)
         try:
             return self._jitted(*args, **kwargs)
@@ -100,7 +100,9 @@ def fuse(
     draws with threefry keys (the same bits): dropout is in the kernels. In functions of NestedTensors the search for
     each row's group, the reading of per-group operands and folds of the rows of each group fuse, too. Matrix products,
     scatters to several places, control flow and complex numbers stay with XLA between the regions; `explain` names
-    them. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
+    them. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
+    what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
+    at least as exact as the
     function by itself.
 
     Args:
@@ -179,11 +181,16 @@ def run_program(jaxpr: Any, args: Sequence[Any], name: str, program: str) -> lis
     return results
 
 
-def fused_jaxpr(flat: _regions.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False) -> Jaxpr:
-    """Return the jaxpr in which each region is one equation of `fused_p`; `leave_draws`: no random bits in them."""
+def fused_jaxpr(
+    flat: _regions.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False, leave_products: bool = False
+) -> Jaxpr:
+    """Return the jaxpr in which each region is one equation of `fused_p`.
+
+    `leave_draws`: no random bits in them; `leave_products`: no grouped products.
+    """
     depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
     eqns = []
-    for step in _regions.partition(flat, linear, leave_draws):
+    for step in _regions.partition(flat, linear, leave_draws, leave_products):
         if isinstance(step, _regions.Region):
             params = {
                 "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns), ()),
@@ -201,7 +208,7 @@ def _jaxpr(invars: Any, outvars: Any, eqns: Any) -> Jaxpr:
     return Jaxpr((), invars, outvars, eqns, debug_info=DebugInfo("fuse", "fuse", None, None))
 
 
-def _jit_is_off() -> bool:
+def jit_is_off() -> bool:
     config: Any = jax.config
     return config.jax_disable_jit
 
@@ -216,7 +223,7 @@ def _compiled(**params: Any) -> Callable[..., list[Any]]:
 
 
 def _impl(*args: Any, **params: Any) -> list[Any]:
-    if _jit_is_off():
+    if jit_is_off():
         return _plain(*args, **params)
     return _compiled(**params)(*args)
 
@@ -239,15 +246,16 @@ def _merged(size: int, *parts: tuple[Sequence[int], Sequence[Any]]) -> list[Any]
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    results = fused_p.bind(*primals, **params)
     jaxpr, name = params["jaxpr"], params["name"]
+    has_product = _trace.has_product(jaxpr.jaxpr) and "program" not in params
+    results = [] if has_product else fused_p.bind(*primals, **params)
     zeros: list[Any] = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in moving})
     outvars = enumerate(jaxpr.jaxpr.outvars)
     changing = [k for k, v in outvars if v in reached and zeros[k].aval.dtype != jax.dtypes.float0]
     if not changing:
-        return results, zeros
+        return fused_p.bind(*primals, **params) if has_product else results, zeros
     rest = [i for i in range(len(primals)) if i not in moving]
 
     def tangents_out(*args: Any) -> Any:
@@ -255,12 +263,16 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
 
         def f(*moved: Any) -> list[Any]:
             out = _plain(*_merged(len(primals), (rest, fixed), (moving, moved)), jaxpr=jaxpr)
-            return [out[k] for k in changing]
+            return [out[k] for k in (range(len(zeros)) if has_product else changing)]
 
-        return jax.jvp(f, tuple(args[i] for i in moving), args[len(primals) :])[1]
+        results, out = jax.jvp(f, tuple(args[i] for i in moving), args[len(primals) :])
+        # A product is computed once, for the results and for their tangents.
+        return [*results, *(out[k] for k in changing)] if has_product else out
 
     args = (*primals, *(tangents[i] for i in moving))
     out = run(jax.make_jaxpr(tangents_out)(*args), args, f"{name}_jvp", range(len(primals), len(args)))
+    if has_product:
+        results, out = out[: len(zeros)], out[len(zeros) :]
     return results, _merged(len(zeros), (range(len(zeros)), zeros), (changing, out))
 
 
@@ -357,11 +369,13 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
     on_a_mesh = _split.is_on_a_mesh(ctx)
     if given is not None and not on_a_mesh:
         return _ffi.emit_program(ctx, operands, given, platform=platform)
-    if on_a_mesh and any(_random.draws(_trace.label(eqn)) for eqn in jaxpr.eqns):
-        # The numbers of elements are those of the whole array; XLA knows which of them a device has.
+    draws = any(_random.draws(_trace.label(eqn)) for eqn in jaxpr.eqns)
+    if on_a_mesh and (draws or _trace.has_product(jaxpr)):
+        # The numbers of elements are those of the whole array; XLA knows which of them a device has. And it splits
+        # what reads a product by itself.
         linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
         flat = _regions.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
-        inner = fused_jaxpr(flat, params["name"], linear, leave_draws=True)
+        inner = fused_jaxpr(flat, params["name"], linear, draws, leave_products=True)
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
     if on_a_mesh and not operands:
         return _lower_as_xla(ctx, *operands, **params)  # nothing says how to split it

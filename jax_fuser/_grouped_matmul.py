@@ -7,31 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 
-from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_tail import GATED, PLAIN, Activation, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
-from jax_fuser._row_groups import ordered_starts, row_groups, spans
+from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
-from jax_fuser._varying import same_varying
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
-
-Activation = str | Callable[[jax.Array], jax.Array] | None
-
-_PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "relu": jax.nn.relu,
-}
-# Applied to the first half of the columns, multiplied by the second half.
-_GATED = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
 
 
 def grouped_matmul(
@@ -51,7 +38,8 @@ def grouped_matmul(
     """Multiply the rows of each group by the group's matrix, then add, activate and scale.
 
     `row_scale * activation(lhs @ rhs[group] + bias[group])`. For 16-bit floats the product is summed in float32 and
-    rounded to the result's dtype, and what follows it is computed in float32. Group sizes need no alignment and stay on
+    rounded to the result's dtype, and what follows it is computed in float32; where all of it is one kernel (GPUs of
+    compute capability 9.0), only the result is rounded. Group sizes need no alignment and stay on
     the device. Padding rows are never read and give zero; a NaN stays in its group, and the gradient of an empty group
     is exactly zero.
 
@@ -120,7 +108,7 @@ def grouped_matmul(
             check_extents("grouped_matmul", sizes, data.shape[0], 0)
         extents = to_extents(sizes, data.shape[0])
     check_dtypes("grouped_matmul", data, rhs)
-    gated = isinstance(activation, str) and activation in _GATED
+    gated = isinstance(activation, str) and activation in GATED
     _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, bias, gated, group_offset)
     if isinstance(row_scale, NestedTensor):
         if isinstance(lhs, NestedTensor):
@@ -140,7 +128,7 @@ def grouped_matmul(
                                      data.shape[:-1]).reshape(*data.shape[:dim], -1)  # fmt: skip
     rows = int(np.prod([data.shape[dim], *inner]))
     multiply = functools.partial(
-        _flat, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
+        product_and_tail, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
     )
 
     def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
@@ -187,94 +175,9 @@ def _check_shapes(
 def _activation(activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
     if not isinstance(activation, str):
         return activation
-    named = {**_PLAIN, **_GATED}
+    named = {**PLAIN, **GATED}
     if activation not in named:
         raise ValueError(
             f"grouped_matmul: activation {activation!r} is unknown; pass a function or one of {sorted(named)}"
         )
     return named[activation]
-
-
-def _flat(x: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, *, transpose_rhs: bool,
-          activation: Callable[[jax.Array], jax.Array] | None, gated: bool, dtype: Any) -> jax.Array:  # fmt: skip
-    out = product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
-    if bias is None and activation is None and scale is None:
-        return out
-    if bias is not None:
-        bias = _group_rows(jnp.asarray(bias), extents, starts, x.shape[0])
-    # Backward computes the tail again from the product, instead of keeping each of its steps.
-    tail = jax.checkpoint(functools.partial(_tail, activation=activation, gated=gated), prevent_cse=False)
-    return tail(out, bias, scale, extents, starts)
-
-
-@functools.partial(jax.jit, static_argnames=("activation", "gated"))
-def _tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool) -> jax.Array:
-    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero."""
-    dtype = out.dtype
-    if jnp.issubdtype(dtype, jnp.floating):
-        out = out.astype(jnp.promote_types(dtype, jnp.float32))
-    # Named activations map zero to zero; a function may not, and may have no derivative there.
-    foreign = activation is not None and activation not in (*_PLAIN.values(), *_GATED.values())
-    owned = jnp.zeros(())
-    if foreign or scale is not None:
-        owned = row_groups(extents, starts, out.shape[0]) < extents.shape[0]
-    if bias is not None:
-        out = out + bias.astype(out.dtype)
-    if gated:
-        gate, up = jnp.split(out, 2, axis=1)
-        out = activation(gate) * up
-    elif activation is not None:
-        out = activation(jnp.where(owned[:, None], out, 1) if foreign else out)
-    if scale is not None:
-        out = out * jnp.where(owned, scale, 0).astype(out.dtype)[:, None]
-    if foreign:
-        out = jnp.where(owned[:, None], out, 0)
-    return out.astype(dtype)
-
-
-# Rows of a per-group array: forward a gather, backward a sum over each group in fixed order, not a scatter-add.
-
-_group_rows_p = jax.extend.core.Primitive("jax_fuser_group_rows")
-
-
-def _group_rows(values: Any, extents: Any, starts: Any, m: int) -> jax.Array:
-    """Return `(m, n)`: row i is `values[group of i]`, zero for padding."""
-    starts, extents = spans(extents, starts, m)
-    return _group_rows_p.bind(*same_varying(values, extents, starts), m=m)
-
-
-def _take_group(values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:
-    return take_rows(values, row_groups(extents, starts, m))
-
-
-def _group_rows_jvp(tangent: Any, values: Any, extents: Any, starts: Any, *, m: int) -> jax.Array:
-    del values
-    return _group_rows(tangent, extents, starts, m)
-
-
-def _sum_groups(cotangent: Any, values: Any, extents: Any, starts: Any, *, m: int) -> list[Any]:
-    if type(cotangent) is ad.Zero:
-        return [ad.Zero(values.aval.to_ct_aval()), None, None]
-    ones = jnp.ones((m, 1), cotangent.dtype)
-    sums = product(ones, cotangent, extents, starts, mode="contraction", dtype=values.aval.dtype)
-    return [sums[:, 0], None, None]
-
-
-def _batch_group_rows(args: Any, dims: Any, *, m: int) -> tuple[jax.Array, int]:
-    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-    values, extents, starts = (
-        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
-    )
-    # One long row axis, as in the product.
-    starts = starts + m * jnp.arange(size, dtype=jnp.int32)[:, None]
-    values = values.reshape(size * values.shape[1], values.shape[2])
-    out = _group_rows(values, extents.reshape(-1), starts.reshape(-1), size * m)
-    return out.reshape(size, m, out.shape[1]), 0
-
-
-_group_rows_p.def_impl(jax.jit(lambda *operands, m: _group_rows_p.bind(*operands, m=m), static_argnames="m"))
-_group_rows_p.def_abstract_eval(lambda values, *_, m: values.update(shape=(m, values.shape[1]), weak_type=False))
-ad.defjvp(_group_rows_p, _group_rows_jvp, None, None)
-ad.primitive_transposes[_group_rows_p] = _sum_groups
-batching.primitive_batchers[_group_rows_p] = _batch_group_rows
-mlir.register_lowering(_group_rows_p, mlir.lower_fun(_take_group, multiple_results=False))

@@ -1,10 +1,11 @@
 """Which equations of a jaxpr become fusions, and which stay with XLA.
 
 1. `flatten` opens calls, so that a region can reach across them.
-2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs one
-   makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which folds it
-   in. Only a view that the program returns is written by the region of its source. One element made of constants is a
-   view. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
+2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs
+   one makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which
+   folds it in. Only a view that the program returns is written by the region of its source. One element made of
+   constants is a view. A grouped product of 16-bit floats is part of the region that reads it, where nothing else
+   does. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
    such values inside the reduction and never stores them. So does an update (x.at[i].set) of what a region neither
    makes nor alone reads: XLA may write it in place.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
@@ -168,18 +169,20 @@ def feeds_reductions(eqns: Sequence[JaxprEqn], returned: set[Var]) -> set[int]:
     return found
 
 
-def partition(flat: Flat, linear: Iterable[Var] = (), leave_draws: bool = False) -> list[Region | JaxprEqn]:
+def partition(
+    flat: Flat, linear: Iterable[Var] = (), leave_draws: bool = False, leave_products: bool = False
+) -> list[Region | JaxprEqn]:
     """Return regions and left equations, in an order that defines everything before its use.
 
-    `leave_draws`: what makes random bits is left, too.
+    `leave_draws`: what makes random bits is left, too; `leave_products`: grouped products are.
     """
-    return _Partition(flat, linear, leave_draws).steps()
+    return _Partition(flat, linear, leave_draws, leave_products).steps()
 
 
 class _Partition:
     """Equations go by their number; `members` are computing equations."""
 
-    def __init__(self, flat: Flat, linear: Iterable[Var], leave_draws: bool):
+    def __init__(self, flat: Flat, linear: Iterable[Var], leave_draws: bool, leave_products: bool):
         self.eqns = live(flat.eqns, flat.outvars)
         self.returned = {v for v in flat.outvars if isinstance(v, Var)}
         self.maker = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
@@ -197,12 +200,35 @@ class _Partition:
             self.cut[i] = True
         if leave_draws:
             self.cut = [cut or _random.draws(_trace.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
+        for i, eqn in enumerate(self.eqns):
+            if eqn.primitive.name == _trace.PRODUCT and (leave_products or linear_values or not self._has_tail(i)):
+                self.cut[i] = True
         self.view = self._views()
         self.drawn = self._draws()
         self.depth = self._depths()
         self.holds_arrays = self._array_holders()
         self._sink()
         self.fused: set[int] = set()
+
+    def _has_tail(self, product: int) -> bool:
+        """Whether all that reads a grouped product is computed in regions, row by row: its kernel may go on with that.
+
+        Where derivatives are taken, they read the product as well.
+        """
+        todo = list(self.eqns[product].outvars)
+        found = False
+        while todo:
+            v = todo.pop()
+            if v in self.returned:
+                return False
+            for j in self.readers[v]:
+                if self.cut[j] or self.eqns[j].primitive.name in _trace.REDUCTIONS | {_trace.PRODUCT}:
+                    return False
+                if _trace.is_view(self.eqns[j]):
+                    todo += self.eqns[j].outvars
+                else:
+                    found = True
+        return found
 
     def _views(self) -> list[bool]:
         view: list[bool] = []

@@ -6,6 +6,7 @@ which parameters it refuses. What has no rule, or is refused, stays with XLA; `u
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ _FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or redu
 REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
 SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 FUSED = "jax_fuser_fused"
+PRODUCT = "jax_fuser_grouped_matmul"
+PRODUCT_TAIL = "jax_fuser_grouped_tail"
 # What is folded on constants: the ops that numpy rounds as every machine does.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -61,6 +64,7 @@ _SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
+CALLS[PRODUCT_TAIL] = "jaxpr"
 
 
 class Writer:
@@ -218,6 +222,17 @@ class Rule:
     is_view: Callable[[Equation], bool] = _never
     body: str | None = None
     fits: bool = True
+
+
+def opens(f: Callable[..., Any]) -> Rule:
+    """Return the rule of a primitive that is what `f` of its operands and parameters computes."""
+
+    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
+        avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+        closed = jax.make_jaxpr(functools.partial(f, **eqn.params))(*avals)
+        return w.call(closed.jaxpr, closed.consts, x)
+
+    return Rule(emit, fits=False)
 
 
 def _pointwise(op: str) -> Rule:
@@ -398,6 +413,7 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
     "slice": Rule(_trace_moves.slice, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
+    PRODUCT: Rule(_trace_ops.grouped_rows, refuse=_trace_ops.refuse_product, fits=False),
     "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
     "jax_fuser_spread_groups": Rule(_trace_groups.spread_groups, refuse=_trace_groups.refuse, fits=False),
     "jax_fuser_sum_groups": Rule(_trace_groups.sum_groups, refuse=_trace_groups.refuse, fits=False),
@@ -450,6 +466,11 @@ def reductions(jaxpr: Any) -> list[str]:
         elif eqn.primitive.name in REDUCTIONS | SCANS | {"top_k"}:
             found.append(eqn.primitive.name)
     return found
+
+
+def has_product(jaxpr: Any) -> bool:
+    """Whether an open jaxpr has a grouped product among its own equations."""
+    return any(eqn.primitive.name == PRODUCT for eqn in jaxpr.eqns)
 
 
 def needs_kernel(jaxpr: Any) -> bool:

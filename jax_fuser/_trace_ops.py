@@ -139,3 +139,18 @@ def refuse_precision(eqn: Equation) -> str | None:
 
 def _float_bits(dtype: Any) -> tuple[int, int]:
     return {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}[str(dtype)]
+
+
+def grouped_rows(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    p, out = eqn.params, eqn.outvars[0].aval
+    return [w.builder.grouped_rows(x, p["transpose_rhs"], known_dtype_name(out.dtype), out.shape[1], w.label(eqn))]
+
+
+def refuse_product(eqn: Equation) -> str | None:
+    # Only products that some kernel ends with what follows them are worth being parts of a fusion.
+    out = eqn.outvars[0].aval
+    narrow = all(str(v.aval.dtype) in ("bfloat16", "float16") for v in eqn.invars[:2])
+    known = narrow and str(out.dtype) in ("bfloat16", "float16", "float32")
+    if eqn.params["mode"] == "rows" and known and all(math.prod(v.aval.shape) for v in eqn.invars):
+        return None
+    return "a matrix product"

@@ -2,6 +2,7 @@
 // floats are f32 in lanes. The names are those of the CPU prelude.
 #pragma once
 
+#include "codegen/float16.cuh"
 #include "codegen/ptx_convert.cuh"
 
 #define JF_FUNCTION static __device__ __forceinline__
@@ -20,12 +21,6 @@ using u32 = unsigned int;
 using u64 = unsigned long;
 using f32 = float;
 using f64 = double;
-struct f16 {
-  u16 bits;
-};
-struct bf16 {
-  u16 bits;
-};
 
 template <class T, int W>
 struct Lanes {

@@ -50,14 +50,12 @@ struct Needs {
 
 }  // namespace
 
-runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target, const std::vector<int>& parameters) {
+std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   const Dialect& language = dialect(target.platform);
-  runtime::Source source;
-  source.language = language.language;
   Needs needs;
   for (const Kernel& kernel : kernels) for_each(kernel.body, [&](const auto& node) { needs(node); });
-  source.text = language.settings(kernels, target);
-  auto include = [&](std::string_view header) { source.text += cat("#include \"", header, "\"\n"); };
+  std::string text;
+  auto include = [&](std::string_view header) { text += cat("#include \"", header, "\"\n"); };
   include(language.prelude);
   if (needs.math) include(language.math);
   if (needs.fold) include(language.fold);
@@ -68,6 +66,14 @@ runtime::Source generate(const std::vector<Kernel>& kernels, const Target& targe
   if (needs.scan_threads) include(language.scan_threads);
   if (needs.index_reads) include("codegen/index_reads.h");
   if (needs.search) include(language.search);
+  return text;
+}
+
+runtime::Source generate(const std::vector<Kernel>& kernels, const Target& target, const std::vector<int>& parameters) {
+  const Dialect& language = dialect(target.platform);
+  runtime::Source source;
+  source.language = language.language;
+  source.text = language.settings(kernels, target) + includes(kernels, target);
   for (const Kernel& kernel : kernels) {
     JF_CHECK(is_identifier(kernel.name), "kernel name '", kernel.name, "' is no identifier");
     const int64_t shared = shared_memory(kernel).bytes;

@@ -1,6 +1,7 @@
 // Loop programs in, a source that a compiler takes out.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "base/target.h"
@@ -14,5 +15,8 @@ namespace jf::codegen {
 // another; or in the order of `parameters`, where given: numbers of all buffers that are not shared.
 runtime::Source generate(const std::vector<loops::Kernel>& kernels, const Target& target,
                          const std::vector<int>& parameters = {});
+
+// The lines that include what the kernels need.
+std::string includes(const std::vector<loops::Kernel>& kernels, const Target& target);
 
 }  // namespace jf::codegen

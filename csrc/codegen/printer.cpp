@@ -4,6 +4,7 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -144,6 +145,12 @@ struct Printer {
     return std::gcd<int64_t>(multiple_of(index, variables), kernel.width);
   }
 
+  void lane_types() {
+    std::set<DType> types;
+    for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
+    for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));
+    for (DType type : types) line("using ", name(type), " = jf::Lanes<", type_name(type), ", ", kernel.width, ">;");
+  }
   void body(const Body& statements) {
     for (const Stmt& stmt : statements) std::visit(*this, stmt.node);
   }
@@ -548,16 +555,41 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
-  std::set<DType> types;
-  for (DType dtype : kernel.registers) types.insert(compute_dtype(dtype));
-  for (const Array& array : kernel.arrays) types.insert(compute_dtype(array.dtype));
-  for (DType type : types)
-    printer.line("using ", name(type), " = jf::Lanes<", type_name(type), ", ", kernel.width, ">;");
+  printer.lane_types();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {
     printer.line("jf::Cluster<", kernel.cluster, ", ", words, "> cluster(scratch + ", printer.memory.cluster, ");");
   }
   printer.body(kernel.body);
   return printer.out + "}\n";
+}
+
+BodyTexts print_bodies(const Kernel& kernel, const Bodies& given, const Dialect& dialect) {
+  Printer printer{.kernel = kernel, .dialect = dialect, .memory = {}};
+  printer.buffers = given.buffers;
+  for (const Array& array : kernel.arrays) printer.arrays.push_back(array.name);
+  printer.declared.insert(given.arrays.begin(), given.arrays.end());
+  printer.registers.resize(kernel.registers.size());
+  printer.loops_around.resize(kernel.registers.size());
+  BodyTexts texts;
+  printer.lane_types();
+  texts.types = std::exchange(printer.out, "");
+  texts.index_type = printer.index_type();
+  for (int variable : given.variables) texts.variables.push_back(printer.bind(variable, 1));
+  printer.depth = 2;
+  printer.body(given.constants);
+  const std::string constants = std::exchange(printer.out, "");
+  for (size_t n = 0; n < given.bodies.size(); ++n) {
+    const std::vector<std::string> before = printer.registers;
+    printer.body(given.bodies[n]);
+    texts.bodies.push_back({constants + std::exchange(printer.out, ""), {}});
+    for (size_t id = 0; id < before.size(); ++id) {
+      std::string& name = printer.registers[id];
+      if (!before[id].empty() || name.empty()) continue;
+      texts.bodies[n].computed.push_back({printer.lanes(static_cast<RegisterId>(id)), name});
+      name = cat(given.known_as[n], name);
+    }
+  }
+  return texts;
 }
 
 }  // namespace jf::codegen

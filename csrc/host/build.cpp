@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "host/epilogue.h"
 #include "host/program.h"
 #include "host/zeros.h"
 #include "ir/text.h"
@@ -181,13 +182,44 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   program.segments = plan::print(plan);
   Placement placement(fusion);
   Kernels kernels(target, program);
-  for (const plan::Segment& segment : plan.segments) {
-    std::vector<BufferRef> buffers;
+  const Epilogues epilogues = find_epilogues(plan, target);
+  std::map<size_t, std::vector<BufferRef>> buffers_of;
+  const auto facts_of = [&](const plan::Segment& segment) {
+    KernelFacts facts = kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs);
+    facts.reason = segment.reason;
+    return facts;
+  };
+  for (size_t number = 0; number < plan.segments.size(); ++number) {
+    const plan::Segment& segment = plan.segments[number];
+    std::vector<BufferRef>& buffers = buffers_of[number];
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
+    const auto joins = [&](size_t Epilogue::* which) {
+      return std::find_if(epilogues.all.begin(), epilogues.all.end(),
+                          [&](const Epilogue& e) { return e.*which == number; });
+    };
+    if (joins(&Epilogue::product) != epilogues.all.end() || epilogues.unread.count(number) > 0) continue;
+    if (const auto epilogue = joins(&Epilogue::tail); epilogue != epilogues.all.end()) {
+      const plan::Segment& product = plan.segments[epilogue->product];
+      const grouped::Problem problem = plan::grouped_problem(product.fusion);
+      program.facts.push_back(
+          joined(facts_of(product), facts_of(segment), fusion.values[product.outputs.front()].name));
+      program.facts.back().strategy = "grouped";
+      grouped::Problem stored = problem;
+      stored.out = epilogue->functor.out;
+      program.facts.back().parameters = grouped::describe(stored, target);
+      std::vector<BufferRef> all = buffers_of.at(epilogue->product);
+      all.back() = buffers.back();
+      if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
+      for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
+      program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor});
+      continue;
+    }
     if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);
-    program.facts.push_back(kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs));
-    program.facts.back().reason = segment.reason;
+    program.facts.push_back(facts_of(segment));
+    if (const auto why = epilogues.why_not.find(number); why != epilogues.why_not.end()) {
+      program.facts.back().reason += cat("; ", why->second);
+    }
     switch (segment.strategy) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped: {
@@ -197,17 +229,15 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
           program.facts.back().parameters = grouped::describe(problem, target);
           if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
         }
-        program.steps.push_back(GroupedStep{segment.fusion.name, problem, std::move(buffers)});
+        program.steps.push_back(GroupedStep{segment.fusion.name, problem, buffers});
         break;
       }
       case plan::Strategy::kPointwise:
-        program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), std::move(buffers)});
+        program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), buffers});
         break;
-      case plan::Strategy::kNested:
-        program.steps.push_back(KernelStep{kernels.nested(segment.fusion), std::move(buffers)});
-        break;
+      case plan::Strategy::kNested: program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers}); break;
       case plan::Strategy::kReduction:
-        program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), std::move(buffers)});
+        program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), buffers});
         break;
     }
   }

@@ -95,6 +95,17 @@ KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, con
   return facts;
 }
 
+KernelFacts joined(const KernelFacts& first, const KernelFacts& second, const std::string& product) {
+  KernelFacts facts = first;
+  for (const Flow& read : second.reads) {
+    if (read.value != product) facts.reads.push_back(read);
+  }
+  facts.writes = second.writes;
+  facts.operations += second.operations;
+  facts.reason += cat("; then ", second.name, " on its sums, which are not stored: ", second.reason);
+  return facts;
+}
+
 KernelFacts kernel_facts(const ir::Fusion& fusion) {
   return kernel_facts(fusion, fusion, fusion.inputs, fusion.outputs);
 }

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "base/target.h"
+#include "grouped/cuda/grouped_cuda.h"
 #include "grouped/problem.h"
 #include "host/facts.h"
 #include "ir/fusion.h"
@@ -29,11 +31,13 @@ struct KernelStep {
   loops::Kernel kernel;
   std::vector<BufferRef> buffers;
 };
-// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out[, scratch memory of CUDA kernels].
+// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out[, scratch memory of CUDA kernels], then those
+// of the epilogue, if there is one.
 struct GroupedStep {
   std::string name;
   grouped::Problem problem;
   std::vector<BufferRef> buffers;
+  std::optional<grouped::RowEpilogue> epilogue = {};
 };
 using Step = std::variant<KernelStep, GroupedStep>;
 // What a generated kernel was lowered from.

@@ -8,6 +8,7 @@
 #include "codegen/generate.h"
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "grouped/cuda/hopper.h"
 #include "host/report.h"
 #include "host/request.h"
 #include "ir/text.h"
@@ -47,7 +48,8 @@ int scratch_buffer(const grouped::Problem& p) { return p.has_starts ? 5 : 4; }
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel = grouped::cuda_kernel(p, target);
+  const grouped::CudaKernel kernel =
+      step.epilogue ? grouped::hopper_kernel(p, *step.epilogue, target) : grouped::cuda_kernel(p, target);
   StepSource result;
   result.source.language = runtime::Language::kCuda;
   result.source.text = kernel.instantiation;
@@ -59,7 +61,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.shared_bytes = kernel.shared_bytes;
   if (kernel.counts) result.launch.counter = scratch_buffer(p);
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
-  result.launch.scalars = {p.m, p.k, p.n, p.groups, p.rows};
+  result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.rows};
   return result;
 }
 
@@ -70,7 +72,8 @@ std::string step_name(const Step& step) {
 
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
-  return cat("grouped ", std::get<GroupedStep>(step).name, ": hand-written kernel\n");
+  const auto& grouped = std::get<GroupedStep>(step);
+  return cat("grouped ", grouped.name, ": hand-written kernel", grouped.epilogue ? " with an epilogue" : "", "\n");
 }
 
 }  // namespace

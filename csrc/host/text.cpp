@@ -26,8 +26,9 @@ struct StepPrinter {
   }
   std::string operator()(const GroupedStep& s) const {
     const grouped::Problem& p = s.problem;
+    const std::string out = s.epilogue ? cat(" -> epilogue n=", s.epilogue->n, " ", name(s.epilogue->out)) : "";
     return cat("grouped ", s.name, " groups=", p.groups, " m=", p.m, " k=", p.k, " n=", p.n, " rows=", p.rows, " ",
-               name(p.lhs), " -> ", name(p.out), " (", print(s.buffers), ")");
+               name(p.lhs), " -> ", name(p.out), out, " (", print(s.buffers), ")");
   }
 };
 

@@ -40,12 +40,21 @@ struct CudaMap {
   runtime::TensorLayout layout;
 };
 
+// What becomes of the sums of a product of kRows before they are stored, as hopper_epilogue.cuh describes it.
+struct RowEpilogue {
+  std::string text;                  // of struct Epilogue and what it includes
+  std::vector<std::string> members;  // their types, pointers; arguments of the kernel
+  int sums = 1;                      // of an element of the result
+  int64_t n = 0;                     // columns of the result
+  DType out = DType::kF32;           // its type
+};
+
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
 // One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, the scratch memory (only
-// if `counts`), then `maps`, then m, k, n, groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes.
-// With grid == 0 the result is empty: launch nothing.
+// if `counts`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups and rows as 64-bit
+// integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/

@@ -145,19 +145,23 @@ bool fits(const Problem& p, const HopperConfig& c) {
          (c.cluster == 1 || c.cluster == 2);
 }
 
-int64_t grid(const Problem& p, const HopperConfig& c, const Target& target) {
+// `epilogue` may be null, here and below.
+int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
+
+int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
   int64_t units = 0;
   if (p.mode == Mode::kContraction) {
     units = p.groups * divide_up(p.k, c.tile_m) * divide_up(p.n, c.tile_n);
   } else {
     // Every group and every stretch of padding may end in a part tile.
     const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
-    units = (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(p.n, int64_t{c.tile_n} * c.cluster);
+    const int64_t columns = int64_t{c.tile_n} / (epilogue ? epilogue->sums : 1) * c.cluster;
+    units = (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(result_columns(p, epilogue), columns);
   }
   return std::min<int64_t>(units, std::max(target.multiprocessors / c.cluster, 1)) * c.cluster;
 }
 
-std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c) {
+std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int out = p.has_starts ? 4 : 3;
   if (p.mode == Mode::kContraction) {
     return {{0, ragged(p.k, p.lhs, kDepth)},
@@ -165,18 +169,21 @@ std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c) {
             {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
   }
   const runtime::TensorLayout rhs =
-      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, c.tile_n) : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
+      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
+                      : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
   return {{0, matrices(0, p.m, p.k, p.lhs, std::min(c.tile_m, kWarpgroupRows))},
           {1, rhs},
-          {out, matrices(0, p.m, p.n, p.out, store_rows(p, c))}};
+          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
 }
 
-std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared) {
+std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
+                 const RowEpilogue* epilogue) {
   const bool contraction = p.mode == Mode::kContraction;
   const std::string_view in = device_type(p.lhs), out = device_type(p.out);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
 
   std::string s = cat("#include \"grouped/cuda/hopper_", contraction ? "contraction" : "rows", ".cuh\"\n\n");
+  if (epilogue) s += cat(epilogue->text, "\n");
   s += cat("// ", print(c), "\n");
   if (contraction) {
     s += cat("using Kernel = jf::grouped::HopperContraction<", in, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
@@ -184,7 +191,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
     s += cat("using Kernel = jf::grouped::HopperRows<", in, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
-             flag(p.has_starts), ">;\n");
+             flag(p.has_starts), epilogue ? ", Epilogue" : "", ">;\n");
   }
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
            ", \"the launch gives the kernel its shared memory\");\n\n");
@@ -194,6 +201,11 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("    const ", in, "*, const ", in, "*, const int* extents, ", p.has_starts ? "const int* starts, " : "", out,
            "* out,\n");
   if (!contraction) s += "    unsigned* next,\n";
+  std::string members;
+  for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
+    s += cat("    ", epilogue->members[i], " __restrict__ e", i, ",\n");
+    members += cat(i > 0 ? ", e" : "e", i);
+  }
   s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
   s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
   s += "    long long) {\n";
@@ -202,7 +214,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
-  s += "static_cast<int>(k), static_cast<int>(n));\n}\n";
+  s += cat("static_cast<int>(k), static_cast<int>(n)", epilogue ? cat(", Epilogue{", members, "}") : "", ");\n}\n");
   return s;
 }
 
@@ -238,7 +250,9 @@ HopperConfig choose_hopper(const Problem& p, const Target& target) {
   return p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
 }
 
-CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& target) {
+namespace {
+
+CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
   constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
   const std::string why = why_not_hopper(p, target);
   JF_CHECK(why.empty(), "no wgmma kernel: ", why);
@@ -253,14 +267,36 @@ CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& 
   }
 
   CudaKernel kernel;
-  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : "rows");
+  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : epilogue ? "rows_fused" : "rows");
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = p.mode == Mode::kRows;
-  kernel.maps = maps(p, c);
-  kernel.grid = grid(p, c, target);
-  kernel.instantiation = text(p, c, kernel.entry, shared);
+  kernel.maps = maps(p, c, epilogue);
+  kernel.grid = grid(p, c, target, epilogue);
+  kernel.instantiation = text(p, c, kernel.entry, shared, epilogue);
   return kernel;
+}
+
+}  // namespace
+
+CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& target) {
+  return kernel_of(p, c, target, nullptr);
+}
+
+std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const Target& target) {
+  if (problem.mode != Mode::kRows) return "the ragged axis is not that of its rows";
+  problem.out = epilogue.out;
+  if (std::string why = why_not_hopper(problem, target); !why.empty()) return why;
+  if (epilogue.n * size_of(epilogue.out) % kRowAlignment != 0) {
+    return cat(epilogue.n, " columns give rows that are not multiples of ", kRowAlignment, " bytes");
+  }
+  return "";
+}
+
+CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target) {
+  JF_CHECK(why_not_hopper(problem, epilogue, target).empty(), "no wgmma kernel with an epilogue");
+  problem.out = epilogue.out;
+  return kernel_of(problem, choose_hopper(problem, target), target, &epilogue);
 }
 
 }  // namespace jf::grouped

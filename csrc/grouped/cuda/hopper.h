@@ -29,4 +29,8 @@ HopperConfig choose_hopper(const Problem& problem, const Target& target);
 // Throws UserError for a configuration that no kernel has or that does not fit the target.
 CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
 
+// The same with an epilogue, of which problem.out says nothing.
+std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const Target& target);
+CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target);
+
 }  // namespace jf::grouped

@@ -11,12 +11,15 @@
 //   grid      a multiple of kCluster, about one block for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
+//   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
+//             half a unit's columns, and K-major boxes are {64, 64, 1}
 //   next      zero when the kernel starts: clusters take units as they come. Null: every cluster has its share.
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
 #pragma once
 
+#include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/ptx_hopper.cuh"
@@ -30,12 +33,14 @@ struct HopperTile {
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
 
-template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
+template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
+  static constexpr bool kPaired = Epilogue::kSums == 2;
   static constexpr int kStep = 16;
   static constexpr int kDepth = 64;
-  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;  // a slice: columns of an instruction
+  // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
   static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
@@ -66,7 +71,7 @@ class HopperRows {
 
   static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const TensorMap& rhs,
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
-                                             int k, int n) {
+                                             int k, int n, const Epilogue& epilogue = {}) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -82,12 +87,16 @@ class HopperRows {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
         if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
-      } else {
+      } else if constexpr (Epilogue::kSums == 0) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
       ptx::take_registers<232>();
-      kernel.multiply(out_map, out, steps, n);
+      kernel.multiply(out_map, out, steps, n, epilogue);
+      if constexpr (Epilogue::kSums > 0) {
+        constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
+        apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kAll + warp % kAll, gridDim.x * kAll);
+      }
     }
     // Blocks of a cluster arrive at each other's barriers until both are done.
     if (kCluster > 1) {
@@ -197,12 +206,18 @@ class HopperRows {
         const int depth = step * kDepth;
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
-        if constexpr (kRhsKMajor) {
+        if constexpr (kRhsKMajor && !kPaired) {
           ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
         } else {
 #pragma unroll
           for (int i = 0; i < kSlices; ++i) {
-            ptx::tile_load(to_rhs + i * kSliceBytes, &rhs, full, unit.column + i * kSlice, depth, unit.group);
+            const int column = rhs_column(unit.column, i);
+            const unsigned to = to_rhs + i * kSliceBytes;
+            if constexpr (kRhsKMajor) {
+              ptx::tile_load(to, &rhs, full, depth, column, unit.group);
+            } else {
+              ptx::tile_load(to, &rhs, full, column, depth, unit.group);
+            }
           }
         }
         for (int i = rank_; i < boxes; i += kCluster) {
@@ -218,8 +233,18 @@ class HopperRows {
     }
   }
 
+  // The first column of a slice, of a unit of the result from `column` on.
+  static __device__ __forceinline__ int rhs_column(int column, int slice) {
+    if constexpr (kPaired) {
+      return column + Epilogue::first(slice);
+    } else {
+      return column + slice * kSlice;
+    }
+  }
+
   // ---- two warpgroups: products and results, each of every second unit ----
-  __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
+  __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n,
+                                           const Epilogue& epilogue) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
@@ -235,8 +260,9 @@ class HopperRows {
       ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
       multiply_rows<kFewest>(sums, place, unit.count, steps);
       place.skip(steps);
+      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
       store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
-      store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
+      if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
     }
     store.drain();
   }

@@ -115,23 +115,28 @@ class RowSchedule {
   unsigned total_;     // units of the window
 };
 
+// One warp: calls visit(begin, end) with every stretch of padding rows.
+template <bool kHasStarts, class Visit>
+__device__ __forceinline__ void for_padding(const Ragged& ragged, Visit visit) {
+  visit(0, ragged.groups == 0 ? ragged.m : kHasStarts ? ragged.start(0) : 0);
+  for (GroupWindow<kHasStarts> window(ragged); !window.past_end(); window.advance()) {
+    for (unsigned found = __ballot_sync(~0u, window.span.end < window.span.next); found != 0; found &= found - 1) {
+      const int lane = __ffs(static_cast<int>(found)) - 1;
+      visit(__shfl_sync(~0u, window.span.end, lane), __shfl_sync(~0u, window.span.next, lane));
+    }
+  }
+}
+
 // One warp: zeros into every kShare-th of the padding rows, from the `share`-th on. Rows are multiples of 16 bytes.
 template <bool kHasStarts, class Out>
 __device__ void store_padding(const Ragged& ragged, Out* out, int n, unsigned share, unsigned shares) {
   constexpr int kPerChunk = 16 / static_cast<int>(sizeof(Out));
-  const auto clear = [&](int begin, int end) {
+  for_padding<kHasStarts>(ragged, [&](int begin, int end) {
     for (int row = begin + static_cast<int>(share); row < end; row += static_cast<int>(shares)) {
       Out* to = out + static_cast<long long>(row) * n;
       for (int i = static_cast<int>(lane_id()) * kPerChunk; i < n; i += 32 * kPerChunk) ptx::st_global(to + i, uint4{});
     }
-  };
-  clear(0, ragged.groups == 0 ? ragged.m : kHasStarts ? ragged.start(0) : 0);
-  for (GroupWindow<kHasStarts> window(ragged); !window.past_end(); window.advance()) {
-    for (unsigned found = __ballot_sync(~0u, window.span.end < window.span.next); found != 0; found &= found - 1) {
-      const int lane = __ffs(static_cast<int>(found)) - 1;
-      clear(__shfl_sync(~0u, window.span.end, lane), __shfl_sync(~0u, window.span.next, lane));
-    }
-  }
+  });
 }
 
 }  // namespace jf::grouped

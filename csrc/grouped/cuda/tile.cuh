@@ -1,18 +1,10 @@
 // The template parameters of a grouped kernel, its operands and its element types.
 #pragma once
 
+#include "codegen/float16.cuh"
 #include "codegen/ptx.cuh"
 
-namespace jf {
-
-struct bf16 {
-  unsigned short bits;
-};
-struct f16 {
-  unsigned short bits;
-};
-
-namespace grouped {
+namespace jf::grouped {
 
 // Output tile of one block and how it is computed: kStages slices of kK contraction indices are in flight, and a grid
 // of warps, kWarpsM x kWarpsN, shares the tile.
@@ -102,5 +94,4 @@ __device__ void store_zeros(View<T> out) {
   }
 }
 
-}  // namespace grouped
-}  // namespace jf
+}  // namespace jf::grouped

@@ -1,0 +1,303 @@
+#include "host/epilogue.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "codegen/functor.h"
+#include "codegen/shared_memory.h"
+#include "grouped/cuda/hopper.h"
+#include "host/group_ends.h"
+#include "lower/lower.h"
+#include "plan/grouped.h"
+#include "schedule/schedule.h"
+
+namespace jf::host {
+namespace {
+
+using ir::Fusion;
+using ir::ValueId;
+using loops::IndexKind;
+using loops::IndexPtr;
+
+// row * i + column * j + constant
+struct Linear {
+  int64_t row, column, constant;
+  bool operator==(const Linear&) const = default;
+};
+
+std::optional<Linear> linear(const IndexPtr& index, int row, int column) {
+  switch (index->kind) {
+    case IndexKind::kConst: return Linear{0, 0, index->value};
+    case IndexKind::kVar:
+      if (index->value != row && index->value != column) return std::nullopt;
+      return Linear{index->value == row, index->value == column, 0};
+    case IndexKind::kAdd:
+    case IndexKind::kMul: break;
+    default: return std::nullopt;
+  }
+  const auto a = linear(index->a, row, column), b = linear(index->b, row, column);
+  if (!a || !b) return std::nullopt;
+  if (index->kind == IndexKind::kAdd) return Linear{a->row + b->row, a->column + b->column, a->constant + b->constant};
+  if (b->row != 0 || b->column != 0) return std::nullopt;
+  return Linear{a->row * b->constant, a->column * b->constant, a->constant * b->constant};
+}
+
+// A kernel repeats its epilogue for each of the sums of a thread, up to 192: what is long takes seconds to compile and
+// evicts the product's instructions.
+constexpr int kMostWork = 64, kFunctionWork = 4;
+constexpr ir::OpKind kLongFunctions[] = {
+    ir::OpKind::kSin,  ir::OpKind::kCos,    ir::OpKind::kTan,     ir::OpKind::kAsin,   ir::OpKind::kAcos,
+    ir::OpKind::kSinh, ir::OpKind::kCosh,   ir::OpKind::kAsinh,   ir::OpKind::kAcosh,  ir::OpKind::kAtanh,
+    ir::OpKind::kPow,  ir::OpKind::kAtan2,  ir::OpKind::kAtan,    ir::OpKind::kErfInv, ir::OpKind::kErfc,
+    ir::OpKind::kRem,  ir::OpKind::kLgamma, ir::OpKind::kDigamma, ir::OpKind::kCbrt,   ir::OpKind::kNextAfter};
+
+std::string why_too_long(const loops::Body& body, const loops::Kernel& kernel) {
+  int work = 0;
+  for (const loops::Stmt& stmt : body) {
+    const auto* compute = std::get_if<loops::Compute>(&stmt.node);
+    if (std::holds_alternative<loops::Search>(stmt.node)) return "it searches at every element";
+    if (compute == nullptr) continue;
+    const ir::OpInfo& op = ir::info(compute->op);
+    if (std::find(std::begin(kLongFunctions), std::end(kLongFunctions), compute->op) != std::end(kLongFunctions)) {
+      return cat(op.name, " is too long to be repeated for every sum of a thread");
+    }
+    if (size_of(kernel.registers.at(compute->result)) == 8) return "it computes in 64 bits";
+    work += op.operands == ir::OperandTypes::kFloating ? kFunctionWork : 1;
+  }
+  if (work <= kMostWork) return "";
+  return cat("its arithmetic, ", work, ", is too long to be repeated for every sum of a thread, ", kMostWork,
+             " at most");
+}
+
+// Two serial loops, over the rows and the columns of the result.
+schedule::Schedule by_rows_and_columns(const Fusion& tail) {
+  const ValueId result = tail.outputs.front();
+  schedule::Scheduler scheduler(tail);
+  scheduler.transform_like(result);
+  scheduler.inline_most();
+  // What a column alone decides is computed at every place, not beforehand for all columns.
+  for (auto op = tail.ops.rbegin(); op != tail.ops.rend(); ++op) {
+    const bool many = ir::elements(tail.values[op->output]) > 1;
+    if (op->output != result && many && scheduler.schedule().domains[op->output].inline_at == 0) {
+      scheduler.inline_at(op->output, 2, true);
+    }
+  }
+  return scheduler.schedule();
+}
+
+// The tail as a loop program in which the product is an array of sums and the result a variable.
+class Tail {
+ public:
+  // `ends`: the number of the input that says where the product's groups end; -1 for none.
+  Tail(const Fusion& fusion, ValueId product, int ends, const Target& target)
+      : ends_(ends), kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
+    const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
+    product_ = static_cast<int>(input - fusion.inputs.begin());
+    result_ = static_cast<int>(fusion.inputs.size());
+    product_columns_ = fusion.values[product].axes.back().extent;
+    result_columns_ = fusion.values[fusion.outputs.front()].axes.back().extent;
+  }
+
+  // Why the tail is none of single places; else it is ready.
+  std::string rewrite() {
+    loops::For* rows = last_loop(kernel_.body);
+    loops::For* columns = rows == nullptr ? nullptr : last_loop(rows->body);
+    if (columns == nullptr || !kernel_.arrays.empty()) return "it is more than a loop over rows and one over columns";
+    row_ = rows->variable;
+    column_ = columns->variable;
+    functor_.group = loops::next_variable(kernel_);
+    name_groups(rows->body);
+    for (const loops::Body* body : {&kernel_.body, &rows->body}) {
+      for (size_t i = 0; i + 1 < body->size(); ++i) {
+        if (has_body((*body)[i])) return "it has a loop beside that over rows and columns";
+        if (reads_product((*body)[i])) return "it reads the product at other places than its own";
+      }
+    }
+    if (std::string why = why_too_long(columns->body, kernel_); !why.empty()) return why;
+    const int sums = 0, result = 1;
+    kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, 1}};
+    for (loops::Stmt& stmt : columns->body) {
+      if (has_body(stmt)) return "it has a loop beside that over rows and columns";
+      if (const auto* load = std::get_if<loops::Load>(&stmt.node); load != nullptr && load->buffer == product_) {
+        const auto at = linear(load->offset, row_, column_);
+        const bool plain = load->when.empty() && load->within.empty() && load->steps.empty() && load->or_first.empty();
+        if (!plain || !at || at->row != product_columns_ || at->column != 1 || load->lane_stride != 0) {
+          return "it reads the product at other places than its own";
+        }
+        stmt.node = loops::Get{load->result, sums, loops::constant(sum(at->constant))};
+      } else if (const auto* store = std::get_if<loops::Store>(&stmt.node)) {
+        if (linear(store->offset, row_, column_) != Linear{result_columns_, 1, 0}) {
+          return "it stores its result at other places than the product's";
+        }
+        stmt.node = loops::Set{result, loops::constant(0), store->value};
+      }
+    }
+    kernel_.arrays[sums].size = static_cast<int64_t>(first_.size());
+    if (first_.size() == 1 && result_columns_ != product_columns_) return "it leaves out columns of the product";
+    if (first_.empty() || first_.size() > 2) {
+      return cat("an element of it is made of ", first_.size(), " columns of the product, it takes one or two");
+    }
+    std::set<int> read;
+    codegen::for_each(kernel_.body, [&](const auto& node) {
+      if constexpr (requires { node.buffer; }) read.insert(node.buffer);
+    });
+    functor_.members.assign(read.begin(), read.end());
+    functor_.sums = sums;
+    functor_.result = result;
+    functor_.first = first_;
+    return "";
+  }
+
+  grouped::RowEpilogue epilogue(const Target& target) const {
+    grouped::RowEpilogue made;
+    made.text = codegen::generate_functor(kernel_, functor_, target);
+    for (int member : functor_.members)
+      made.members.push_back(cat("const jf::", name(kernel_.buffers[member].dtype), "*"));
+    made.sums = static_cast<int>(first_.size());
+    made.n = result_columns_;
+    made.out = kernel_.buffers[result_].dtype;
+    return made;
+  }
+  std::vector<size_t> operands() const { return {functor_.members.begin(), functor_.members.end()}; }
+
+ private:
+  // What searches for the group of a row has it given.
+  void name_groups(loops::Body& body) const {
+    std::set<loops::RegisterId> rows;
+    for (loops::Stmt& stmt : body) {
+      if (const auto* from = std::get_if<loops::FromIndex>(&stmt.node)) {
+        if (linear(from->base, row_, column_) == Linear{1, 0, 0}) rows.insert(from->result);
+      }
+      const auto* search = std::get_if<loops::Search>(&stmt.node);
+      if (search == nullptr || search->buffer != ends_ || search->left || rows.count(search->number) == 0) continue;
+      stmt.node = loops::FromIndex{search->result, loops::variable(functor_.group), 0};
+    }
+  }
+  static loops::For* last_loop(loops::Body& body) {
+    auto* loop = body.empty() ? nullptr : std::get_if<loops::For>(&body.back().node);
+    const bool plain =
+        loop != nullptr && loop->parallel == loops::Parallel::kSerial && !loop->reverse && loop->runs.empty();
+    return plain ? loop : nullptr;
+  }
+  static bool has_body(const loops::Stmt& stmt) {
+    return std::visit([](const auto& node) { return requires { node.body; }; }, stmt.node);
+  }
+  bool reads_product(const loops::Stmt& stmt) const {
+    return std::visit(
+        [&](const auto& node) {
+          if constexpr (requires { node.buffer; }) return node.buffer == product_;
+          return false;
+        },
+        stmt.node);
+  }
+  int64_t sum(int64_t column) {
+    const auto found = std::find(first_.begin(), first_.end(), column);
+    if (found != first_.end()) return found - first_.begin();
+    first_.push_back(column);
+    return static_cast<int64_t>(first_.size()) - 1;
+  }
+
+  int ends_;
+  loops::Kernel kernel_;
+  int product_, result_, row_ = 0, column_ = 0;
+  int64_t product_columns_, result_columns_;
+  std::vector<int64_t> first_;  // by sum: the product's column in column 0
+  codegen::Functor functor_;
+};
+
+// The one segment that reads the value, if it does not leave the program and nothing else reads it.
+std::optional<size_t> only_reader(const plan::Plan& plan, ValueId value) {
+  const Fusion& whole = plan.fusion;
+  if (std::count(whole.outputs.begin(), whole.outputs.end(), value) > 0) return std::nullopt;
+  for (const ir::Op& op : whole.ops) {
+    const bool reads = std::count(op.inputs.begin(), op.inputs.end(), value) > 0;
+    if (reads && op.kind == ir::OpKind::kConcat) return std::nullopt;
+  }
+  std::optional<size_t> reader;
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    const std::vector<ValueId>& inputs = plan.segments[i].inputs;
+    if (std::count(inputs.begin(), inputs.end(), value) == 0) continue;
+    if (reader) return std::nullopt;
+    reader = i;
+  }
+  return reader;
+}
+
+// Fills in the epilogue, or says why there is none.
+std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogue) {
+  const plan::Segment &product = plan.segments[epilogue.product], &tail = plan.segments[epilogue.tail];
+  if (target.platform != Platform::kCuda) return "kernels of the CPU store the product";
+  const grouped::Problem problem = plan::grouped_problem(product.fusion);
+  if (std::string why = grouped::why_not_hopper(problem, target); !why.empty()) return why;
+  if (tail.outputs.size() != 1) return cat("it has ", tail.outputs.size(), " results");
+  const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
+  const bool is_float = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
+  if (!is_float) return cat("its result is ", name(result.dtype));
+  if (result.axes.size() != 2 || result.axes[0].extent != problem.m)
+    return "its result has other rows than the product";
+  const auto input = std::find(tail.inputs.begin(), tail.inputs.end(), product.outputs.front());
+  try {
+    const ValueId extents = product.inputs[2];
+    const auto ends = std::find_if(tail.inputs.begin(), tail.inputs.end(), [&](ValueId id) {
+      return !problem.has_starts && is_group_ends(plan.fusion, id, extents, problem.m);
+    });
+    const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
+    Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], ends_input, target);
+    if (std::string why = text.rewrite(); !why.empty()) return why;
+    epilogue.functor = text.epilogue(target);
+    epilogue.operands = text.operands();
+  } catch (const UserError& error) {
+    return cat("it is none of rows and columns: ", error.what());
+  }
+  return grouped::why_not_hopper(problem, epilogue.functor, target);
+}
+
+std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epilogues) {
+  std::set<ValueId> read(plan.fusion.outputs.begin(), plan.fusion.outputs.end());
+  for (const ir::Op& op : plan.fusion.ops) {
+    if (op.kind == ir::OpKind::kConcat) read.insert(op.inputs.begin(), op.inputs.end());
+  }
+  std::set<size_t> found;
+  for (size_t i = plan.segments.size(); i-- > 0;) {
+    const plan::Segment& segment = plan.segments[i];
+    const auto tail = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) { return e.tail == i; });
+    const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
+    if (tail != epilogues.end()) {
+      for (size_t operand : tail->operands) read.insert(segment.inputs[operand]);
+      read.insert(plan.segments[tail->product].outputs.front());
+    } else if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read) ||
+               segment.strategy == plan::Strategy::kNested) {  // whose workspace every target has
+      read.insert(segment.inputs.begin(), segment.inputs.end());
+    } else {
+      found.insert(i);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Epilogues find_epilogues(const plan::Plan& plan, const Target& target) {
+  Epilogues found;
+  std::set<size_t> taken;  // a segment that reads two products follows one of them
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    const plan::Segment& segment = plan.segments[i];
+    if (segment.strategy != plan::Strategy::kGrouped) continue;
+    const auto reader = only_reader(plan, segment.outputs.front());
+    if (!reader || plan.segments[*reader].strategy != plan::Strategy::kPointwise) continue;
+    Epilogue epilogue{i, *reader, {}, {}};
+    const std::string why = taken.count(*reader) > 0 ? "it is that of another product" : fill(plan, target, epilogue);
+    if (why.empty()) {
+      taken.insert(*reader);
+      found.all.push_back(std::move(epilogue));
+    } else {
+      found.why_not[i] = cat("what follows in segment ", *reader, " is a kernel of its own: ", why);
+    }
+  }
+  if (!found.all.empty()) found.unread = unread(plan, found.all);
+  return found;
+}
+
+}  // namespace jf::host

@@ -1,0 +1,213 @@
+"""What follows a grouped product: bias, activation, scale. On CUDA one primitive, so that they are one kernel.
+
+`product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
+it: `fuse` opens it, CUDA compiles it as one program, whose planner makes the tail the end of the product's kernel where
+it has such a kernel; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser import _ffi, _fuse, _split, _trace
+from jax_fuser._grouped_primitive import product
+from jax_fuser._row_groups import row_groups, spans
+from jax_fuser._spread_sum import take_rows
+from jax_fuser._varying import same_varying
+
+Activation = str | Callable[[jax.Array], jax.Array] | None
+
+PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+}
+# Applied to the first half of the columns, multiplied by the second half.
+GATED = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+
+tail_p = jax.extend.core.Primitive(_trace.PRODUCT_TAIL)
+tail_p.multiple_results = True
+
+
+def product_and_tail(
+    x: Any,
+    rhs: Any,
+    extents: Any,
+    starts: Any,
+    bias: Any,
+    scale: Any,
+    *,
+    transpose_rhs: bool,
+    activation: Callable[[jax.Array], jax.Array] | None,
+    gated: bool,
+    dtype: Any,
+) -> jax.Array:
+    """Return `scale * activation(product + bias)` of rows `(m, k)`."""
+    if bias is None and activation is None and scale is None:
+        return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+    given = (starts is not None, bias is not None, scale is not None)
+    how = _How(given, transpose_rhs, activation, gated, jnp.dtype(dtype))
+    operands = [a for a in (x, rhs, extents, starts, bias, scale) if a is not None]
+    narrow = all(jnp.dtype(d) in (jnp.bfloat16, jnp.float16) for d in (x.dtype, rhs.dtype))
+    return how.compute(*operands) if not narrow or _fuse.jit_is_off() else _bound(*operands, how=how)
+
+
+@dataclass(frozen=True)
+class _How:
+    """What is computed of (x, rhs, extents[, starts][, bias][, scale]); `given`: which of the last three there are."""
+
+    given: tuple[bool, bool, bool]
+    transpose_rhs: bool
+    activation: Callable[[jax.Array], jax.Array] | None
+    gated: bool
+    dtype: Any
+
+    def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> jax.Array:
+        """Return the result; `again`: backward computes the tail again from the product, keeping none of its steps."""
+        values = iter(rest)
+        starts, bias, scale = (next(values) if is_given else None for is_given in self.given)
+        out = product(x, rhs, extents, starts, mode="rows", dtype=self.dtype, transpose_rhs=self.transpose_rhs)
+        if bias is not None:
+            bias = _group_rows(bias, extents, starts, x.shape[0])
+        tail: Callable[..., jax.Array] = functools.partial(_tail, activation=self.activation, gated=self.gated)
+        if again:
+            tail = jax.checkpoint(tail, prevent_cse=False)
+        return tail(out, bias, scale, extents, starts)
+
+
+@functools.partial(jax.jit, static_argnames="how")
+def _bound(*operands: Any, how: _How) -> jax.Array:
+    closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*operands)
+    if closed.consts:  # the activation closes over arrays, with derivatives of their own
+        return how.compute(*operands)
+    return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())[0]
+
+
+def _plain(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
+
+
+def _jvp(primals: Any, tangents: Any, *, how: _How, **_: Any) -> tuple[Any, Any]:
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def f(*moved: Any) -> jax.Array:
+        operands = list(primals)
+        for i, value in zip(moving, moved):
+            operands[i] = value
+        return how.compute(*operands)
+
+    out, tangent = jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return [out], [tangent]
+
+
+def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], list[int]]:
+    return [jax.vmap(how.compute, in_axes=tuple(dims))(*args)], [0]
+
+
+_lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
+
+
+def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, **params: Any) -> Any:
+    if _split.is_on_a_mesh(ctx) or _ffi.can_compile("cuda") is not None:
+        return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
+
+    def run(*operands: Any) -> list[Any]:
+        return _fuse.run(jaxpr, operands, "grouped_matmul")
+
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+tail_p.def_impl(jax.jit(tail_p.bind, static_argnames=("jaxpr", "how", "mesh")))
+tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
+ad.primitive_jvps[tail_p] = _jvp
+batching.primitive_batchers[tail_p] = _batch
+mlir.register_lowering(tail_p, _lower_as_xla)
+mlir.register_lowering(tail_p, _lower_as_program, platform="cuda")
+
+
+@functools.partial(jax.jit, static_argnames=("activation", "gated"))
+def _tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool) -> jax.Array:
+    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero."""
+    dtype = out.dtype
+    if jnp.issubdtype(dtype, jnp.floating):
+        out = out.astype(jnp.promote_types(dtype, jnp.float32))
+    # Named activations map zero to zero; a function may not, and may have no derivative there.
+    foreign = activation is not None and activation not in (*PLAIN.values(), *GATED.values())
+    owned = jnp.zeros(())
+    if foreign or scale is not None:
+        owned = row_groups(extents, starts, out.shape[0]) < extents.shape[0]
+    if bias is not None:
+        out = out + bias.astype(out.dtype)
+    if gated:
+        gate, up = jnp.split(out, 2, axis=1)
+        out = activation(gate) * up
+    elif activation is not None:
+        out = activation(jnp.where(owned[:, None], out, 1) if foreign else out)
+    if scale is not None:
+        out = out * jnp.where(owned, scale, 0).astype(out.dtype)[:, None]
+    if foreign:
+        out = jnp.where(owned[:, None], out, 0)
+    return out.astype(dtype)
+
+
+# Rows of a per-group array: forward a gather, backward a sum over each group in fixed order, not a scatter-add.
+
+_group_rows_p = jax.extend.core.Primitive("jax_fuser_group_rows")
+
+
+def _group_rows(values: Any, extents: Any, starts: Any, m: int) -> jax.Array:
+    """Return `(m, n)`: row i is `values[group of i]`, zero for padding."""
+    layout = (extents,) if starts is None else (extents, starts)
+    return _group_rows_p.bind(*same_varying(values, *layout), m=m)
+
+
+def _take_group(values: Any, extents: Any, *starts: Any, m: int) -> jax.Array:
+    return take_rows(values, row_groups(extents, starts[0] if starts else None, m))
+
+
+def _group_rows_jvp(primals: Any, tangents: Any, *, m: int) -> tuple[Any, Any]:
+    out = _group_rows_p.bind(*primals, m=m)
+    if type(tangents[0]) is ad.Zero:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, _group_rows_p.bind(*same_varying(tangents[0], *primals[1:]), m=m)
+
+
+def _sum_groups(cotangent: Any, values: Any, *layout: Any, m: int) -> list[Any]:
+    nothing = [None] * len(layout)
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(values.aval.to_ct_aval()), *nothing]
+    ones = jnp.ones((m, 1), cotangent.dtype)
+    sums = product(ones, cotangent, *layout, mode="contraction", dtype=values.aval.dtype)
+    return [sums[:, 0], *nothing]
+
+
+def _batch_group_rows(args: Any, dims: Any, *, m: int) -> tuple[jax.Array, int]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    values, extents, *given = (
+        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
+    )
+    # One long row axis, as in the product.
+    starts, extents = spans(extents, given[0] if given else None, m)
+    starts = starts + m * jnp.arange(size, dtype=jnp.int32)[:, None]
+    values = values.reshape(size * values.shape[1], values.shape[2])
+    out = _group_rows(values, extents.reshape(-1), starts.reshape(-1), size * m)
+    return out.reshape(size, m, out.shape[1]), 0
+
+
+_group_rows_p.def_impl(jax.jit(lambda *operands, m: _group_rows_p.bind(*operands, m=m), static_argnames="m"))
+_group_rows_p.def_abstract_eval(lambda values, *_, m: values.update(shape=(m, values.shape[1]), weak_type=False))
+ad.primitive_jvps[_group_rows_p] = _group_rows_jvp
+ad.primitive_transposes[_group_rows_p] = _sum_groups
+batching.primitive_batchers[_group_rows_p] = _batch_group_rows
+_trace.RULES[_group_rows_p.name] = _trace.opens(_take_group)
+mlir.register_lowering(_group_rows_p, mlir.lower_fun(_take_group, multiple_results=False))

@@ -1,0 +1,116 @@
+"""The printed epilogue and the device code around it, run by a warpgroup of CPU threads: every element gets its own
+sums, row, column and group, in full and part tiles, and so does padding."""
+
+import pathlib
+import re
+import subprocess
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_grouped_epilogue import EDGES, HOPPER, TAILS, M, N, arrays, shapes, truth
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+CSRC = pathlib.Path(__file__).parent.parent / "csrc"
+MAIN = """
+#include "grouped/cuda/hopper_epilogue.cuh"
+%(functor)s
+#include <cstdio>
+constexpr int kRows = %(rows)d, kSlices = 2, kResults = Epilogue::kSums == 2 ? 1 : 2, kColumns = 64 * kResults;
+std::vector<char> read(int i) {
+  char name[16];
+  std::snprintf(name, sizeof(name), "%%d.bin", i);
+  std::FILE* file = std::fopen(name, "rb");
+  std::vector<char> bytes;
+  for (int c; (c = std::fgetc(file)) != EOF;) bytes.push_back(static_cast<char>(c));
+  std::fclose(file);
+  return bytes;
+}
+int main() {
+  using namespace jf::grouped;
+  const int m = %(m)d, product = %(product)d, n = %(n)d, groups = %(groups)d;
+  const auto sums_in = read(0), extents = read(1);
+%(members)s
+  const auto* y = reinterpret_cast<const float*>(sums_in.data());
+  const Ragged ragged = {reinterpret_cast<const int*>(extents.data()), nullptr, groups, m};
+  std::vector<jf::bf16> out(m * n, jf::bf16{0x7fc0});
+  const auto thread = [&](unsigned id) {
+    threadIdx.x = id;
+    for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
+      for (int row = first; row < first + ragged.extents[g]; row += kRows) {
+        const RowUnit unit = {g, row, std::min(kRows, first + ragged.extents[g] - row), 0};
+        for (int column = 0; column < n; column += kColumns) {
+          // As the product leaves them: see HopperStore.
+          float sums[kSlices][kRows / 2];
+          const auto at = [&](int i, auto use) {
+            const int r = i / 4 * 8 + id %% 4 * 2 + i %% 2, c = id / 32 * 16 + id %% 32 / 4 + i / 2 %% 2 * 8;
+            for (int slice = 0; slice < kSlices; ++slice) use(slice, r, slice * 64 * (kResults - 1) + c);
+          };
+          for (int i = 0; i < kRows / 2; ++i) {
+            at(i, [&](int slice, int r, int c) {
+              const int from = column + c + (Epilogue::kSums == 2 ? Epilogue::first(slice) : 0);
+              sums[slice][i] = r < unit.count && from < product ? y[(row + r) * product + from] : NAN;
+            });
+          }
+          apply<kRows>(epilogue, sums, unit, column, n);
+          for (int i = 0; i < kRows / 2; ++i) {
+            at(i, [&](int slice, int r, int c) {
+              if (slice >= kResults || r >= unit.count || column + c >= n) return;
+              out[(row + r) * n + column + c].bits = jf::ptx::bf16_from_f32(sums[slice][i]);
+            });
+          }
+        }
+      }
+    }
+    apply_to_padding<false>(epilogue, ragged, out.data(), n, id / 32, 4);
+  };
+  std::vector<std::thread> threads;
+  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
+  for (std::thread& t : threads) t.join();
+  std::fwrite(out.data(), 2, out.size(), stdout);
+}
+"""
+
+
+@pytest.mark.parametrize("tail", ["bias, swiglu and scale", "fuse around it", "a residual beside another column"])
+def test_every_element_gets_its_own(tail, tmp_path):
+    compiler = _core.host_compiler()[0]
+    if not compiler.endswith("g++"):
+        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
+    edge = "odd" if tail == "fuse around it" else "empty groups"
+    given = arrays(EDGES[edge])
+    program = str(jf.ir.trace(TAILS[tail][0], *shapes()))
+    stages = _core.stages(program, HOPPER)
+    source = stages["source"][stages["source"].rindex('#include "grouped/') :]
+    functor = source[source.index('#include "codegen') : source.index("// tile=")]
+    types = re.findall(r"(const jf::\w+\*) __restrict__ e\d", source)
+    [line] = [line for line in stages["host"].splitlines() if "epilogue" in line]
+    refs = re.findall(r"(\w+) (?:\+ )?(\d+)[,)]", line[line.rindex("(") :])[-len(types) :]
+    assert len(types) == len(refs) and all(kind == "input" for kind, _ in refs)
+    x, w, extents = (np.asarray(a, None if a.dtype == jnp.int32 else np.float32) for a in given[:3])
+    y, first = np.full((M, N), np.nan, np.float32), 0
+    for g, count in enumerate(extents):
+        y[first : first + count] = x[first : first + count] @ w[g]
+        first += count
+    for i, array in enumerate([y, extents, *(given[int(n)] for _, n in refs)]):
+        (tmp_path / f"{i}.bin").write_bytes(np.asarray(array).tobytes())
+    members = [f"  const auto e{i} = read({i + 2});\n" for i in range(len(types))]
+    values = ", ".join(f"reinterpret_cast<{t}>(e{i}.data())" for i, t in enumerate(types))
+    want = truth(tail, *given)
+    (tmp_path / "codegen").mkdir()
+    for name in ("ptx.cuh", "ptx_convert.cuh"):
+        (tmp_path / "codegen" / name).write_text("#pragma once\n")
+    (tmp_path / "main.cpp").write_text(
+        (CSRC.parent / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
+        + MAIN % {"functor": functor, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0]), "m": M, "product": N,
+                  "n": want.shape[1], "groups": len(extents),
+                  "members": "".join(members) + f"  const Epilogue epilogue = {{{values}}};"}
+    )  # fmt: skip
+    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{tmp_path}", f"-I{CSRC}"]
+    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True).stdout
+    got = np.frombuffer(raw, jnp.bfloat16).reshape(want.shape)
+    assert_close(got, want)

@@ -1,0 +1,93 @@
+// A warpgroup of CUDA threads on a CPU, as far as the device headers need one that neither multiply nor copy by tensor
+// maps: threads, shuffles and the functions that CUDA and PTX bring. For tests without a GPU.
+#pragma once
+
+#include <algorithm>
+#include <barrier>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __forceinline__ inline
+#define __host__
+
+struct uint4 {
+  unsigned x, y, z, w;
+};
+struct uint2 {
+  unsigned x, y;
+};
+struct Dim {
+  unsigned x;
+};
+inline thread_local Dim threadIdx;
+using std::max;
+using std::min;
+inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a), b); }
+
+inline constexpr int kWarps = 4, kLanes = 32;
+inline unsigned exchanged[kWarps][kLanes];
+inline std::barrier<> meeting[kWarps] = {std::barrier<>(kLanes), std::barrier<>(kLanes), std::barrier<>(kLanes),
+                                         std::barrier<>(kLanes)};
+template <class Read>
+auto exchange(unsigned value, Read read) {
+  const unsigned warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  exchanged[warp][lane] = value;
+  meeting[warp].arrive_and_wait();
+  const auto result = read(exchanged[warp], lane);
+  meeting[warp].arrive_and_wait();
+  return result;
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int from) {
+  return std::bit_cast<T>(exchange(std::bit_cast<unsigned>(value), [&](auto& all, unsigned) { return all[from]; }));
+}
+inline unsigned __shfl_up_sync(unsigned, unsigned value, unsigned by) {
+  return exchange(value, [&](auto& all, unsigned lane) { return all[lane < by ? lane : lane - by]; });
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return exchange(value, [](auto& all, unsigned) {
+    unsigned bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= all[i] << i;
+    return bits;
+  });
+}
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popcll(unsigned long x) { return __builtin_popcountl(x); }
+inline int __clzll(unsigned long x) { return x == 0 ? 64 : __builtin_clzl(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline void __syncthreads() { std::abort(); }
+inline bool __syncthreads_or(bool) { std::abort(); }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline double rsqrt(double x) { return 1 / std::sqrt(x); }
+inline float erfinvf(float) { std::abort(); }
+inline double erfinv(double) { std::abort(); }
+
+namespace jf::ptx {
+
+inline unsigned short bf16_from_f32(float x) {
+  const unsigned bits = std::bit_cast<unsigned>(x);
+  if (x != x) return 0x7fff;
+  return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline unsigned short f16_from_f32(float x) { return std::bit_cast<unsigned short>(static_cast<_Float16>(x)); }
+inline float f32_from_f16(unsigned short x) { return static_cast<float>(std::bit_cast<_Float16>(x)); }
+inline unsigned bf16x2_from_f32(float x, float y) { return bf16_from_f32(x) | unsigned{bf16_from_f32(y)} << 16; }
+inline unsigned f16x2_from_f32(float x, float y) { return f16_from_f32(x) | unsigned{f16_from_f32(y)} << 16; }
+inline void store_global(void*, unsigned long, unsigned long) { std::abort(); }
+inline void st_global(void* p, const uint4& words) { std::memcpy(p, &words, sizeof(words)); }
+inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : std::max(x, y); }
+inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : std::min(x, y); }
+inline float reciprocal_approx(float x) { return 1 / x; }
+inline float quotient(float x, float y) { return x / y; }
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float tanh_approx(float x) { return std::tanh(x); }
+inline int mask(bool where) { return where ? -1 : 0; }
+
+}  // namespace jf::ptx
+
+// What the text under test includes stands here; then main() below runs it.
