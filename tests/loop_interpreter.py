@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from block_clusters import Cluster, side_by_side
 
 import jax_fuser as jf
 
@@ -73,7 +72,6 @@ FOLDS = {
 WARP = 32
 EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
-PATIENCE = 60  # seconds until a block that waits for the others of its cluster gives up
 
 
 def computed_in(dtype: str) -> Any:
@@ -140,21 +138,6 @@ class Ring:
     filled: int = 0  # stages committed, and waited for, so far
     awaited: int = 0
     arriving: dict[int, list[np.ndarray]] = field(default_factory=dict)  # by number of the stage
-
-
-class Cluster:
-    """What blocks that run side by side have sent to each other."""
-
-    def __init__(self, blocks: int):
-        self.barrier, self.sent = threading.Barrier(blocks), dict[int, np.ndarray]()
-
-    def exchange(self, rank: int, array: np.ndarray) -> list[np.ndarray]:
-        """Return what every block sends; all of them have to send something."""
-        self.sent[rank] = array
-        self.barrier.wait(PATIENCE)
-        received = [self.sent[r] for r in sorted(self.sent)]
-        self.barrier.wait(PATIENCE)
-        return received
 
 
 class Block:
@@ -612,12 +595,7 @@ class Kernel:
 
     def run(self) -> None:
         for place in self.places():
-            if self.cluster == 1:
-                Block(self, place)
-                continue
-            cluster = Cluster(self.cluster)
-            with ThreadPoolExecutor(self.cluster) as blocks:
-                list(blocks.map(lambda rank: Block(self, {**place, "rank": rank}, cluster), range(self.cluster)))
+            side_by_side(self.cluster, functools.partial(Block, self), place)
 
 
 def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:

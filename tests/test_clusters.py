@@ -111,7 +111,7 @@ def test_clusters_need_a_device_that_has_them():
     b.output(b.reduce("reduce_sum", b.input("x", "f32", [8, 64]), [1]))
     s = jf.ir.Scheduler(b.finish())
     s.parallelize(s.fusion.outputs[0], 1, "cluster")
-    with pytest.raises(jf.UserError, match="has a cluster axis, which target 'cpu.*' does not have; use task"):
+    with pytest.raises(jf.UserError, match=r"has a cluster axis, which target 'cpu.*' does not have; use task"):
         jf.ir.lower(s.schedule, "cpu")
 
 
@@ -124,3 +124,11 @@ def test_long_rows_are_read_once():
         assert source.count("jf::load<") == 1 and "__cluster_dims__" in source
     only_read = jf.ir.trace(lambda x: jax.nn.logsumexp(x, -1), jax.ShapeDtypeStruct((2048, 16384), "float32"))
     assert jf.ir.compute_heuristics(only_read, "reduction", "cuda")["cluster"] == 1
+
+
+def test_scans_stay_in_one_block():
+    def f(x):
+        return jnp.cumsum(jax.nn.softmax(x, -1), -1)
+
+    fusion = jf.ir.trace(f, jax.ShapeDtypeStruct((2048, 131072), "float32"))
+    assert "__cluster_dims__" not in jf.ir.lower(fusion, "cuda").as_text("source")

@@ -198,9 +198,10 @@ def test_every_scan_compiles(shape, dtype):
     nvrtc_or_skip()
     b = _core.Builder("scans")
     x = b.input("x", dtype, shape)
-    for op in [*SCANS, *(["scan_logsumexp"] if dtype in FLOATS else [])]:
+    for number, op in enumerate([*SCANS, *(["scan_logsumexp"] if dtype in FLOATS else [])]):
         for axis in range(2):
-            for reverse in (False, True):
+            # Which way is the same for every dtype.
+            for reverse in (False, True) if dtype in ("f32", "s32") else ((number + axis) % 2 == 1,):
                 b.output(b.scan(op, x, axis, reverse))
     assert _core.compile_cuda(b.finish(), _core.cuda_target_for(90))
 

@@ -107,6 +107,23 @@ def test_values(device, layout):
         np.testing.assert_array_equal(one, two)
 
 
+def test_values_that_are_not_finite(device):
+    """A part of a group may hold nothing finite while the group does."""
+    nt, groups = make("first empty", 24)
+    x = np.array(nt.data)
+    first = 130 + 65  # of the fourth group
+    x[first : first + 200, 0] = -np.inf
+    x[first + 7, 1] = np.inf
+    x[first + 290, 2] = np.nan
+    x[first : first + 200, 3], x[first + 200 : first + 301, 3] = -1000, 1000
+    got = fused()(nt.replace(data=jnp.asarray(x)), jnp.ones((GROUPS, 1, 24)))
+    part = x[first : first + 301].astype(np.float64)
+    want = np.array(jax.nn.logsumexp(part[:, :4], axis=0))
+    np.testing.assert_allclose(got[3][3, :4], want, rtol=2e-6)
+    np.testing.assert_allclose(got[4][first : first + 301, 0], np.exp(part[:, 0] - want[0]), rtol=2e-5)
+    assert_close(got[3][3, 4:], np.log(np.exp(groups[3][:, 4:]).sum(0)), "float32")
+
+
 def test_nothing_is_left_to_xla():
     nt, _ = make("first empty", 24)
     for platform in ("cpu", "cuda"):

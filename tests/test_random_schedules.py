@@ -58,11 +58,8 @@ def test_most_cases_are_kernels_and_reach_what_they_test(platform):
         "if ",
         "_parts",
     ]
-    words += (
-        ["shared (", "pad ", "sync", "thread_y", "over threads", "block_y", "cluster"]
-        if platform == "cuda"
-        else ["task"]
-    )
+    of_cuda = ["shared (", "pad ", "sync", "thread_y", "over threads", "block_y", "cluster"]
+    words += of_cuda if platform == "cuda" else ["task"]
     for word in words:
         assert any(word in text for text in texts), word
 

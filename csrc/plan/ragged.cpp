@@ -68,6 +68,19 @@ std::vector<ir::ValueId> computed_values(const ir::Fusion& segment) {
   return values;
 }
 
+// The values that are scheduled together: all, or those that each of several folds after each other needs.
+std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& segment) {
+  if (!folds_again(segment)) return {computed_values(segment)};
+  std::vector<std::vector<ir::ValueId>> result;
+  for (const auto& [fold, values] : values_of_folds(segment)) {
+    result.push_back(computed_values(segment));
+    std::erase_if(result.back(), [&, id = fold, &needs = values](ir::ValueId value) {
+      return value != id && std::find(needs.begin(), needs.end(), value) == needs.end();
+    });
+  }
+  return result;
+}
+
 // The first of some values with most loops over rows and others; -1 where none has rows.
 ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
   ir::ValueId reference = -1;
@@ -245,12 +258,8 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
   Scheduler scheduler(segment);
   // References with the values that have their loops.
   std::vector<std::pair<ir::ValueId, std::vector<ir::ValueId>>> groups;
-  if (folds_again(segment)) {
-    // The rows of each fold have loops of their own.
-    for (const auto& [fold, values] : values_of_folds(segment)) groups.emplace_back(fold, values);
-  } else {
+  for (std::vector<ir::ValueId>& left : with_loops_of_their_own(segment)) {
     // Values that share no axis with the first reference but rows have loops of their own inside of those over rows.
-    std::vector<ir::ValueId> left = computed_values(segment);
     for (ir::ValueId reference = reference_of(all, left); reference >= 0; reference = reference_of(all, left)) {
       std::erase(left, reference);
       groups.emplace_back(reference, std::vector<ir::ValueId>{});

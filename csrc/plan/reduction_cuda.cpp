@@ -177,6 +177,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
 void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
   const bool again = p.keep == Keep::kNothing && facts.phases(Keep::kRows).kept_bytes > 0;
   if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || p.stages > 1 || !again) return;
+  if (facts.traffic.scans) return;  // what blocks have cannot be scanned in order
   const int64_t row_bytes = shape.folded * narrowest(facts, shape.lane_loop);
   if (!stores_rows(facts.traffic, shape.lane_loop) && row_bytes <= kKeptRowBytes) return;
   for (int64_t cluster = 2; cluster <= kMostBlocksOfRow; cluster *= 2) {

@@ -1,5 +1,6 @@
 // Reductions whose rows come by bulk copies, ahead of the row that the block works on, and may go by them.
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -23,7 +24,7 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 constexpr int64_t kElements = 32, kLanes = 4;
 constexpr int kShortWait = 3;
 constexpr int64_t kShortRows = 16 << 10;
-// What bulk copies move is a multiple of it; rows that are not are read one element at a time.
+// What bulk copies move is a multiple of it.
 constexpr int64_t kBulkBytes = 16;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
@@ -102,17 +103,17 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  while (!fits() && cluster < kMostBlocksOfRow && rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
+  while (!fits() && !facts.traffic.scans && cluster < kMostBlocksOfRow &&
+         rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;
     rows.elements /= 2;
     rows.bytes /= 2;
   }
-  const int64_t row_bytes = rows.elements * rows.narrowest;
-  const int64_t lanes = rows.elements % kLanes == 0 && row_bytes % kBulkBytes == 0 ? kLanes : 1;
+  const int64_t lanes = std::gcd(rows.elements, kLanes);
   const int64_t each = kElements / kLanes, fewest = divide_up(rows.elements, kElements);
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
   const int64_t threads = round_up(fewest, fewest > 2 * kWarp ? 4 * kWarp : kWarp);
-  const bool waits = rows.narrowest < 4 || lanes == 1 || (rows.phases > kShortWait && rows.bytes > kShortRows);
+  const bool waits = rows.narrowest < 4 || lanes < kLanes || (rows.phases > kShortWait && rows.bytes > kShortRows);
   if (rows.bytes == 0 || !fits() || !waits || threads < 2 * kWarp) return;
   p.cluster = cluster;
   p.lanes = lanes;

@@ -215,6 +215,8 @@ class Drafter {
         continue;
       }
       const OpClass op_class = ir::info(made.kind).op_class;
+      // What is folded within rows has loops of its own already.
+      if (is_nested(id) && (op_class == OpClass::kReduce || op_class == OpClass::kScan)) return {};
       if (!is_nested(id) && op_class != OpClass::kPointwise && made.kind != OpKind::kBroadcast) continue;
       for (size_t i = 0; i < made.inputs.size(); ++i) {
         const bool indexes = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
