@@ -35,8 +35,9 @@ Program build(const Request& request, const Target& target) {
   program.schedule = schedule::print(fusion, *schedule);
   for (const ir::Op& op : fusion.ops) {
     if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
-    const auto at = std::find(fusion.outputs.begin(), fusion.outputs.end(), op.output) - fusion.outputs.begin();
-    add_zeros(fusion, op.output, buffers[fusion.inputs.size() + at], target, program);
+    const auto at = std::find(fusion.outputs.begin(), fusion.outputs.end(), op.output);
+    if (at == fusion.outputs.end()) continue;  // nothing is stored; lower says why it may not be read
+    add_zeros(fusion, op.output, buffers[fusion.inputs.size() + (at - fusion.outputs.begin())], target, program);
   }
   program.scheduled.push_back({fusion, *schedule});
   program.facts.push_back(kernel_facts(fusion));
