@@ -71,7 +71,7 @@ CudaKernel cuda_kernel(const Problem& problem, const CudaConfig& config, const T
 
 // The kernel that the target runs best.
 CudaKernel cuda_kernel(const Problem& problem, const Target& target);
-// Which one that is, and why not another, for people: "wgmma, tile=128x256x64 stages=4 cluster=1".
+// Which one that is, and why not another, for people: "wgmma, tile=192x128x64 stages=4 cluster=2".
 std::string describe(const Problem& problem, const Target& target);
 
 // The element type as the kernels' text spells it; throws UserError for one that has no product.

@@ -11,12 +11,12 @@ namespace jf::grouped {
 struct HopperConfig {
   int tile_m = 0, tile_n = 0;  // of one block
   int stages = 0;              // slices of 64 contraction indices in flight
-  int cluster = 1;             // blocks, along the rows of the tile, that share a slice of rhs
+  int cluster = 1;             // blocks with neighbouring columns of the same rows, which share the copies of lhs
 
   bool operator==(const HopperConfig&) const = default;
 };
 
-// "tile=128x256x64 stages=4 cluster=2"
+// "tile=192x128x64 stages=4 cluster=2"
 std::string print(const HopperConfig& config);
 
 // Why these kernels do not take the problem; empty where they do.
