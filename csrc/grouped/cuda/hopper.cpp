@@ -20,6 +20,8 @@ constexpr int kRowsColumns = 128;             // of a tile of HopperRows
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
 constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
+// Loops count in 32 bits and step past the end, by no more than the warps of a grid.
+constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); }
 
@@ -239,6 +241,10 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
     }
   }
   if (p.m == 0 || p.k == 0 || p.n == 0 || p.groups == 0) return "an operand is empty";
+  for (const auto& [dimension, size] :
+       {std::pair("m", p.m), std::pair("k", p.k), std::pair("n", p.n), std::pair("groups", p.groups)}) {
+    if (size > kMostIndex) return cat(dimension, "=", size, ", it takes ", kMostIndex);
+  }
   if (p.mode == Mode::kContraction) {
     if (p.groups > kMostGroups) return cat(p.groups, " groups, it orders ", kMostGroups);
     if (p.m > kMostRaggedRows) return cat(p.m, " rows, its maps take ", kMostRaggedRows);
@@ -253,18 +259,12 @@ HopperConfig choose_hopper(const Problem& p, const Target& target) {
 namespace {
 
 CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
-  constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
   const std::string why = why_not_hopper(p, target);
   JF_CHECK(why.empty(), "no wgmma kernel: ", why);
   JF_REQUIRE(fits(p, c), "[grouped_matmul] no kernel has the configuration ", print(c), "; use choose_hopper()");
   const int64_t shared = shared_bytes(p, c);
   JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
-  for (const auto& [dimension, size] :
-       {std::pair("m", p.m), std::pair("k", p.k), std::pair("n", p.n), std::pair("groups", p.groups)}) {
-    JF_REQUIRE(size <= kMaxIndex, "[grouped_matmul] expected ", dimension, " in [0, ", kMaxIndex, "], got ", size,
-               "; split the arrays");
-  }
 
   CudaKernel kernel;
   kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : epilogue ? "rows_fused" : "rows");
