@@ -14,7 +14,7 @@ namespace jf::ffi {
 
 // The version of the program text's meaning. Part of the attributes, since a persistent compilation cache may hand us
 // programs that an older jax_fuser wrote. Raise it when old texts must not run any more.
-inline constexpr int64_t kAbi = 1;
+inline constexpr int64_t kAbi = 2;
 
 using Handler = XLA_FFI_Error* (*)(XLA_FFI_CallFrame*);
 struct Handlers {
