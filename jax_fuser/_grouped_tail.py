@@ -88,7 +88,8 @@ class _How:
 @functools.partial(jax.jit, static_argnames="how")
 def _bound(*operands: Any, how: _How) -> jax.Array:
     closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*operands)
-    if closed.consts:  # the activation closes over arrays, with derivatives of their own
+    # The activation closes over arrays, with derivatives of their own, or prints: the primitive would hide both.
+    if closed.consts or closed.effects:
         return how.compute(*operands)
     return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())[0]
 

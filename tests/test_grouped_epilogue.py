@@ -134,6 +134,18 @@ def test_derivatives_keep_the_product():
             "jf_grouped_contraction", "jf_grouped_rows", "jf_grouped_rows"]  # fmt: skip
 
 
+def test_effects_of_an_activation_are_kept():
+    seen = []
+
+    def watched(y):
+        jax.debug.callback(lambda top: seen.append(float(top)), y.max(), ordered=True)
+        return y
+
+    y = jax.jit(activated(watched))(*arrays(EDGES["odd"])[:3])
+    jax.effects_barrier()
+    assert seen == [float(jnp.maximum(y.max(), 1))]  # a function sees ones in padding rows
+
+
 def compiled(f, arguments):
     return [p for p in programs(f, arguments) if "grouped_matmul(" in p]
 
