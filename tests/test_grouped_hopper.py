@@ -41,6 +41,7 @@ def test_few_kernels_serve_any_number_of_rows():
         (("rows", True, False, "f32", "f32", 64, 64), 90, "f32 * f32 -> f32, it takes bf16 * bf16"),
         (("batch", False, False, "bf16", "bf16", 64, 64), 90, "the ragged axis is a batch axis"),
         (("contraction", False, False, "bf16", "bf16", 64, 64, 0), 90, "an operand is empty"),
+        (("rows", False, False, "bf16", "bf16", 64, 64, 2**31 - 8), 90, "m=2147483640, it takes 2147418112"),
     ],
 )
 def test_other_kernels_say_why(program, sm, why):
