@@ -253,7 +253,7 @@ def test_many_groups_and_gaps_on_hopper(transpose, dtype):
     gaps = rng.integers(0, 9, 130)
     starts = np.cumsum(extents + gaps) - extents
     x, w, e, b, s, _ = arrays(extents, dtype, 6500, 320, 1152)
-    nt = jf.as_nested(x, extents=e, starts=jnp.asarray(starts, jnp.int32))
+    nt = jf.NestedTensor(x, e, jnp.asarray(starts, jnp.int32))
 
     def f(nt, w, b, s):
         return jf.grouped_matmul(nt, w, transpose_rhs=transpose, bias=b, activation="swiglu", row_scale=s).data
