@@ -33,5 +33,16 @@ def side_by_side(blocks: int, block: Callable[..., Any], place: dict[str, int]) 
         block(place)
         return
     cluster = Cluster(blocks)
+
+    def failure(rank: int) -> Exception | None:
+        try:
+            block({**place, "rank": rank}, cluster)
+        except Exception as error:
+            cluster.barrier.abort()  # the others wait no longer
+            return error
+        return None
+
     with ThreadPoolExecutor(blocks) as threads:
-        list(threads.map(lambda rank: block({**place, "rank": rank}, cluster), range(blocks)))
+        failures = [error for error in threads.map(failure, range(blocks)) if error is not None]
+    if failures:
+        raise min(failures, key=lambda error: isinstance(error, threading.BrokenBarrierError))

@@ -11,72 +11,20 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from block_clusters import Cluster, side_by_side
+from loop_ops import DTYPES, FOLDS, OPS, computed_in, identity
 
 import jax_fuser as jf
 
-DTYPES = {
-    "pred": np.bool_,
-    "f16": np.float16,
-    "bf16": jnp.bfloat16,
-    "f32": np.float32,
-    "f64": np.float64,
-    **{
-        f"{sign}{bits}": np.dtype(f"{kind}{bits // 8}")
-        for sign, kind in (("s", "i"), ("u", "u"))
-        for bits in (8, 16, 32, 64)
-    },
-}
-OPS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "clamp": lambda low, x, high: np.clip(x, low, high),
-    "max": np.maximum,
-    "min": np.minimum,
-    "neg": np.negative,
-    "abs": np.abs,
-    "square": np.square,
-    "tanh": np.tanh,
-    "exp": np.exp,
-    "is_finite": np.isfinite,
-    "sin": np.sin,
-    "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "logistic": lambda x: 1 / (1 + np.exp(-x)),
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "and_": np.bitwise_and,
-    "not_": lambda x: ~x,
-    "select": np.where,
-    "copy": lambda x: x,
-    "convert": lambda x: x,
-}
-FOLDS = {
-    "add": (np.add, 0),
-    "mul": (np.multiply, 1),
-    "max": (np.maximum, None),
-    "min": (np.minimum, None),
-    "or_": (np.bitwise_or, 0),
-}
 WARP = 32
+BULK = 16  # bytes: what bulk copies move and begin at is a multiple
 EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
-
-
-def computed_in(dtype: str) -> Any:
-    """Return the dtype of the registers that hold a value of a dtype."""
-    return np.float32 if dtype in ("f16", "bf16") else DTYPES[dtype]
 
 
 @dataclass
@@ -433,8 +381,13 @@ class Block:
         assert active.threads.all() and self.rings[name].filled == 0
 
     def fill(self, active: Active, _: Any, name: str, to: str, source: str, at: str, *extent: Any) -> None:
+        *extent, anywhere = extent
         data, elements = self.kernel.buffers[source].data, self.runs(active, *extent)
         read = self.uniform(active, at) + elements
+        begins = {self.uniform(active, at) * data.itemsize % BULK, self.uniform(active, to) * data.itemsize % BULK}
+        assert len(begins) == 1 if anywhere else begins == {0} and elements.size * data.itemsize % BULK == 0, (
+            f"a bulk copy of {elements.size} elements of {source} begins {begins} bytes after a multiple of {BULK}"
+        )
         assert (read < data.size).all(), f"a bulk copy reaches {read.max()} of {data.size} of {source}"
         self.arrive(name, self.uniform(active, to) + elements, data[read])
 
@@ -494,14 +447,6 @@ class Block:
             buffer.copied.clear()
 
 
-def identity(fold: str, dtype: Any) -> Any:
-    if FOLDS[fold][1] is not None:
-        return FOLDS[fold][1]
-    floating = np.issubdtype(dtype, np.floating)
-    low, high = (-math.inf, math.inf) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return low if fold == "max" else high
-
-
 RANGE = r" within (\d+) <= (.+?)( \+ lane)?(?: < (\d+))?(?= within|$)"
 STEP = r" at (\d+) \* (r\d+)( of each lane)? up to (\d+)"
 EXTENT = r" \* (\d+)(?: by (\d+))?((?: while .+? \+ run < \d+)*)"
@@ -540,7 +485,7 @@ STATEMENTS = [
         (r"combine (\w+(?: \w+)*) by (\w+) over(.+)", Block.combine),
         (r"sync", Block.sync),
         (r"open (\w+)", Block.open),
-        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}(?: anywhere)?", Block.fill),
+        (rf"fill (\w+)\[(.+?)\] = bulk (\w+)\[(.+?)\]{EXTENT}( anywhere)?", Block.fill),
         (r"fill (\w+)\[(.+?)\] = tile map(\d+)\((.+)\)", Block.fill_tile),
         (r"commit (\w+)", Block.commit),
         (r"(i\d+) = await (\w+)", Block.wait),

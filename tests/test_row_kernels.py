@@ -67,6 +67,12 @@ def test_exponentials_lose_bits_only_where_nobody_sees_it(f, dtype, loose):
     assert ("jf::exp(" in source) == (not loose)
 
 
+@pytest.mark.parametrize("columns", [1 << 18, 1 << 19, 1 << 21])
+def test_the_longest_rows_have_a_whole_block(columns):
+    fusion = jf.ir.trace(lambda x: jax.nn.softmax(x, -1), jax.ShapeDtypeStruct((512, columns), "float32"))
+    assert jf.ir.compute_heuristics(fusion, "reduction", "cuda")["threads"] >= 512
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [("float32", 1), ("float32", 4), ("bfloat16", 2), ("bfloat16", 4)])
 def test_rows_side_by_side_on_the_cpu(dtype, rows):
     """Sums across the rows, in parts of 6 rows, which 4 do not divide."""

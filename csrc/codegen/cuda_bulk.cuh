@@ -46,7 +46,7 @@ struct Ring {
   // before and after what is asked for are read, too, never in other 16 bytes than it.
   template <class M>
   __device__ __forceinline__ void load_anywhere(M* buffer, long to, const M* from, long at, int elements) {
-    if (!is_first_thread()) return;
+    if (!is_first_thread() || elements <= 0) return;
     const u64 begin = reinterpret_cast<u64>(from + at);
     const u32 before = begin % kBulkBytes, bytes = (before + elements * u32(sizeof(M)) + kBulkBytes - 1) & -kBulkBytes;
     ptx::mbarrier_expect(barrier(filling), bytes);

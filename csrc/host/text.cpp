@@ -21,8 +21,9 @@ std::string print(const std::vector<BufferRef>& refs) {
 
 struct StepPrinter {
   std::string operator()(const KernelStep& s) const {
-    return cat("launch ", s.kernel.name, " grid=", s.kernel.grid, " block=", s.kernel.block, " (", print(s.buffers),
-               ")");
+    return cat("launch ", s.kernel.name, " grid=", s.kernel.grid,
+               s.kernel.cluster == 1 ? "" : cat(" cluster=", s.kernel.cluster), " block=", s.kernel.block, " (",
+               print(s.buffers), ")");
   }
   std::string operator()(const GroupedStep& s) const {
     const grouped::Problem& p = s.problem;

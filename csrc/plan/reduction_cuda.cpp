@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
@@ -126,7 +127,7 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   while (wanted > 1 && wanted * bytes > (p.cluster > 1 ? kKeptBytesOfWarp : kKeptBytes)) wanted /= 2;
   if (across && vectors * p.lanes <= kRowOfWarp) wanted = divide_up(vectors, kWarp);
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
-  double best = -1;
+  double best = -std::numeric_limits<double>::infinity();
   for (int64_t each = std::max<int64_t>(1, wanted - 1); each <= wanted + 3; ++each) {
     if (each > wanted && (each * bytes > kKeptBytes || each > kMaxUnroll)) break;
     int64_t threads = round_up(divide_up(vectors, each), kWarp);
@@ -175,9 +176,10 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
 // it is stored, the caches hold a short one until it is read again: 8192 rows of 32768 bf16, cross entropy, took 149 us
 // so and 204 us in clusters, but of f32 289 and 281.
 void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
-  const bool again = p.keep == Keep::kNothing && facts.phases(Keep::kRows).kept_bytes > 0;
-  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || p.stages > 1 || !again) return;
-  if (facts.traffic.scans) return;  // what blocks have cannot be scanned in order
+  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow) return;
+  if (p.stages > 1 || p.keep != Keep::kNothing) return;
+  if (facts.traffic.scans) return;                        // what blocks have cannot be scanned in order
+  if (facts.phases(Keep::kRows).kept_bytes == 0) return;  // it is read once
   const int64_t row_bytes = shape.folded * narrowest(facts, shape.lane_loop);
   if (!stores_rows(facts.traffic, shape.lane_loop) && row_bytes <= kKeptRowBytes) return;
   for (int64_t cluster = 2; cluster <= kMostBlocksOfRow; cluster *= 2) {

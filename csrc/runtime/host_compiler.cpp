@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "base/env.h"
@@ -152,13 +153,16 @@ std::optional<HostCompiler> find_host_compiler(std::string* reason) {
 void find_host_compiler_ahead() {
   static std::once_flag asked;
   std::call_once(asked, [] {
-    std::thread([] {
-      try {
-        find_host_compiler();
-      } catch (const std::exception&) {
-        // Whoever needs the answer asks again and says why there is none.
-      }
-    }).detach();
+    // Where it fails, whoever needs the answer asks again and says why there is none.
+    try {
+      std::thread([] {
+        try {
+          find_host_compiler();
+        } catch (const std::exception&) {
+        }
+      }).detach();
+    } catch (const std::system_error&) {  // no thread to spare
+    }
   });
 }
 
