@@ -34,8 +34,8 @@ def merge(
         i: first dimension of `nt.shape`; negative ones count from the end.
         j: second dimension.
         axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
-        capacity: rows of the result along the ragged dimension, where outer indices join; later rows are cut off, and
-            extents say so. By default no row can be.
+        capacity: most rows of the result along the ragged dimension, where outer indices join; later rows are cut off,
+            and extents say so. By default no row can be.
 
     Returns:
         An array `[.., capacity, ..]` for (group, ragged), otherwise a nested tensor with one dimension less.
@@ -43,7 +43,8 @@ def merge(
 
     Raises:
         TypeError: `nt` is no nested tensor.
-        ValueError: another pair of dimensions, more rows than int32 holds, or groups that devices cannot share evenly.
+        ValueError: another pair of dimensions, more rows than int32 holds, a negative capacity, or groups that devices
+            cannot share evenly.
         NameError: no such mesh axis here.
 
     Example:
@@ -56,6 +57,8 @@ def merge(
     require_nested("merge", nt)
     dim, ndim = nt.ragged_dim, nt.ndim
     first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"merge: capacity must not be negative, got {capacity}")
     if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
         merged = _merge_outer(nt, first)
         if axis_name is not None:
