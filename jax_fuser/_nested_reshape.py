@@ -119,7 +119,7 @@ def split(
 
     - The group dimension (1-D extents): `[groups]` becomes `[groups / factor, factor]`, or `[num, groups / num]`. Each
       of the outer parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
-      cut, or refused where extents are concrete).
+      cut and extents say so, or refused where extents are concrete).
     - The ragged dimension: `align(nt, factor)`. With `blocks` the blocks of `factor` rows have a dimension of their
       own, `[.., groups, ragged, factor, ..]`; group `g` has `ceil(extents[g] / factor)` of them, the last one filled up
       with zero rows that count as rows from then on.
@@ -173,7 +173,8 @@ def split(
     outer = nt.num_groups // size if num is None else size
     extents = nt.extents.reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
-    return NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+    made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+    return made if capacity is None else clip(made, made.capacity)
 
 
 def _in_blocks(nt: NestedTensor, size: int) -> NestedTensor:
