@@ -292,8 +292,11 @@ class Builder:
             return nested
 
         result = self._made(call, [rows, values, starts, extents], before)
-        self._join_groups(rows, starts, extents, axis, [a for i, a in enumerate(self._axes[result]) if i != axis + 1])
-        self._counted += [self._axes[values][axis], self._axes[result][axis + 1]]
+        own = [a for i, a in enumerate(self._axes[result]) if i != axis + 1]
+        self._join_groups(rows, starts, extents, axis, own)
+        for a, b in zip(self._axes[values], own):
+            self._join(a, b)
+        self._counted.append(self._axes[result][axis + 1])
 
     def fold_groups(self, op: str, rows: int, starts: int, extents: int, label: str) -> int:
         """Fold the rows of each group along the axis that is the last one of `starts` and `extents`."""

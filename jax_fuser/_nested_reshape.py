@@ -34,8 +34,8 @@ def merge(
         i: first dimension of `nt.shape`; negative ones count from the end.
         j: second dimension.
         axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
-        capacity: rows of the result along the ragged dimension, where outer indices join; later rows are cut off, and
-            extents say so. By default no row can be.
+        capacity: most rows of the result along the ragged dimension, where outer indices join; later rows are cut off,
+            and extents say so. By default no row can be.
 
     Returns:
         An array `[.., capacity, ..]` for (group, ragged), otherwise a nested tensor with one dimension less.
@@ -43,7 +43,8 @@ def merge(
 
     Raises:
         TypeError: `nt` is no nested tensor.
-        ValueError: another pair of dimensions, more rows than int32 holds, or groups that devices cannot share evenly.
+        ValueError: another pair of dimensions, more rows than int32 holds, a negative capacity, or groups that devices
+            cannot share evenly.
         NameError: no such mesh axis here.
 
     Example:
@@ -56,6 +57,8 @@ def merge(
     require_nested("merge", nt)
     dim, ndim = nt.ragged_dim, nt.ndim
     first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"merge: capacity must not be negative, got {capacity}")
     if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
         merged = _merge_outer(nt, first)
         if axis_name is not None:
@@ -116,7 +119,7 @@ def split(
 
     - The group dimension (1-D extents): `[groups]` becomes `[groups / factor, factor]`, or `[num, groups / num]`. Each
       of the outer parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
-      cut, or refused where extents are concrete).
+      cut and extents say so, or refused where extents are concrete).
     - The ragged dimension: `align(nt, factor)`. With `blocks` the blocks of `factor` rows have a dimension of their
       own, `[.., groups, ragged, factor, ..]`; group `g` has `ceil(extents[g] / factor)` of them, the last one filled up
       with zero rows that count as rows from then on.
@@ -170,7 +173,8 @@ def split(
     outer = nt.num_groups // size if num is None else size
     extents = nt.extents.reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
-    return NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+    made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
+    return made if capacity is None else clip(made, made.capacity)
 
 
 def _in_blocks(nt: NestedTensor, size: int) -> NestedTensor:

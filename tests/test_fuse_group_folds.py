@@ -317,6 +317,18 @@ def test_columns_on_a_mesh():
         assert spec != P(None, "x") or got.sharding.spec == spec
 
 
+def test_outer_dimensions_on_a_mesh():
+    """Each device folds the rows of its outer indices, whichever operand says how they are split."""
+    nt, groups = two(6)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    want = np.stack([truth(nt[d], groups[d], np.ones((GROUPS, 1, 6)))[4] for d in range(2)])
+    f = jax.jit(jf.fuse(lambda x, e: jf.nested.softmax(jf.NestedTensor(x, e, ragged_dim=1)).data))
+    for spec in (P("x"), P()), (P(), P("x")):
+        got = f(*(jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((nt.data, nt.extents), spec)))
+        assert_close(got, want, "float32", scale=20)
+        assert got.sharding.spec == P("x")
+
+
 def test_producers_and_consumers_of_other_shapes(device):
     """Dense folds, reshapes and transposes around folds of rows, in one program."""
     nt, groups = make("last empty", 24)

@@ -57,6 +57,14 @@ def test_merge_outer_under_transforms():
     np.testing.assert_allclose(grad, np.where(nt.row_mask()[..., None], 2 * data, 0), rtol=1e-6)
 
 
+def test_split_that_cuts_rows():
+    """Extents are those of the rows that are left."""
+    nt = jf.as_nested(jnp.arange(200.0), extents=[55, 35, 65, 45])
+    made = jax.jit(lambda nt: jf.nested.split(nt, 0, num=2, capacity=100))(nt)
+    assert made.extents.tolist() == [[55, 35], [65, 35]] and made.capacity == 100
+    np.testing.assert_allclose(jf.nested.mean(made)[1], [90 + 32, 155 + 17])
+
+
 def test_merge_with_a_dense_dimension():
     x = jnp.arange(5 * 4 * 3.0).reshape(5, 4, 3)
     nt = jf.as_nested(x, extents=[3, 0, 2])

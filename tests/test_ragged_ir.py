@@ -131,6 +131,20 @@ def test_a_slice_along_dense_axes_is_taken_first():
     assert_close(jf.ir.evaluate(fusion, x, starts, extents, w)[0], want)
 
 
+def test_long_and_branching_programs_are_built_in_no_time():
+    b, x, s, e = start()
+    n = b.partition(x, s, e, 0, M)
+    for _ in range(60):
+        n = b.pointwise("mul", [n, n])
+    b.output(b.reduce("reduce_sum", b.reshape(n, [G, M, 2, 2]), [1]))
+    assert len(str(b.finish()).splitlines()) < 100
+    b, x, s, e = start()
+    for _ in range(30_000):
+        x = b.pointwise("abs", [b.pointwise("neg", [x])])
+    b.output(b.reduce("reduce_sum", b.partition(x, s, e, 0, M), [1]))
+    assert b.finish().shape("x") == [M, H]
+
+
 def test_gaps_between_components_are_zero():
     b, x, s, e = start()
     n = b.partition(x, s, e, 0, 4)

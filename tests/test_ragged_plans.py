@@ -116,6 +116,17 @@ def test_sums_of_many_rows_are_taken_in_float32(device):
     np.testing.assert_array_equal(np.float32(got), [[4000] * 8, [96] * 8])
 
 
+def test_a_fold_needs_another_one_and_its_running_sum(device):
+    """Between kernels: what follows from a fold along components is no value of their kernel."""
+    b, scaled, *_ = start(6, 40, 4)
+    total = b.reduce("reduce_sum", scaled, [1])
+    own, before = (b.broadcast_like(t, scaled, [0, 2]) for t in (total, b.scan("scan_sum", total, 0)))
+    b.output(b.reduce("reduce_sum", b.pointwise("add", [b.pointwise("mul", [scaled, own]), before]), [1]))
+    fusion, arrays = b.finish(), inputs([9, 0, 20, 1, 0, 4], 40, 4)
+    [got], [total] = jf.ir.run(fusion, *arrays), fold_truth(arrays, ("sum",))
+    assert_close(got, total * total + np.cumsum(total, 0) * arrays[3][:, None], "float32")
+
+
 def test_a_mean_is_one_program(device):
     groups, rows, columns = 4, 1000, 16
     b, scaled, _, e = start(groups, rows, columns)

@@ -122,6 +122,8 @@ def test_messages_of_merge():
         jf.nested.merge(nt, 0, 2, axis_name="gpu")
     with pytest.raises(ValueError, match=r"^merge: 3 experts not divisible by the 2 devices of axis 'gpu'"):
         exchanged(TOKENS, OFFSETS[:, :4], 2)
+    with pytest.raises(ValueError, match=r"^merge: capacity must not be negative, got -1$"):
+        jf.nested.merge(nt, 0, 2, capacity=-1)
     with pytest.raises(ValueError, match=r"those alone take axis_name= and capacity="):
         jf.nested.merge(nt, 1, 2, axis_name="gpu")
 

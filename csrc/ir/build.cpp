@@ -446,6 +446,7 @@ Fusion Builder::take_fusion() {
   known_.clear();
   slices_.clear();
   spreads_.clear();
+  reshapes_.clear();
   padded_.clear();
   takes_.clear();
   partitions_.clear();

@@ -135,7 +135,9 @@ class Builder {
   ValueId concat_nested(std::span<const ValueId> values, int64_t axis, const std::vector<int64_t>& whole);
   ValueId reshape_nested(ValueId value, const std::vector<int64_t>& to);
   ValueId reshaped_nested(ValueId value, const std::vector<int64_t>& to);
-  // While it lives, slices, paddings and takes go one op deeper towards the inputs; beyond some the value is read.
+  ValueId reshaped_anew(ValueId value, const std::vector<int64_t>& to);
+  // While it lives, slices, paddings, takes and partitions go one op deeper towards the inputs; beyond some the value
+  // is read.
   class Deeper {
    public:
     explicit Deeper(Builder& builder) : builder_(builder) { ++builder_.depth_; }
@@ -154,7 +156,7 @@ class Builder {
   Fusion fusion_;
   std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
-  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_;
+  std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_, reshapes_;
   // A value is zero along `axis` but for these parts of it, in their order.
   struct Parts {
     int64_t axis;

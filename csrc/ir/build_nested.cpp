@@ -245,11 +245,17 @@ ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, co
 
 // -1 where some op on the way to the arrays mixes the axes.
 ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
+  std::pair<ValueId, std::vector<int64_t>> key(x, to);
+  if (const auto found = reshapes_.find(key); found != reshapes_.end()) return found->second;
+  const ValueId result = reshaped_anew(x, to);
+  reshapes_.emplace(std::move(key), result);
+  return result;
+}
+
+ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
   const Value nested = fusion_.values[x];
   const std::vector<int64_t> from = shape(nested);
-  if (from == to && ragged_axis(nested) < 0) return x;
   const int ragged = ragged_axis(nested);
-  if (ragged < 0) return reshape(x, to);
   std::vector<int64_t> kept = nested.axes[ragged].by;
   kept.push_back(ragged);
   const Regrouping groups = regrouping(from, to, kept);

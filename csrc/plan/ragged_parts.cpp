@@ -198,7 +198,9 @@ class Rewriter {
   };
   std::optional<Shifted> shifted_by_largest(const Op& op) const {
     const auto is = [](const Op* made, OpKind kind) { return made != nullptr && made->kind == kind; };
-    if (op.kind != OpKind::kReduceSum) return std::nullopt;
+    const DType dtype = whole_.values[op.output].dtype;
+    // Of low precision the sums of parts would be rounded.
+    if (op.kind != OpKind::kReduceSum || dtype != compute_dtype(dtype)) return std::nullopt;
     const Op* power = defined_by_[op.inputs[0]];
     const Op* difference = is(power, OpKind::kExp) ? defined_by_[power->inputs[0]] : nullptr;
     const Op* stretch = is(difference, OpKind::kSub) ? defined_by_[difference->inputs[1]] : nullptr;

@@ -178,6 +178,10 @@ class Drafter {
     return !op.inputs.empty() && is_nested(op.inputs[0]) && !is_nested(op.output);
   }
 
+  static bool is_elementwise(const Op& op) {
+    return ir::info(op.kind).op_class == OpClass::kPointwise || op.kind == OpKind::kBroadcast;
+  }
+
   // What a kernel folds: the shape and extents of rows, and the axes.
   std::vector<int64_t> folded_space(const Op& op) const {
     const ir::Value& from = fusion_.values[op.inputs[0]];
@@ -217,7 +221,7 @@ class Drafter {
       const OpClass op_class = ir::info(made.kind).op_class;
       // What is folded within rows has loops of its own already.
       if (is_nested(id) && (op_class == OpClass::kReduce || op_class == OpClass::kScan)) return {};
-      if (!is_nested(id) && op_class != OpClass::kPointwise && made.kind != OpKind::kBroadcast) continue;
+      if (!is_nested(id) && !is_elementwise(made)) continue;
       for (size_t i = 0; i < made.inputs.size(); ++i) {
         const bool indexes = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
         if (!indexes && seen.insert(made.inputs[i]).second) todo.push_back(made.inputs[i]);
@@ -237,7 +241,7 @@ class Drafter {
       if (is_nested(id) || result.values.contains(id)) continue;
       const std::vector<ValueId>* inputs = is_input_[id] ? nullptr : &fusion_.ops[definition_[id]].inputs;
       const bool follows =
-          inputs != nullptr && !leaves_nested(fusion_.ops[definition_[id]]) &&
+          inputs != nullptr && is_elementwise(fusion_.ops[definition_[id]]) &&
           std::any_of(inputs->begin(), inputs->end(), [&](ValueId input) { return result.values.contains(input); });
       if (follows) {
         result.values.insert(id);
