@@ -16,6 +16,10 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
 // Threads of a CUDA warp, on every device.
 constexpr int64_t kWarp = 32;
+// Blocks of a cluster, at the most, on every device that has clusters.
+constexpr int64_t kMostBlocksOfCluster = 8;
+// What bulk copies ask of addresses and sizes, in bytes.
+constexpr int64_t kBulkBytes = 16;
 
 struct Target {
   Platform platform = Platform::kCpu;

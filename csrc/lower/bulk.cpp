@@ -18,8 +18,6 @@ using loops::IndexPtr;
 using schedule::Domain;
 using schedule::Parallel;
 
-// What the instruction asks of addresses and sizes, in bytes.
-constexpr int64_t kBulkBytes = 16;
 constexpr int64_t kStageBytes = 128;
 
 // The index where the variables that it moves evenly with are 0.

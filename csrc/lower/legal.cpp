@@ -24,9 +24,6 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Schedule;
 
-// On every device that has clusters.
-constexpr int64_t kMostBlocksOfCluster = 8;
-
 bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(parallel) || parallel == Parallel::kTask; }
 
 // Sizes of what is kept, and indices, count iterations.

@@ -182,7 +182,7 @@ void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p,
   if (facts.phases(Keep::kRows).kept_bytes == 0) return;  // it is read once
   const int64_t row_bytes = shape.folded * narrowest(facts, shape.lane_loop);
   if (!stores_rows(facts.traffic, shape.lane_loop) && row_bytes <= kKeptRowBytes) return;
-  for (int64_t cluster = 2; cluster <= kMostBlocksOfRow; cluster *= 2) {
+  for (int64_t cluster = 2; cluster <= kMostBlocksOfCluster; cluster *= 2) {
     const CudaReduction divided = along_row(facts, shape, target, cluster);
     const bool fits = divided.threads > kWarp && divided.threads <= kThreadsOfClusterBlock && divided.threads_y == 1;
     if (!fits || divided.keep != Keep::kRows) continue;

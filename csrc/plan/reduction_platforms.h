@@ -6,9 +6,6 @@
 
 namespace jf::plan {
 
-// Blocks of a cluster that share a row, at the most.
-constexpr int64_t kMostBlocksOfRow = 8;
-
 // What the platforms decide from.
 struct RowFacts {
   const ir::Fusion& segment;

@@ -24,8 +24,6 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 constexpr int64_t kElements = 32, kLanes = 4;
 constexpr int kShortWait = 3;
 constexpr int64_t kShortRows = 16 << 10;
-// What bulk copies move is a multiple of it.
-constexpr int64_t kBulkBytes = 16;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
 
@@ -103,7 +101,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  while (!fits() && !facts.traffic.scans && cluster < kMostBlocksOfRow &&
+  while (!fits() && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
          rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;
     rows.elements /= 2;
