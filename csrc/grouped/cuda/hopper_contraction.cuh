@@ -13,6 +13,7 @@
 
 #include "grouped/cuda/group_order.cuh"
 #include "grouped/cuda/hopper_store.cuh"
+#include "grouped/cuda/ring.cuh"
 
 namespace jf::grouped {
 
@@ -74,21 +75,7 @@ struct HopperContraction {
   }
 
  private:
-  // A stage of the ring and the parity of its phase.
-  struct Stages {
-    unsigned stage = 0, parity = 0;
-
-    __device__ __forceinline__ void next() {
-      if (++stage < kStages) return;
-      stage = 0;
-      parity ^= 1;
-    }
-    __device__ __forceinline__ void skip(unsigned count) {
-      stage += count;
-      parity ^= stage / kStages % 2;
-      stage %= kStages;
-    }
-  };
+  using Stages = RingPlace<kStages>;
 
   struct Work {
     GroupRows rows;
@@ -121,12 +108,12 @@ struct HopperContraction {
       constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
       const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
 #pragma unroll 1
-      for (int row = 0; row < work.rows.length; row += kDepth, at.next()) {
-        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.stage]), at.parity ^ 1);
-        const unsigned barrier = ptx::shared_address(&shared.full[at.stage]);
+      for (int row = 0; row < work.rows.length; row += kDepth, at.advance()) {
+        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.index]), at.parity ^ 1);
+        const unsigned barrier = ptx::shared_address(&shared.full[at.index]);
         ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
-        const unsigned lhs = ptx::shared_address(shared.stages[at.stage].lhs);
-        const unsigned rhs = ptx::shared_address(shared.stages[at.stage].rhs);
+        const unsigned lhs = ptx::shared_address(shared.stages[at.index].lhs);
+        const unsigned rhs = ptx::shared_address(shared.stages[at.index].rhs);
 #pragma unroll
         for (int i = 0; i < kM / 64; ++i) {
           ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
@@ -179,11 +166,11 @@ struct HopperContraction {
     }
     int before = -1;  // the stage of the products under way
 #pragma unroll 1
-    for (int row = 0; row < length; row += kDepth, at.next()) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.stage]), at.parity);
+    for (int row = 0; row < length; row += kDepth, at.advance()) {
+      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);
       constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
-      const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].lhs));
-      const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.stage].rhs), kBoxBytes);
+      const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].lhs));
+      const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].rhs), kBoxBytes);
       ptx::wgmma_fence();
 #pragma unroll
       for (int step = 0; step < kDepth / 16; ++step) {
@@ -198,7 +185,7 @@ struct HopperContraction {
         ptx::wgmma_wait<1>();
         arrive(shared.empty[before]);
       }
-      before = static_cast<int>(at.stage);
+      before = static_cast<int>(at.index);
     }
     arrive(shared.turn[self ^ 1]);
     ptx::wgmma_wait<0>();
@@ -238,8 +225,8 @@ struct HopperContraction {
 #pragma unroll
       for (unsigned i = 0; i < 4; ++i) {  // 16 columns
         const float* s = sums + i * 8;
-        const unsigned words[4] = {pack(s[0], s[1], Out()), pack(s[2], s[3], Out()), pack(s[4], s[5], Out()),
-                                   pack(s[6], s[7], Out())};
+        const unsigned words[4] = {Narrow<Out>::pair(s[0], s[1]), Narrow<Out>::pair(s[2], s[3]),
+                                   Narrow<Out>::pair(s[4], s[5]), Narrow<Out>::pair(s[6], s[7])};
         ptx::stmatrix_x4(to + row * 128 + ((2 * i + lane / 16) ^ row % 8) * 16, words);
       }
     } else {
@@ -255,11 +242,6 @@ struct HopperContraction {
       }
     }
   }
-
-  static __device__ __forceinline__ unsigned pack(float low, float high, bf16) {
-    return ptx::bf16x2_from_f32(low, high);
-  }
-  static __device__ __forceinline__ unsigned pack(float low, float high, f16) { return ptx::f16x2_from_f32(low, high); }
 };
 
 }  // namespace jf::grouped

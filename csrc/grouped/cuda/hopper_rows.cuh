@@ -23,6 +23,7 @@
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/ptx_hopper.cuh"
+#include "grouped/cuda/ring.cuh"
 
 namespace jf::grouped {
 
@@ -109,24 +110,6 @@ class HopperRows {
   __device__ __forceinline__ explicit HopperRows(Shared& shared)
       : shared_(shared), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
 
-  // A ring's place: entries are used in turn, and the parity of their phases flips with every round.
-  template <int kSize>
-  struct Place {
-    unsigned index = 0, parity = 0;
-
-    __device__ __forceinline__ void advance() {
-      if (++index == kSize) {
-        index = 0;
-        parity ^= 1;
-      }
-    }
-    __device__ __forceinline__ void skip(unsigned entries) {
-      index += entries;
-      parity ^= index / kSize % 2;
-      index %= kSize;
-    }
-  };
-
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
     return kCluster > 1 ? ptx::in_cluster(shared, rank) : shared;
@@ -149,7 +132,7 @@ class HopperRows {
   __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
     const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
     Schedule schedule(ragged, n);
-    Place<kMultipliers> place;
+    RingPlace<kMultipliers> place;
     unsigned wanted = blockIdx.x / kCluster;
     int ends = 0;  // one for each that waits
     while (ends < kMultipliers) {
@@ -190,8 +173,8 @@ class HopperRows {
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    Place<kMultipliers> unit_place;
-    Place<kStages> place;
+    RingPlace<kMultipliers> unit_place;
+    RingPlace<kStages> place;
     while (true) {
       const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
       unit_place.advance();
@@ -249,7 +232,7 @@ class HopperRows {
     // for their operands.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
-    Place<kStages> place;
+    RingPlace<kStages> place;
     place.skip(self * steps);
     Sums sums;
     for (unsigned parity = 0;; parity ^= 1) {
@@ -271,7 +254,7 @@ class HopperRows {
   // where most work is, they are 16 rows apart, else 32.
   static constexpr int kFewest = 32;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, Place<kStages>& place, int count, int steps) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, int count, int steps) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
       if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
@@ -280,7 +263,7 @@ class HopperRows {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, Place<kStages>& place, int steps) {
+  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
     const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);

@@ -93,7 +93,8 @@ class HopperStore {
       for (int r = 0; r < kStoreRows; r += 16) {
         unsigned words[4];
 #pragma unroll
-        for (int w = 0; w < 4; ++w) words[w] = pack(sums[(first + r) / 2 + w * 2], sums[(first + r) / 2 + w * 2 + 1]);
+        for (int w = 0; w < 4; ++w)
+          words[w] = Narrow<Out>::pair(sums[(first + r) / 2 + w * 2], sums[(first + r) / 2 + w * 2 + 1]);
         ptx::stmatrix_x4_trans(to + r * kRowBytes, words);
       }
     } else {
@@ -117,10 +118,6 @@ class HopperStore {
       const int4 words = ptx::ld_shared4(buffer + offset(row, chunk));
       ptx::st_global(to + row * pitch + chunk * kPerChunk, reinterpret_cast<const uint4&>(words));
     }
-  }
-
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    return kIsBf16<Out> ? ptx::bf16x2_from_f32(low, high) : ptx::f16x2_from_f32(low, high);
   }
 
   unsigned shared_;

@@ -241,13 +241,9 @@ struct TensorCore {
     if constexpr (sizeof(Out) == 4) {
       *reinterpret_cast<float2*>(to) = float2{first, second};
     } else {
-      *reinterpret_cast<unsigned*>(to) = pack(first, second, Out());
+      *reinterpret_cast<unsigned*>(to) = Narrow<Out>::pair(first, second);
     }
   }
-  static __device__ __forceinline__ unsigned pack(float low, float high, bf16) {
-    return ptx::bf16x2_from_f32(low, high);
-  }
-  static __device__ __forceinline__ unsigned pack(float low, float high, f16) { return ptx::f16x2_from_f32(low, high); }
 };
 
 }  // namespace jf::grouped

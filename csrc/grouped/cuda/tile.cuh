@@ -52,10 +52,12 @@ struct Narrow {
 template <>
 struct Narrow<bf16> {
   static __device__ __forceinline__ bf16 from(float value) { return {ptx::bf16_from_f32(value)}; }
+  static __device__ __forceinline__ unsigned pair(float low, float high) { return ptx::bf16x2_from_f32(low, high); }
 };
 template <>
 struct Narrow<f16> {
   static __device__ __forceinline__ f16 from(float value) { return {ptx::f16_from_f32(value)}; }
+  static __device__ __forceinline__ unsigned pair(float low, float high) { return ptx::f16x2_from_f32(low, high); }
 };
 
 // An unsigned word of so many bytes.
