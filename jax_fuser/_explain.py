@@ -269,7 +269,7 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         if name == _trace.FUSED:
             continue
         if any(True for inner in _inner(eqn) for _ in _fused_equations(inner)):
-            if name in _bodies.BODIES:
+            if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
                 yield name, str(_trace.unsupported(eqn))
             for inner in _inner(eqn):
                 yield from _cuts(inner)

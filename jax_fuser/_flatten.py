@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, DebugInfo, DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
+from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
 from jax_fuser import _random, _trace
-
-# Their bodies hold no constants: those are operands.
-_OPEN = ("remat2", "checkpoint")
 
 
 @dataclass
@@ -26,8 +23,11 @@ class Flat:
     linear: set[Var] = field(default_factory=set)
 
 
-def flatten(closed: Any, *, open_fused: bool = True) -> Flat:
-    """Open every call without side effects or placement of its own; the rest is kept as it is."""
+def flatten(closed: Any, *, constants: bool = True) -> Flat:
+    """Open every call without side effects or placement of its own; the rest is kept as it is.
+
+    Without `constants`, calls that hold some are kept, too, so that `consts` has no more than `closed` has.
+    """
     jaxpr = closed.jaxpr
     flat = Flat([], [], [], list(closed.consts))
     constvars = list(jaxpr.constvars)
@@ -43,10 +43,8 @@ def flatten(closed: Any, *, open_fused: bool = True) -> Flat:
                 info = info.replace(name_stack=scope + info.name_stack)
             invars = [read(v) for v in eqn.invars]
             name = eqn.primitive.name
-            kept = name == _trace.FUSED and not open_fused
-            if name in _trace.CALLS and not kept and not eqn.effects and _trace.own_placement(eqn) is None:
-                body = _trace.body_of(eqn)
-                assert body is not None
+            body = _trace.body_of(eqn) if name in _trace.CALLS else None
+            if body and (constants or not body[1]) and not eqn.effects and _trace.own_placement(eqn) is None:
                 inner = body[0]
                 consts = [new_var(v.aval) for v in inner.constvars]
                 constvars.extend(consts)
@@ -65,10 +63,6 @@ def flatten(closed: Any, *, open_fused: bool = True) -> Flat:
                 inner = arithmetic.jaxpr
                 env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, invars)), [info.name_stack])))
                 continue
-            eqn, operands, values = _constants_outside(eqn, new_var)
-            constvars.extend(operands)
-            flat.consts.extend(values)
-            invars = [*operands, *invars]
             outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars))
             flat.eqns.append(new_jaxpr_eqn(invars, outvars, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx))
@@ -77,21 +71,3 @@ def flatten(closed: Any, *, open_fused: bool = True) -> Flat:
     flat.outvars = open_call(jaxpr, {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}, [])
     flat.invars = [*constvars, *jaxpr.invars]
     return flat
-
-
-def closed(body: Any) -> Any:
-    """Return a body with constants; an open jaxpr has none."""
-    return body if hasattr(body, "consts") else ClosedJaxpr(body, ())
-
-
-def _constants_outside(eqn: JaxprEqn, new_var: Callable[[Any], Var]) -> tuple[JaxprEqn, list[Var], list[Any]]:
-    """Return an equation whose open body gets the constants of its calls as first operands; those, and their values."""
-    if eqn.primitive.name not in _OPEN:
-        return eqn, [], []
-    flat = flatten(closed(eqn.params["jaxpr"]), open_fused=False)  # fused calls say what is linear
-    if not flat.consts:
-        return eqn, [], []
-    unnamed = DebugInfo("fuse", "fuse", None, None)
-    body = eqn.params["jaxpr"].replace(invars=flat.invars, outvars=flat.outvars, eqns=flat.eqns, debug_info=unnamed)
-    operands = [new_var(v.aval) for v in flat.invars[: len(flat.consts)]]
-    return eqn.replace(params={**eqn.params, "jaxpr": body}), operands, flat.consts

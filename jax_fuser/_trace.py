@@ -63,7 +63,13 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
+CALLS: dict[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    FUSED: "jaxpr",
+}
 CALLS[PRODUCT_TAIL] = "jaxpr"
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -55,7 +56,7 @@ BODIES = {
 
 
 def total(f):
-    return lambda x: sum((leaf * leaf).sum() for leaf in jax.tree.leaves(f(x)))
+    return lambda *x: sum((leaf * leaf).sum() for leaf in jax.tree.leaves(f(*x)))
 
 
 def batch(f):
@@ -113,3 +114,21 @@ def test_effects_inside_of_a_loop_happen_in_order(capfd):
     jax.effects_barrier()
     printed = capfd.readouterr().out.split("\n")[:3]
     assert printed == ["step 0", "step 1", "step 2"]
+
+
+def test_a_device_of_a_shard_map_fuses_its_part():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def part(x, w):
+        y = jax.nn.softmax(jnp.sin(x) @ w) * 2
+        return y + lax.psum(closes_over_arrays(x).sum(), "d") + lax.axis_index("d")
+
+    f = jax.shard_map(part, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    w = jnp.linspace(0, 1, 16).reshape(4, 4)
+    assert_close(jf.fuse(f)(X, w), f(X, w))
+    gradient = jax.grad(total(f), (0, 1))
+    for got in (jax.grad(total(jf.fuse(f)), (0, 1)), jf.fuse(gradient)):
+        for a, b in zip(got(X, w), gradient(X, w)):
+            assert_close(a, b)
+    report = jf.explain(jf.fuse(f))(X, w)
+    assert len(report.regions) >= 3 and "psum_invariant" in {cut.primitive for cut in report.cuts}
