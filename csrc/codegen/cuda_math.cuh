@@ -74,8 +74,8 @@ JF_FUNCTION Lanes<T, W> logistic(const Lanes<T, W>& a) {
   return map<T>([](T x, T y) { return quotient(x < 0 ? y : T(1), 1 + y); }, a, e);
 }
 
-// For values of the dtype M = bf16, which keeps 8 bits of what these give: 11 for tanh, 20 for the others. For M = Loose,
-// |x| / 2 units in the last place average out in a sum, or go unseen in what is rounded to 16 bits.
+// For values of the dtype M = bf16, which keeps 8 bits of what these give: 11 for tanh, 20 for the others. For M =
+// Loose, |x| / 2 units in the last place average out in a sum, or go unseen in what is rounded to 16 bits.
 template <class M, int W>
 JF_FUNCTION Lanes<f32, W> exp(const Lanes<f32, W>& a) {
   return map<f32>([](f32 x) { return ptx::exp2_approx(x * 1.44269504f); }, a);
