@@ -68,7 +68,7 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
-  constexpr int64_t kUnits = 2 * (16 + 2 * 8);
+  constexpr int64_t kUnits = 2 * (16 + 4 * 8);
   return round_up(stages + kResults + kUnits + barriers, kSharedAlign);
 }
 
@@ -170,9 +170,15 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
                       : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
-  return {{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
-          {1, rhs},
-          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
+  std::vector<CudaMap> maps{{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
+                            {1, rhs},
+                            {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
+  if (epilogue && epilogue->tile) {
+    const int members = out + 2;
+    maps.push_back({members + epilogue->tile->member,
+                    matrices(0, p.m, epilogue->tile->columns, epilogue->tile->dtype, kWarpgroupRows)});
+  }
+  return maps;
 }
 
 std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
@@ -206,14 +212,18 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     members += cat(i > 0 ? ", e" : "e", i);
   }
   s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
-  s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
+  const bool tile = epilogue && epilogue->tile;
+  s += cat("    const __grid_constant__ jf::TensorMap out_map,",
+           tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
+           " long long m, long long k, long long n, long long groups,\n");
   s += "    long long) {\n";
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
-  s += cat("static_cast<int>(k), static_cast<int>(n)", epilogue ? cat(", Epilogue{", members, "}") : "", ");\n}\n");
+  s += cat("static_cast<int>(k), static_cast<int>(n)", epilogue ? cat(", Epilogue{", members, "}") : "",
+           tile ? ", &tile_map" : "", ");\n}\n");
   return s;
 }
 
