@@ -224,6 +224,7 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
+        grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
         if (target.platform == Platform::kCuda) {
           program.facts.back().parameters = grouped::describe(problem, target);
