@@ -58,24 +58,27 @@ runtime::TensorLayout ragged(int64_t columns, DType dtype, int64_t box_rows) {
 
 // Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore.
 int64_t stores_across(const Problem& p) { return size_of(p.out) / 2; }
-int64_t store_rows(const Problem& p, const HopperConfig& c) {
-  return std::min<int64_t>(c.tile_m, kWarpgroupRows / stores_across(p));
-}
+int64_t store_rows(const Problem& p) { return kWarpgroupRows / stores_across(p); }
 
 int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
 int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = (2 * c.stages + 2) * 8;
+  constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
-    constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
+<<<<<<< HEAD
   const int64_t results = 4 * stores_across(p) * store_rows(p, c) * kRowBytes;
   const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
   return round_up(stages + results + scales + kUnits + barriers, kSharedAlign);
+=======
+  constexpr int64_t kUnits = 2 * (16 + 2 * 8);
+  return round_up(stages + kResults + kUnits + barriers, kSharedAlign);
+>>>>>>> wip-epi
 }
 
 // As many stages as fit, up to `most`.
@@ -149,7 +152,7 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
-  return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192)) &&
+  return c.tile_n == kRowsColumns && c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192 &&
          (c.cluster == 1 || c.cluster == 2);
 }
 
@@ -169,8 +172,13 @@ int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, cons
   return std::min<int64_t>(units, std::max(target.multiprocessors / c.cluster, 1)) * c.cluster;
 }
 
+<<<<<<< HEAD
 std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int out = out_argument(p);
+=======
+std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
+  const int out = p.has_starts ? 4 : 3;
+>>>>>>> wip-epi
   if (p.mode == Mode::kContraction) {
     return {{0, ragged(p.k, p.lhs, depth(p))},
             {1, ragged(p.n, p.rhs, depth(p))},
@@ -178,10 +186,15 @@ std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c, const RowEpil
   }
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
+<<<<<<< HEAD
                       : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
   return {{0, matrices(0, p.m, p.k, p.lhs, std::min(c.tile_m, kWarpgroupRows))},
+=======
+                      : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
+  return {{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
+>>>>>>> wip-epi
           {1, rhs},
-          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
 }
 
 std::string_view header(const Problem& p) {
@@ -323,7 +336,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = p.mode == Mode::kRows;
-  kernel.maps = maps(p, c, epilogue);
+  kernel.maps = maps(p, epilogue);
   kernel.grid = grid(p, c, target, epilogue);
   kernel.instantiation = text(p, c, kernel.entry, shared, epilogue);
   return kernel;

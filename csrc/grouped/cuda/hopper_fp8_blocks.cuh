@@ -28,7 +28,7 @@ class HopperBlocks {
   static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices;
   static constexpr int kGroupThreads = 128, kThreads = kGroupThreads * (1 + kSlices);
   static constexpr int kDepth = 128, kRowBytes = 128;
-  static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
+  static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
   static constexpr unsigned kRhsBytes = kColumns * kRowBytes;
   static constexpr unsigned kWarps = kGroupThreads / 32;
@@ -129,12 +129,8 @@ class HopperBlocks {
       }
       place.advance();
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) return;
-      if (next == nullptr) {
-        wanted += clusters;
-      } else {
-        if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
-        wanted = __shfl_sync(~0u, wanted, 0);
-      }
+      if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
+      wanted = __shfl_sync(~0u, wanted, 0);
     }
   }
 

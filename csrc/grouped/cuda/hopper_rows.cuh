@@ -10,11 +10,11 @@
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
-//   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
+//   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}
-//   next      zero when the kernel starts: clusters take units as they come. Null: every cluster has its share.
+//   next      zero when the kernel starts: clusters take units as they come
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
@@ -31,7 +31,7 @@ namespace jf::grouped {
 template <int kRows_, int kStages_, int kCluster_>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
-  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
+  static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
 
@@ -54,7 +54,7 @@ class HopperRows {
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   static constexpr int kRowBytes = 128;  // of a stage: the span of the swizzle
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(In));
-  static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
+  static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
   static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
 
@@ -160,8 +160,6 @@ class HopperRows {
       place.advance();
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
-      } else if (next == nullptr) {
-        wanted += clusters;
       } else {
         if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
         wanted = __shfl_sync(~0u, wanted, 0);
@@ -278,8 +276,11 @@ class HopperRows {
     const unsigned first = address(&shared_.stages);
     const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
+    int step = 0;
+    // At least once, plainly: the compiler would wait for every single product if it saw a way from the epilogue's
+    // writes to the sums to the end of this loop.
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    do {
       ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
       const unsigned at = place.index * (sizeof(Stage) / 16);
       ptx::wgmma_fence();
@@ -299,7 +300,7 @@ class HopperRows {
       }
       before = place.index;
       place.advance();
-    }
+    } while (++step < steps);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
     ptx::wgmma_wait<0>();
 #pragma unroll
