@@ -70,15 +70,9 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
-<<<<<<< HEAD
-  const int64_t results = 4 * stores_across(p) * store_rows(p, c) * kRowBytes;
   const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(stages + results + scales + kUnits + barriers, kSharedAlign);
-=======
-  constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(stages + kResults + kUnits + barriers, kSharedAlign);
->>>>>>> wip-epi
+  return round_up(stages + kResults + scales + kUnits + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -172,13 +166,8 @@ int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, cons
   return std::min<int64_t>(units, std::max(target.multiprocessors / c.cluster, 1)) * c.cluster;
 }
 
-<<<<<<< HEAD
-std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
-  const int out = out_argument(p);
-=======
 std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
-  const int out = p.has_starts ? 4 : 3;
->>>>>>> wip-epi
+  const int out = out_argument(p);
   if (p.mode == Mode::kContraction) {
     return {{0, ragged(p.k, p.lhs, depth(p))},
             {1, ragged(p.n, p.rhs, depth(p))},
@@ -186,13 +175,8 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   }
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
-<<<<<<< HEAD
                       : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
-  return {{0, matrices(0, p.m, p.k, p.lhs, std::min(c.tile_m, kWarpgroupRows))},
-=======
-                      : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
   return {{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
->>>>>>> wip-epi
           {1, rhs},
           {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
 }
