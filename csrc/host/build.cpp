@@ -16,6 +16,7 @@
 #include "plan/ragged.h"
 #include "plan/ragged_again.h"
 #include "plan/ragged_gaps.h"
+#include "plan/ragged_several.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -93,9 +94,13 @@ class Kernels {
   }
   loops::Kernel nested(const ir::Fusion& segment) {
     return guarded(segment, [&] {
-      const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
       const bool again = plan::folds_again(segment);
       const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+      if (plan::has_several_ragged(segment)) {
+        return lowered("nested", fusion, "several ragged axes", again,
+                       plan::several_ragged_schedule(fusion, target_.platform));
+      }
+      const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
     });
@@ -158,7 +163,8 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
   for (const ir::Op& op : fusion.ops) {
     if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
     const BufferRef out = buffers[fusion.inputs.size() + at(fusion.outputs, op.output)];
-    if (!plan::is_worth_gaps(fusion.values[op.output], std::get<ir::Combine>(op.attribute).rows)) {
+    const auto& combine = std::get<ir::Combine>(op.attribute);
+    if (!combine.also.empty() || !plan::is_worth_gaps(fusion.values[op.output], combine.rows)) {
       add_zeros(fusion, op.output, out, target, program);
       continue;
     }
