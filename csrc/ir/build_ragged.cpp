@@ -35,8 +35,9 @@ ValueId Builder::partition_again(const Op& op, ValueId starts, ValueId extents, 
     cuts.push_back({nest.also[i], nest.also[i + 1], op.inputs[3 + i], op.inputs[4 + i]});
   }
   // Each of those made one axis more.
-  for (int ragged : ragged_axes(fusion_.values[op.output])) axis -= ragged < axis ? 1 : 0;
-  cuts.push_back({axis, most, starts, extents});
+  const std::vector<int> made = ragged_axes(fusion_.values[op.output]);
+  const auto before = std::count_if(made.begin(), made.end(), [&](int ragged) { return ragged < axis; });
+  cuts.push_back({axis - before, most, starts, extents});
   std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) { return a.axis < b.axis; });
   Nest all{cuts[0].axis, cuts[0].most};
   std::vector<ValueId> inputs = {op.inputs[0]};

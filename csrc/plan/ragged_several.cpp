@@ -46,8 +46,44 @@ Roles roles_of(const ir::Fusion& segment, const schedule::Schedule& schedule, Va
   return roles;
 }
 
-void make_loops(Scheduler& scheduler, ValueId id, const Roles& roles, Platform platform) {
-  const bool cuda = platform == Platform::kCuda;
+// Keeps of the first value's outer loops those that all others have, too, and gives these the same order; the rest of
+// all of them goes inside.
+void agree(const ir::Fusion& segment, const schedule::Schedule& schedule, const std::vector<ValueId>& references,
+           std::vector<Roles>& roles) {
+  const graph::IndexGraph graph(segment, schedule);
+  std::vector<Roles> common(roles.size());
+  for (std::vector<int> Roles::* list : {&Roles::apart, &Roles::rows}) {
+    for (int axis : roles[0].*list) {
+      std::vector<int> same = {axis};
+      for (size_t r = 1; r < roles.size(); ++r) {
+        for (int other : roles[r].*list) {
+          const bool taken =
+              std::find((common[r].*list).begin(), (common[r].*list).end(), other) != (common[r].*list).end();
+          const bool is_same = !taken && schedule.domains[references[r]].logical[other] ==
+                                             schedule.domains[references[0]].logical[axis] &&
+                               graph.mapped(graph::Mapping::kPermissive, {references[0], axis}, {references[r], other});
+          if (!is_same) continue;
+          same.push_back(other);
+          break;
+        }
+      }
+      if (same.size() != roles.size()) continue;
+      for (size_t r = 0; r < roles.size(); ++r) (common[r].*list).push_back(same[r]);
+    }
+  }
+  for (size_t r = 0; r < roles.size(); ++r) {
+    for (size_t axis = 0; axis < schedule.domains[references[r]].logical.size(); ++axis) {
+      const auto has = [&](const std::vector<int>& list) {
+        return std::find(list.begin(), list.end(), static_cast<int>(axis)) != list.end();
+      };
+      if (!has(common[r].apart) && !has(common[r].rows)) common[r].folded.push_back(static_cast<int>(axis));
+    }
+  }
+  roles = std::move(common);
+}
+
+// `alone`: all values have these loops, so that threads may take the innermost one.
+void make_loops(Scheduler& scheduler, ValueId id, const Roles& roles, Platform platform, bool alone) {
   std::vector<int> order = roles.apart;
   order.insert(order.end(), roles.rows.begin(), roles.rows.end());
   order.insert(order.end(), roles.folded.begin(), roles.folded.end());
@@ -55,21 +91,26 @@ void make_loops(Scheduler& scheduler, ValueId id, const Roles& roles, Platform p
   scheduler.reorder(id, order);
   for (size_t i = 1; i < roles.apart.size(); ++i) scheduler.merge(id, 0);
   const int outer = roles.apart.empty() ? 0 : 1;
-  if (!cuda) {
+  if (platform == Platform::kCpu) {
     if (outer == 0) return;
     const int64_t pieces = loop_extent(scheduler, id, 0);
     if (pieces > kMaxTasks) scheduler.split(id, 0, divide_up(pieces, kMaxTasks));
     return scheduler.parallelize(id, 0, Parallel::kTask);
   }
-  const int last = loop_rank(scheduler, id) - 1;
-  if (last >= outer) {
-    scheduler.split(id, last, kThreads);
-    scheduler.parallelize(id, last + 1, Parallel::kThread);
-  }
-  // Rows in turn, so that blocks have as much to do where most components have few.
-  if (!roles.rows.empty() && (roles.rows.size() > 1 || !roles.folded.empty())) {
-    scheduler.split(id, outer, kRowBlocks);
-    scheduler.parallelize(id, outer + 1, Parallel::kBlockY);
+  const int inner = loop_rank(scheduler, id) - outer;
+  const auto on_threads = [&](int axis) {
+    scheduler.split(id, axis, kThreads);
+    scheduler.parallelize(id, axis + 1, Parallel::kThread);
+  };
+  if (!alone && roles.rows.empty()) {
+    if (outer > 0) on_threads(0);
+  } else {
+    if (inner > 0) on_threads(alone ? outer + inner - 1 : outer);
+    // Rows in turn, so that blocks have as much to do where most components have few.
+    if (alone && !roles.rows.empty() && inner > 1) {
+      scheduler.split(id, outer, kRowBlocks);
+      scheduler.parallelize(id, outer + 1, Parallel::kBlockY);
+    }
   }
   if (outer > 0) scheduler.parallelize(id, 0, Parallel::kBlock);
 }
@@ -95,17 +136,25 @@ schedule::Schedule several_ragged_schedule(const ir::Fusion& segment, Platform p
   };
   std::stable_sort(left.begin(), left.end(), [&](ValueId a, ValueId b) { return rank(a) > rank(b); });
   Scheduler scheduler(segment);
+  std::vector<ValueId> references;
+  std::vector<std::vector<ValueId>> like;
+  std::vector<Roles> roles;
   while (!left.empty() && std::get<0>(rank(left.front())) > 0) {
-    const ValueId reference = left.front();
+    references.push_back(left.front());
     left.erase(left.begin());
-    std::vector<ValueId> like;
-    for (ValueId id : scheduler.alike(reference)) {
-      if (std::erase(left, id) > 0) like.push_back(id);
+    roles.push_back(roles_of(segment, start, references.back()));
+    like.emplace_back();
+    for (ValueId id : scheduler.alike(references.back())) {
+      if (std::erase(left, id) > 0) like.back().push_back(id);
     }
-    make_loops(scheduler, reference, roles_of(segment, start, reference), platform);
-    if (like.empty()) continue;
-    scheduler.transform_like(reference, like);
-    scheduler.parallelize_like(reference, like);
+  }
+  const bool alone = references.size() == 1;
+  if (!alone) agree(segment, start, references, roles);
+  for (size_t r = 0; r < references.size(); ++r) {
+    make_loops(scheduler, references[r], roles[r], platform, alone);
+    if (like[r].empty()) continue;
+    scheduler.transform_like(references[r], like[r]);
+    scheduler.parallelize_like(references[r], like[r]);
   }
   scheduler.inline_most();
   return scheduler.schedule();
