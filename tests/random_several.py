@@ -160,9 +160,7 @@ class Program:
             before = [a for k, a in x.axes if k == "component"]
             after = [a for k, a in axes if k == "component"]
             moved = [rows.index(i) for i in order if i in rows]
-            parts = {
-                tuple(index[before.index(a)] for a in after): p.transpose(moved) for index, p in x.parts.items()
-            }
+            parts = {tuple(index[before.index(a)] for a in after): p.transpose(moved) for index, p in x.parts.items()}
             return Several(b.transpose(x.value, order), axes, parts)
         if kind == "dense":
             n = int(rng.choice([1, 2, 3]))
@@ -193,7 +191,10 @@ class Program:
             want = np.zeros([rows[x.ragged.index(a)] if k == "rows" else a for k, a in kept])
             for index, part in x.parts.items():
                 g = {a.name: n for a, n in zip(owners, index)}
-                place = [a.part(g[(self.axes[0] if self.shared else a).name]) if k == "rows" else slice(None) for k, a in kept]
+                place = [
+                    a.part(g[(self.axes[0] if self.shared else a).name]) if k == "rows" else slice(None)
+                    for k, a in kept
+                ]
                 want[tuple(place)] = part
             starts = [a.s for a in x.ragged]
             out = b.combine(x.value, starts, rows) if len(rows) > 1 else b.combine(x.value, starts[0], rows[0])
@@ -221,5 +222,4 @@ class Program:
 
     def operands(self):
         """Return the inputs in the fusion's order."""
-        given = list(self.given.values())
-        return [given[int(name[1:]) if name[1:].isdigit() else 0] for name in self.fusion.inputs] if False else given
+        return list(self.given.values())

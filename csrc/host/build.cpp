@@ -124,6 +124,10 @@ class Kernels {
     try {
       return function();
     } catch (const UserError& error) {
+      // Such values can be computed from each other in ways that share no loops.
+      JF_REQUIRE(!plan::has_several_ragged(segment), "[nested] ", segment.name,
+                 " has values with several ragged axes that no loops go together for; combine one of them on the way ",
+                 "and partition it again, or schedule it by hand (", error.what(), ")");
       throw InternalError(__FILE__, __LINE__, "the plan's own schedule can be lowered",
                           cat(error.what(), "\n", ir::print(segment), scheduled_));
     }

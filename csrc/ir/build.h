@@ -55,17 +55,17 @@ class Builder {
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
   // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
-  // and a ragged axis, also of a value that has another one. Extents with more axes stand for those before `axis`, too. Element by element, and along other
-  // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
-  // last one.
+  // and a ragged axis, also of a value that has another one. Extents with more axes stand for those before `axis`, too.
+  // Element by element, and along other axes, what `value` is computed from is partitioned. A start is brought into the
+  // axis; a row behind its end is the last one.
   ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   // Says that `nested` is this partition of `value`: what is computed from it reads no array of rows, such as of
   // per-component values that were taken for each row.
   void note_partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most, ValueId nested);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
-  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`. Also one
-  // with some of the ragged axes of `like`.
+  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`. Also
+  // one with some of the ragged axes of `like`.
   ValueId broadcast_like(ValueId value, ValueId like, std::span<const int64_t> dims);
   // The rows of all components in one axis of `rows` elements, those of g from starts[g] on; zeros elsewhere. Where
   // components overlap, the row of one of them. The last `components` axes of the extents are the component.

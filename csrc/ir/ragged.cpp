@@ -95,7 +95,8 @@ void check_level(const Fusion& fusion, const char* op, ValueId id, int64_t axis)
   for (int ragged : ragged_axes(value)) {
     const bool indexes = contains(value.axes[ragged].by, axis);
     JF_REQUIRE(axis != ragged && !indexes, "[", op, "] ", value.name, ", ", type(fusion, id), ", is nested; ",
-               "multi-level nesting: its axis ", axis, indexes ? " says which component an element is of" : " is ragged",
+               "multi-level nesting: its axis ", axis,
+               indexes ? " says which component an element is of" : " is ragged",
                "; fold or combine it first, or keep the inner components as a dense axis");
   }
 }
@@ -109,7 +110,8 @@ void check_equal(const Fusion& fusion, std::string_view op, std::span<const Valu
     if (x.empty() && y.empty()) continue;
     JF_REQUIRE(!x.empty() && !y.empty(), "[", op, "] ", x.empty() ? b.name : a.name, ", ",
                type(fusion, x.empty() ? id : inputs[0]), ", is nested, and ", x.empty() ? a.name : b.name, ", ",
-               type(fusion, x.empty() ? inputs[0] : id), ", is dense; partition it or broadcast it like the nested one");
+               type(fusion, x.empty() ? inputs[0] : id),
+               ", is dense; partition it or broadcast it like the nested one");
     bool same = x == y;
     for (size_t i = 0; same && i < x.size(); ++i) same = a.axes[x[i]].by == b.axes[y[i]].by;
     JF_REQUIRE(same, "[", op, "] ", a.name, ", ", type(fusion, inputs[0]), ", and ", b.name, ", ", type(fusion, id),
@@ -266,8 +268,8 @@ Value infer_combine(const Fusion& fusion, const std::vector<ValueId>& inputs, co
     JF_REQUIRE(shape(fusion.values[inputs[1 + i]]) == shape(fusion.values[ragged.extents]),
                "[combine] starts must have the shape of extents ", type(fusion, ragged.extents), ", got ",
                type(fusion, inputs[1 + i]));
-    JF_REQUIRE(rows >= ragged.extent, "[combine] a component of ", type(fusion, inputs[0]), " can have ",
-               ragged.extent, " rows; expected room for as many or more, got rows=", rows);
+    JF_REQUIRE(rows >= ragged.extent, "[combine] a component of ", type(fusion, inputs[0]), " can have ", ragged.extent,
+               " rows; expected room for as many or more, got rows=", rows);
     JF_REQUIRE(combine.components >= 1 && combine.components <= std::ssize(ragged.by), "[combine] the components of ",
                type(fusion, inputs[0]), " have 1 to ", ragged.by.size(), " axes, got ", combine.components);
     gone.insert(gone.end(), ragged.by.end() - combine.components, ragged.by.end());

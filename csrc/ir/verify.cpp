@@ -433,9 +433,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
   const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
-  const bool many = (kind == OpKind::kConcat || kind == OpKind::kTake || kind == OpKind::kPartition ||
-                     kind == OpKind::kCombine) &&
-                    inputs.size() > arity;
+  const bool many =
+      (kind == OpKind::kConcat || kind == OpKind::kTake || kind == OpKind::kPartition || kind == OpKind::kCombine) &&
+      inputs.size() > arity;
   JF_REQUIRE(inputs.size() == arity || optional_starts || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",

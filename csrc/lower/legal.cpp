@@ -120,7 +120,8 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
   std::vector<loops::IndexPtr> indices_of_loops(domain.loop.size(), loops::constant(0));
   for (const schedule::Ragged& ragged : domain.ragged) {
     const graph::Position index = graph::Indexer(domain, indices_of_loops).at_root(ragged.axis);
-    JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value, " lie along its ragged axis, ",
+    JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value,
+               " lie along its ragged axis, ",
                "of which each component has another number of elements; make a dense axis the vector axis");
   }
 }

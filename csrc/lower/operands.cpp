@@ -199,8 +199,8 @@ RegisterId Operands::partition(const Item& item, const graph::Indexer& at, const
   for (size_t i = 0; i < starts.size(); ++i) {
     const int64_t axis = partitioned_axis(op, i), stride = graph::strides(ir::shape(from))[axis];
     const IndexPtr row = add(loops::variable(reads_.variable(starts[i])), at.at_root(starts[i].axis).at);
-    place = add(std::move(place),
-                mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride)));
+    place =
+        add(std::move(place), mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride)));
   }
   return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {});
 }

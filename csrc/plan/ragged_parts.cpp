@@ -133,7 +133,8 @@ class Rewriter {
     if (ir::ragged_axis(whole_.values[id]) < 0) return renamed_[id];
     if (const auto found = nested_.find({id, {}}); found != nested_.end()) return found->second;
     const Op& op = *defined_by_[id];
-    const ValueId made = whole_copied(op, fresh(name(id), "rows", whole_.values[id].dtype, ir::shape(whole_.values[id])));
+    const ValueId made =
+        whole_copied(op, fresh(name(id), "rows", whole_.values[id].dtype, ir::shape(whole_.values[id])));
     nested_.emplace(std::pair(id, Cutting{}), made);
     return made;
   }

@@ -1,7 +1,10 @@
 #include "plan/ragged_several.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "graph/groups.h"
@@ -59,9 +62,10 @@ void agree(const ir::Fusion& segment, const schedule::Schedule& schedule, const 
         for (int other : roles[r].*list) {
           const bool taken =
               std::find((common[r].*list).begin(), (common[r].*list).end(), other) != (common[r].*list).end();
-          const bool is_same = !taken && schedule.domains[references[r]].logical[other] ==
-                                             schedule.domains[references[0]].logical[axis] &&
-                               graph.mapped(graph::Mapping::kPermissive, {references[0], axis}, {references[r], other});
+          const bool is_same =
+              !taken &&
+              schedule.domains[references[r]].logical[other] == schedule.domains[references[0]].logical[axis] &&
+              graph.mapped(graph::Mapping::kPermissive, {references[0], axis}, {references[r], other});
           if (!is_same) continue;
           same.push_back(other);
           break;
@@ -77,6 +81,25 @@ void agree(const ir::Fusion& segment, const schedule::Schedule& schedule, const 
         return std::find(list.begin(), list.end(), static_cast<int>(axis)) != list.end();
       };
       if (!has(common[r].apart) && !has(common[r].rows)) common[r].folded.push_back(static_cast<int>(axis));
+    }
+  }
+  // What a value folds itself is innermost; what remains is where those that read it have it, before what they add.
+  std::vector<size_t> order(roles.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return references[a] < references[b]; });
+  std::map<int, size_t> place;  // by group of axes
+  for (size_t r : order) {
+    const std::vector<bool>& reduced = schedule.domains[references[r]].reduced;
+    const auto key = [&](int axis) {
+      const int group = graph.group(graph::Mapping::kPermissive, {references[r], axis});
+      const auto known = place.find(group);
+      const bool is_reduced = !reduced.empty() && reduced[axis];
+      return known != place.end() ? std::pair(0, known->second) : std::pair(is_reduced ? 2 : 1, place.size());
+    };
+    std::stable_sort(common[r].folded.begin(), common[r].folded.end(), [&](int a, int b) { return key(a) < key(b); });
+    for (int axis : common[r].folded) {
+      if (key(axis).first == 2) continue;
+      place.emplace(graph.group(graph::Mapping::kPermissive, {references[r], axis}), place.size());
     }
   }
   roles = std::move(common);
