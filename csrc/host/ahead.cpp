@@ -43,8 +43,7 @@ std::optional<Made> take(const std::string& key) {
 void make_ahead(std::string key, MakeExecutable make) {
   Made made;
   made.executable = std::make_shared<std::shared_ptr<Executable>>();
-  made.job =
-      runtime::Job::begin([executable = made.executable, make = std::move(make)] { *executable = make(); });
+  made.job = runtime::Job::begin([executable = made.executable, make = std::move(make)] { *executable = make(); });
   std::lock_guard lock(waiting().mutex);
   auto& all = waiting().made;
   std::erase_if(all, [&](const auto& entry) { return entry.first == key; });
