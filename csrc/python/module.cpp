@@ -17,6 +17,7 @@
 #include "ir/build.h"
 #include "ir/text.h"
 #include "python/schedule_bindings.h"
+#include "runtime/background.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -254,6 +255,8 @@ void bind_targets(nb::module_& m) {
       "(path, version), or (None, why there is none).");
   m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
         "Ask for the compiler's version in the background, once per process.");
+  m.def("end_background", &runtime::end_background, nb::call_guard<nb::gil_scoped_release>(),
+        "Wait for what is compiled in the background; nothing begins there afterwards.");
   m.def(
       "nvrtc",
       [] {
