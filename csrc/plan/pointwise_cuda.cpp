@@ -46,7 +46,8 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   for (Access& access : streamed.accesses) access.bytes = std::min(access.bytes, widest);
   // Where all is one loop and lies side by side, its last vector may be a part of one.
   const bool side_by_side = std::all_of(streamed.accesses.begin(), streamed.accesses.end(), [](const Access& access) {
-    return access.bytes > 0 && access.steps.back() == 1 && access.edges.empty();
+    const bool whole = access.edges.empty() || access.edges.back() == 0;
+    return access.bytes > 0 && access.steps.back() == 1 && whole;
   });
   if (streamed.extents.size() == 1 && side_by_side) streamed.extents[0] = round_up(streamed.extents[0], kMaxVectorBytes);
   // Small problems need threads more than wide accesses.
