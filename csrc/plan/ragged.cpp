@@ -275,7 +275,8 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
 
 std::string print(const NestedParameters& p) {
   return cat("nested lanes=", p.lanes, " columns=", p.columns,
-             p.rows > 1 ? cat(" rows=", p.rows, " unroll=", p.unroll, p.keep ? " keep" : "") : "", p.tasks > 1 ? cat(" tasks=", p.tasks) : "");
+             p.rows > 1 ? cat(" rows=", p.rows, " unroll=", p.unroll, p.keep ? " keep" : "") : "",
+             p.tasks > 1 ? cat(" tasks=", p.tasks) : "");
 }
 
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {

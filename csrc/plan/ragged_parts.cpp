@@ -88,9 +88,9 @@ class Rewriter {
   // How the components that belong to extents are cut.
   struct Cutting {
     ValueId extents;
-    int64_t rows = 0;   // of a part, at least; 0 where components stay whole
-    int64_t parts = 0;  // of all components of an outer index
-    int64_t most = 0;   // rows of a component
+    int64_t rows = 0;    // of a part, at least; 0 where components stay whole
+    int64_t parts = 0;   // of all components of an outer index
+    int64_t most = 0;    // rows of a component
     bool exact = false;  // parts have no more rows than that, wherever components are
     auto operator<=>(const Cutting&) const = default;
   };
@@ -414,8 +414,9 @@ class Rewriter {
     const ValueId even = compute(
         OpKind::kDiv,
         {compute(OpKind::kAdd, {total, full(least - 1, outer, wide)}, {}, wide), full(least, outer, wide)}, {}, wide);
-    return compute(OpKind::kConvert,
-                   {compute(OpKind::kClamp, {full(cut.rows, outer, wide), even, full(cut.most, outer, wide)}, {}, wide)});
+    return compute(
+        OpKind::kConvert,
+        {compute(OpKind::kClamp, {full(cut.rows, outer, wide), even, full(cut.most, outer, wide)}, {}, wide)});
   }
   const Parts& parts_of(const Cutting& cut) {
     if (const auto found = parts_.find(cut); found != parts_.end()) return found->second;
