@@ -24,7 +24,8 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
     "folds by a function of its own": "reduce",
-    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
+    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul "
+    "jax_fuser_scaled_grouped_matmul",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; what is inside fuses by itself": "scan while cond",

@@ -54,10 +54,14 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Nest* n = std::get_if<Nest>(&attribute)) {
     text += cat(" n", n->axis, ",", n->most, ",", n->components);
     for (int64_t axis : n->by) text += cat(" b", axis);
+    for (int64_t number : n->also) text += cat(" o", number);
   }
-  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
+  if (const Combine* c = std::get_if<Combine>(&attribute)) {
+    text += cat(" r", c->rows, ",", c->components);
+    for (int64_t rows : c->also) text += cat(" o", rows);
+  }
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
-    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
+    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales));
   return text;
 }
 
@@ -442,10 +446,10 @@ ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const 
   return add_op(kind, {x}, attribute, DType::kPred, {}, label);
 }
 
-ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts,
+ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others,
                                 Grouped attribute, DType dtype, const std::string& label) {
   std::vector<ValueId> inputs = {lhs, rhs, extents};
-  inputs.insert(inputs.end(), starts.begin(), starts.end());
+  inputs.insert(inputs.end(), others.begin(), others.end());
   return add_op(OpKind::kGroupedMatmul, std::move(inputs), attribute, dtype, {}, label);
 }
 

@@ -27,6 +27,10 @@ struct NoEpilogue {
   static constexpr int kSums = 0, kTiles = 0;
 };
 
+// Padding rows are zeros, whatever the functor would make of them.
+template <class Epilogue>
+constexpr bool kZeroPadding = Epilogue::kSums == 0;
+
 // What lane `from` of the warp holds.
 template <class T>
 __device__ __forceinline__ T shuffle(const T& value, int from) {
