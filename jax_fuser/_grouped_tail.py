@@ -118,8 +118,8 @@ def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], lis
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
-def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, **params: Any) -> Any:
-    if _split.is_on_a_mesh(ctx) or _ffi.can_compile("cuda") is not None:
+def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **params: Any) -> Any:
+    if _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
 
     def run(*operands: Any) -> list[Any]:
@@ -133,7 +133,8 @@ tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
 batching.primitive_batchers[tail_p] = _batch
 mlir.register_lowering(tail_p, _lower_as_xla)
-mlir.register_lowering(tail_p, _lower_as_program, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
 @functools.partial(jax.jit, static_argnames=("activation", "gated"))
