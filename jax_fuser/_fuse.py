@@ -101,7 +101,7 @@ def fuse(
     each row's group, the reading of per-group operands and folds of the rows of each group fuse, too. Matrix products,
     scatters to several places, control flow and complex numbers stay with XLA between the regions; `explain` names
     them. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
-    what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
+    and on the CPU what follows is a part of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
     at least as exact as the
     function by itself.
 

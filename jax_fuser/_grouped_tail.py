@@ -1,8 +1,8 @@
-"""What follows a grouped product: bias, activation, scale. On CUDA one primitive, so that they are one kernel.
+"""What follows a grouped product: bias, activation, scale. One primitive with it, so that they are one kernel.
 
 `product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
-it: `fuse` opens it, CUDA compiles it as one program, whose planner makes the tail the end of the product's kernel where
-it has such a kernel; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
+it: `fuse` opens it, CUDA and the CPU compile it as one program, whose planner makes the tail a part of the product's
+kernel where it can; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
 """
 
 from __future__ import annotations

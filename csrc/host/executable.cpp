@@ -235,7 +235,8 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
                               [&](int64_t task, int) { entry(pointers, task, past_caches); });
       }
     } else {
-      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, entry, step.parameters, past_caches, pool);
+      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, entry, step.parameters, past_caches,
+                  pool);
     }
   }
 }

@@ -73,7 +73,7 @@ struct Run {
   std::byte* workspace;
   Layout layout;
   std::span<Segment> segments;
-  bool stream;      // stores go past the caches
+  bool stream;  // stores go past the caches
   const CpuTail* tail;
   double work = 0;  // multiply-adds of all segments
   int64_t packs = 0;
@@ -239,12 +239,12 @@ void multiply_block(const Run& run, const Segment& segment, const Block& at, std
   }
 }
 
-
 // Rows and columns of the result as the tail makes them of the product, of zeros where the rows are of no group.
 void tail_block(const Run& run, const Segment& segment, const Block& at, std::byte* scratch) {
   const CpuTail& tail = *run.tail;
   const int64_t bytes = size_of(run.problem.out), least = *std::min_element(tail.first.begin(), tail.first.end());
   const int64_t stride = tile_stride(tail, at.columns);
+  JF_CHECK(run.layout.tile + at.rows * stride * bytes <= run.layout.worker_bytes, at.rows, " rows of ", at.columns);
   std::byte* tile = scratch + run.layout.tile;
   for (int64_t first : tail.first) {
     std::byte* part = tile + (first - least) * bytes;
