@@ -116,6 +116,8 @@ class Tail {
       }
     }
     if (std::string why = why_too_long(columns->body, kernel_); !why.empty()) return why;
+    // A few of float32's last bits go unseen in a result of 16.
+    const bool loose = size_of(kernel_.buffers[result_].dtype) == 2;
     const int sums = 0, result = 1;
     kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, 1}};
     for (loops::Stmt& stmt : columns->body) {
@@ -132,6 +134,8 @@ class Tail {
           return "it stores its result at other places than the product's";
         }
         stmt.node = loops::Set{result, loops::constant(0), store->value};
+      } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
+        compute->loose = compute->loose || loose;
       }
     }
     kernel_.arrays[sums].size = static_cast<int64_t>(first_.size());
@@ -231,7 +235,9 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
   const plan::Segment &product = plan.segments[epilogue.product], &tail = plan.segments[epilogue.tail];
   const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
-  if (on_cpu && problem.mode != grouped::Mode::kRows) return "it is no product of rows";
+  if (on_cpu && (problem.mode != grouped::Mode::kRows || problem.scales != grouped::Scales::kNone)) {
+    return "it is no plain product of rows";
+  }
   if (std::string why = on_cpu ? "" : grouped::why_not_hopper(problem, target); !why.empty()) return why;
   if (tail.outputs.size() != 1) return cat("it has ", tail.outputs.size(), " results");
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];

@@ -32,8 +32,9 @@ struct KernelStep {
   loops::Kernel kernel;
   std::vector<BufferRef> buffers;
 };
-// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out[, scratch memory of CUDA kernels], then those
-// of the epilogue, or all of the tail's kernel, if there is one; the product, which is no array then, is named as out.
+// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts][, scales of lhs, of rhs], out[, scratch memory of
+// CUDA kernels], then those of the epilogue, or all of the tail's kernel, if there is one; the product, which is no
+// array then, is named as out.
 struct GroupedStep {
   std::string name;
   grouped::Problem problem;
