@@ -1,8 +1,8 @@
-"""What follows a grouped product: bias, activation, scale. On CUDA one primitive, so that they are one kernel.
+"""What follows a grouped product: bias, activation, scale. One primitive with it, so that they are one kernel.
 
 `product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
-it: `fuse` opens it, CUDA compiles it as one program, whose planner makes the tail the end of the product's kernel where
-it has such a kernel; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
+it: `fuse` opens it, CUDA and the CPU compile it as one program, whose planner makes the tail a part of the product's
+kernel where it can; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], lis
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
-def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, **params: Any) -> Any:
-    if _split.is_on_a_mesh(ctx) or _ffi.can_compile("cuda") is not None:
+def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **params: Any) -> Any:
+    if _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
 
     def run(*operands: Any) -> list[Any]:
@@ -139,7 +139,8 @@ tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
 batching.primitive_batchers[tail_p] = _batch
 mlir.register_lowering(tail_p, _lower_as_xla)
-mlir.register_lowering(tail_p, _lower_as_program, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
 @functools.partial(jax.jit, static_argnames=("activation", "gated"))

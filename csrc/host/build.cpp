@@ -217,6 +217,15 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       program.facts.push_back(
           joined(facts_of(product), facts_of(segment), fusion.values[product.outputs.front()].name));
       program.facts.back().strategy = "grouped";
+      if (epilogue->tile) {
+        std::vector<BufferRef> all = buffers_of.at(epilogue->product);
+        all.back() = buffers.back();
+        for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
+        all[all.size() - epilogue->operands.size() + epilogue->tile->product] = buffers.back();
+        all.push_back(buffers.back());
+        program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), {}, epilogue->tile});
+        continue;
+      }
       grouped::Problem stored = problem;
       stored.out = epilogue->functor.out;
       program.facts.back().parameters = grouped::describe(stored, target);

@@ -182,6 +182,7 @@ class Tail {
     }
     return made;
   }
+  const std::vector<int64_t>& first() const { return first_; }
   std::vector<size_t> operands() const { return {functor_.members.begin(), functor_.members.end()}; }
 
  private:
@@ -265,9 +266,12 @@ std::optional<size_t> only_reader(const plan::Plan& plan, ValueId value) {
 // Fills in the epilogue, or says why there is none.
 std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogue) {
   const plan::Segment &product = plan.segments[epilogue.product], &tail = plan.segments[epilogue.tail];
-  if (target.platform != Platform::kCuda) return "kernels of the CPU store the product";
+  const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
-  if (std::string why = grouped::why_not_hopper(problem, target); !why.empty()) return why;
+  if (on_cpu && (problem.mode != grouped::Mode::kRows || problem.scales != grouped::Scales::kNone)) {
+    return "it is no plain product of rows";
+  }
+  if (std::string why = on_cpu ? "" : grouped::why_not_hopper(problem, target); !why.empty()) return why;
   if (tail.outputs.size() != 1) return cat("it has ", tail.outputs.size(), " results");
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
   const bool is_float = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
@@ -283,6 +287,12 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
     const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
     Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], ends_input, target);
     if (std::string why = text.rewrite(); !why.empty()) return why;
+    if (on_cpu) {
+      const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];
+      epilogue.tile = tile_tail(tail.fusion, read, text.first(), target);
+      for (size_t i = 0; i < tail.inputs.size(); ++i) epilogue.operands.push_back(i);
+      return "";
+    }
     epilogue.functor = text.epilogue(target);
     epilogue.operands = text.operands();
   } catch (const UserError& error) {

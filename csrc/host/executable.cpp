@@ -1,8 +1,10 @@
 #include "host/executable.h"
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/ahead.h"
 #include "host/counters.h"
@@ -39,7 +41,11 @@ struct Addresses {
   }
 };
 
-void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, const runtime::Pool& pool) {
+using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
+
+// `tail`: the entry of the step's tail, with its arguments behind the product's.
+void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, HostEntry tail,
+                 const std::vector<int>& parameters, bool past_caches, const runtime::Pool& pool) {
   const grouped::Problem& p = step.problem;
   grouped::CpuArguments arguments;
   arguments.lhs = buffers[0];
@@ -47,11 +53,27 @@ void run_grouped(const GroupedStep& step, const Target& target, void* const* buf
   arguments.extents = static_cast<const int32_t*>(buffers[2]);
   arguments.starts = p.has_starts ? static_cast<const int32_t*>(buffers[3]) : nullptr;
   arguments.out = buffers[p.has_starts ? 4 : 3];
-  const Scratch scratch(grouped::cpu_workspace_bytes(p, target, pool.threads));
+  grouped::CpuTail cpu_tail;
+  if (step.tail) {
+    cpu_tail.n = step.tail->n;
+    cpu_tail.first = step.tail->first;
+    void* const* operands = buffers + (p.has_starts ? 5 : 4);
+    const auto product = std::find(parameters.begin(), parameters.end(), step.tail->product) - parameters.begin();
+    const int64_t pieces = divide_up(step.tail->n, grouped::kTailColumns);
+    cpu_tail.apply = [=, count = parameters.size()](int64_t row, int64_t piece, const void* at) {
+      std::array<void*, kMaxArguments> given;
+      std::copy_n(operands, count, given.begin());
+      given[product] = const_cast<void*>(at);
+      tail(given.data(), row * pieces + piece, past_caches);
+    };
+  }
+  const grouped::CpuTail* given_tail = step.tail ? &cpu_tail : nullptr;
+  const Scratch scratch(grouped::cpu_workspace_bytes(p, target, pool.threads, given_tail));
   const grouped::ParallelFor parallel{
       pool.threads,
       [&pool](int64_t tasks, const std::function<void(int64_t, int)>& fn) { runtime::parallel_for(pool, tasks, fn); }};
-  grouped::run_cpu(p, target, arguments, scratch.bytes(), parallel);
+  grouped::run_cpu(p, target, arguments, scratch.bytes(), parallel, given_tail);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // ends a tail's stores past the caches
 }
 
 const std::vector<BufferRef>& buffers_of(const Step& step) {
@@ -173,13 +195,18 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
     if (loaded.binary) loaded.launch = std::move(compiled[i].source->launch);
     if (loaded.binary && target_.platform == Platform::kCpu) {
       loaded.host = runtime::load_host(loaded.binary);
-      const auto& buffers = std::get<KernelStep>(program_.steps[i]).kernel.buffers;
+      const auto* generated = std::get_if<KernelStep>(&program_.steps[i]);
+      const auto& buffers =
+          generated ? generated->kernel.buffers : std::get<GroupedStep>(program_.steps[i]).tail->kernel.buffers;
+      // The arguments of a grouped product's tail come last.
+      const size_t own = loaded.buffers.size() - compiled[i].parameters.size();
+      loaded.parameters = compiled[i].parameters;
       for (size_t b = 0; b < compiled[i].parameters.size(); ++b) {
         const loops::Buffer& buffer = buffers.at(compiled[i].parameters[b]);
         if (!buffer.written || buffer.bytes < runtime::kLargeOutput) continue;
         // A part of a result is spread over all of it.
-        const auto [kind, number] = loaded.buffers[b];
-        loaded.large.push_back({b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
+        const auto [kind, number] = loaded.buffers[own + b];
+        loaded.large.push_back({own + b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
       }
       loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
     }
@@ -193,13 +220,13 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
     const LoadedStep& step = steps_[i];
     const Addresses addresses(step.buffers, buffers);
     void* const* pointers = addresses.data.data();
+    const HostEntry entry = step.host_entry;
+    bool past_caches = true;
+    for (const auto& [buffer, bytes] : step.large) {
+      const bool fit = runtime::prepare_output(pointers[buffer], bytes);
+      if (bytes >= runtime::kBeyondCaches) past_caches &= fit;
+    }
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
-      const HostEntry entry = step.host_entry;
-      bool past_caches = true;
-      for (const auto& [buffer, bytes] : step.large) {
-        const bool fit = runtime::prepare_output(pointers[buffer], bytes);
-        if (bytes >= runtime::kBeyondCaches) past_caches &= fit;
-      }
       if (kernel->kernel.grid == 1) {
         entry(pointers, 0, past_caches);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // ends such stores, as the loop's counters do
@@ -208,7 +235,8 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
                               [&](int64_t task, int) { entry(pointers, task, past_caches); });
       }
     } else {
-      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, pool);
+      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, entry, step.parameters, past_caches,
+                  pool);
     }
   }
 }

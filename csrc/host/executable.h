@@ -53,6 +53,7 @@ class Executable {
     std::shared_ptr<const runtime::Binary> binary;  // nullptr for ahead-of-time compiled code
     std::shared_ptr<const runtime::HostModule> host;
     HostEntry host_entry = nullptr;
+    std::vector<int> parameters;     // of host_entry, by their numbers among the kernel's buffers
     std::vector<LargeResult> large;  // of a kernel on the CPU
     std::shared_ptr<const runtime::CudaModule> cuda;
     runtime::CuKernel kernel = nullptr;  // one handle serves every device
