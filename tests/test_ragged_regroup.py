@@ -126,7 +126,7 @@ def test_one_grouping_after_another(device):
 def test_rows_that_do_not_fit_are_cut_off(device):
     """Components that share rows are more than the array has room for."""
     b, n = start((6, H), [4, 4, 4])
-    value, starts, counts = b.split(n, 1, 4)
+    value, _, counts = b.split(n, 1, 4)
     b.output(counts)
     b.output(b.reduce("reduce_sum", b.reduce("reduce_sum", value, [2]), [1]))
     x, sizes = rows((6, H)), np.array([6, 6, 6], np.int32)

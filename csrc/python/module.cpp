@@ -218,7 +218,8 @@ void bind_builder(nb::module_& m) {
             return std::tuple(made.value, made.starts, made.extents);
           },
           "value"_a, "axis"_a, "factor"_a,
-          "(value, starts, extents) with runs of `factor` rows as an axis of their own, the last ones filled with zeros.")
+          "(value, starts, extents) with runs of `factor` rows as an axis of their own, the last ones filled with "
+          "zeros.")
       .def(
           "merge",
           [](Builder& b, ir::ValueId value, int64_t first, int64_t second) {
@@ -226,7 +227,8 @@ void bind_builder(nb::module_& m) {
             return std::tuple(made.value, made.starts, made.extents);
           },
           "value"_a, "first"_a, "second"_a,
-          "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis of "
+          "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
+          "of "
           "its extents as one.")
       .def("output", &Builder::output, "value"_a)
       .def(
