@@ -94,13 +94,15 @@ class Kernels {
   }
   loops::Kernel nested(const ir::Fusion& segment) {
     return guarded(segment, [&] {
-      const bool again = plan::folds_again(segment);
-      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
       if (plan::has_several_ragged(segment)) {
+        const bool again = plan::folds_again(segment);
+        const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
         return lowered("nested", fusion, "several ragged axes", again,
                        plan::several_ragged_schedule(fusion, target_.platform));
       }
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
+      const bool again = plan::folds_again(segment) && !parameters.keep;
+      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
     });
@@ -234,6 +236,7 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
+        grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
         if (target.platform == Platform::kCuda) {
           program.facts.back().parameters = grouped::describe(problem, target);

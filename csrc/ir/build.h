@@ -87,8 +87,8 @@ class Builder {
   // k times as many rows. (last outer axis of the extents, ragged): components of all its indices together, extents
   // are summed. Rows move.
   Nested merge(ValueId value, int64_t first, int64_t second);
-  // `starts` is optional: pass an empty span or one value.
-  ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
+  // `others`: starts, which are optional, then the scales of lhs and rhs if the attribute says that there are any.
+  ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others, Grouped attribute,
                          DType dtype, const std::string& label = "");
 
   void output(ValueId value);

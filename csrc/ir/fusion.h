@@ -169,10 +169,14 @@ struct Combine {
   bool operator==(const Combine&) const = default;
 };
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
-// Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
+// What the elements of 8-bit floats are multiplied by: see grouped/problem.h.
+enum class GroupedScales : uint8_t { kNone, kRows, kBlocks };
+constexpr int64_t kScaleBlock = 128;  // elements along one axis
+// Operands (lhs, rhs, extents[, starts][, scales of lhs, of rhs]); shapes as in grouped/problem.h.
 struct Grouped {
   GroupedMode mode = GroupedMode::kRows;
   bool transpose_rhs = false;
+  GroupedScales scales = GroupedScales::kNone;
   bool operator==(const Grouped&) const = default;
 };
 using Attribute =

@@ -14,6 +14,7 @@ namespace jf::ir {
 namespace {
 
 constexpr std::string_view kModeNames[] = {"rows", "contraction", "batch"};
+constexpr std::string_view kScalesNames[] = {"", " scaled_rows", " scaled_blocks"};
 
 std::string print_dims(const std::vector<int64_t>& dims) {
   std::string text;
@@ -62,7 +63,8 @@ struct AttributePrinter {
     return cat(" {rows=", c.rows, components(c.components), also(c.also), "}");
   }
   std::string operator()(const Grouped& g) const {
-    return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
+    return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
+               kScalesNames[static_cast<size_t>(g.scales)], "}");
   }
 };
 
@@ -333,6 +335,12 @@ class Parser {
       if (at_ < text_.size() && text_[at_] != '}') {
         expect_word("transpose_rhs");
         grouped.transpose_rhs = true;
+        skip();
+      }
+      if (at_ < text_.size() && text_[at_] != '}') {
+        const std::string scales = " " + word("scaled_rows or scaled_blocks");
+        require(scales == kScalesNames[1] || scales == kScalesNames[2], "scaled_rows or scaled_blocks before this");
+        grouped.scales = scales == kScalesNames[1] ? GroupedScales::kRows : GroupedScales::kBlocks;
       }
       result = grouped;
     }
