@@ -135,6 +135,71 @@ def test_rows_that_do_not_fit_are_cut_off(device):
     assert_close(sums, [np.exp(x).sum(0)] * 2 + [np.zeros(H)])
 
 
+def regrouped(seed):
+    """Return a random fusion of one to three regroupings, its inputs, and what its outputs are by components."""
+    rng = np.random.default_rng(seed)
+    groups, most = int(rng.integers(1, 5)), int(rng.integers(1, 20))
+    outer = int(rng.integers(1, 4)) if rng.random() < 0.4 else 0
+    lead = (outer,) * (outer > 0)
+    dense = [int(n) for n in rng.choice([1, 2, 3, 5], int(rng.integers(0, 3)))]
+    sizes = rng.multinomial(int(rng.integers(0, most + 1)), rng.dirichlet(np.full(groups, 0.6)), lead or None)
+    first, sizes = spans(sizes)
+    x = rows((*lead, most, *dense), seed)
+    x[np.broadcast_to((np.arange(most) >= sizes.sum(-1)[..., None])[(...,) + (None,) * len(dense)], x.shape)] = np.nan
+    b, value = start(x.shape, sizes, len(lead))
+    parts = np.empty((*lead, groups), object)
+    for i in np.ndindex(parts.shape):
+        parts[i] = np.exp(x[i[:-1]][first[i] : first[i] + sizes[i]])
+    axis, room = len(lead) + 1, most
+    for _ in range(int(rng.integers(1, 4))):
+        kind = str(rng.choice(["split", "dense", "outer"]))
+        if kind == "outer" and parts.ndim == 2:
+            value, begins, counts = b.merge(value, axis - 2, axis)
+            axis, room = axis - 1, room * parts.shape[0]
+            joined = np.empty(groups, object)
+            for g in range(groups):
+                joined[g] = np.concatenate(list(parts[:, g]))
+            parts = joined
+        elif kind == "dense" and parts.flat[0].ndim > 1:
+            value, begins, counts = b.merge(value, axis, axis + 1)
+            room *= parts.flat[0].shape[1]
+            for i in np.ndindex(parts.shape):
+                p = parts[i]
+                parts[i] = p.reshape(p.shape[0] * p.shape[1], *p.shape[2:])
+        else:
+            n = int(rng.integers(1, 6))
+            value, begins, counts = b.split(value, axis, n)
+            room = room // n + groups
+            for i in np.ndindex(parts.shape):
+                p = parts[i]
+                full = np.concatenate([p, np.zeros((-len(p) % n, *p.shape[1:]), p.dtype)])
+                parts[i] = full.reshape(-1, n, *p.shape[1:])
+    b.output(counts)
+    b.output(b.reduce("reduce_sum", value, [axis]))
+    b.output(b.combine(value, begins, room))
+    whole = np.zeros((*parts.shape[:-1], room, *parts.flat[0].shape[1:]), np.float32)
+    for i in np.ndindex(parts.shape[:-1]):
+        flat = np.concatenate(list(parts[i]))
+        whole[i][: len(flat)] = flat
+    counts = np.vectorize(len, otypes=[np.int32])(parts)
+    sums = np.stack([p.sum(0) for p in parts.flat]).reshape(*parts.shape, *parts.flat[0].shape[1:])
+    return b.finish(), [x, first, sizes], [counts, sums, whole]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_regroupings(device, seed):
+    fusion, operands, want = regrouped(seed)
+    for got, right in zip(jf.ir.run(fusion, *operands), want, strict=True):
+        assert_close(got, right, "float32")
+
+
+def test_random_regroupings_as_loops_for_cuda():
+    for seed in range(3, 12):
+        fusion, operands, want = regrouped(seed)
+        for got, right in zip(interpreted(fusion, *operands), want, strict=True):
+            assert_close(got, right, "float32")
+
+
 def test_derivatives():
     b, n = start((11, H), [3, 5, 2])
     value, starts, _ = b.split(n, 1, 4)
