@@ -134,9 +134,11 @@ class Builder(_core.Builder):
 
     Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
     component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
-    with zeros behind the last one. They compute what is asked for from the array, and move nothing. What moves rows is
-    not of the IR but of `jax_fuser.nested`: joining outer axes (`merge`, also across devices), blocks of rows (`split`,
-    `align`), rows after rows (`concat`). A fold of the component without its rows, ragged axes of ragged axes (nesting
+    with zeros behind the last one. They compute what is asked for from the array, and move nothing. `split` and `merge`
+    move rows, and return (value, starts, extents): runs of `factor` rows as an axis of their own, the last ones filled
+    up with zeros; a ragged axis with the dense axis behind it, with the last outer axis of its extents (which are
+    summed), or with its component (an array). `jax_fuser.nested` has the same for whole tensors, also across devices,
+    and rows after rows (`concat`). A fold of the component without its rows, ragged axes of ragged axes (nesting
     of several levels), and operands with two values of extents are refused.
 
     Example:

@@ -76,6 +76,17 @@ class Builder {
   ValueId partition_of(ValueId value, ValueId starts, ValueId extents, const Nest& nest);
   // The rows of one component, as many as any can have: zeros behind its last one. Its axis goes.
   ValueId select(ValueId value, int64_t component);
+  // What other groupings of rows make, and where its components begin and end.
+  struct Nested {
+    ValueId value, starts, extents;
+  };
+  // Runs of `factor` rows get an axis of their own behind the ragged one, which counts them; the last one of a
+  // component is filled up with zeros. Rows move, so that components begin at multiples of `factor`.
+  Nested split(ValueId value, int64_t axis, int64_t factor);
+  // (component, ragged): all rows in one array, one component after another. (ragged, dense axis behind it, of size k):
+  // k times as many rows. (last outer axis of the extents, ragged): components of all its indices together, extents
+  // are summed. Rows move.
+  Nested merge(ValueId value, int64_t first, int64_t second);
   // `others`: starts, which are optional, then the scales of lhs and rhs if the attribute says that there are any.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others, Grouped attribute,
                          DType dtype, const std::string& label = "");
@@ -133,6 +144,17 @@ class Builder {
                       const Value& like);
   ValueId is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like);
   void check_one(ValueId value, const char* op) const;
+  // A nested value's ragged axis and its extents, brought into bounds; `rows`: room for those of all components.
+  struct Groups {
+    int64_t axis, most;
+    std::vector<int64_t> shape;
+    ValueId extents;
+    int64_t rows;
+  };
+  Groups groups_of(ValueId value, const char* call);
+  ValueId times(ValueId value, int64_t factor);
+  ValueId one_after_another(ValueId extents);
+  ValueId that_fit(ValueId extents, ValueId starts, int64_t rows);
   void check_dense(ValueId value, int64_t axis, const char* op, const char* does, const char* instead) const;
   ValueId spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
   ValueId spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);

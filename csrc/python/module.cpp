@@ -224,6 +224,25 @@ void bind_builder(nb::module_& m) {
           "The same where the last `components` axes of the extents are the component.")
       .def("select", &Builder::select, "value"_a, "component"_a,
            "The rows of one component of a nested value, zeros behind the last one.")
+      .def(
+          "split",
+          [](Builder& b, ir::ValueId value, int64_t axis, int64_t factor) {
+            const Builder::Nested made = b.split(value, axis, factor);
+            return std::tuple(made.value, made.starts, made.extents);
+          },
+          "value"_a, "axis"_a, "factor"_a,
+          "(value, starts, extents) with runs of `factor` rows as an axis of their own, the last ones filled with "
+          "zeros.")
+      .def(
+          "merge",
+          [](Builder& b, ir::ValueId value, int64_t first, int64_t second) {
+            const Builder::Nested made = b.merge(value, first, second);
+            return std::tuple(made.value, made.starts, made.extents);
+          },
+          "value"_a, "first"_a, "second"_a,
+          "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
+          "of "
+          "its extents as one.")
       .def("output", &Builder::output, "value"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
