@@ -51,6 +51,8 @@ def reduce_sum(nt: NestedTensor, axis: Axis = "ragged") -> Any:
 def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
     """Mean over an axis; 0 for an empty group. Float32 for integers. Otherwise as `sum`.
 
+    Rows are counted as they are summed: where traced extents lead past the array, those that it has.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -236,7 +238,11 @@ def _mean(nt: NestedTensor, kind: str, at: int) -> Any:
 
 def _average(nt: NestedTensor, kind: str) -> jax.Array:
     dense = nt.data.ndim - 1 - nt.ragged_dim
-    count = jnp.maximum(nt.total if kind == "group" else nt.extents, 1)
+    # Of groups that go on behind the array the rows that it has, as in the sum.
+    count = jnp.minimum(nt.extents, nt.capacity - nt.starts)
+    if kind == "group":
+        count = jnp.minimum(nt.total, nt.capacity) if not nt.gapped else jnp.sum(jnp.maximum(count, 0), axis=-1)
+    count = jnp.maximum(count, 1)
     return _total(nt, kind) / count.reshape(*count.shape, *(1,) * dense).astype(nt.dtype)
 
 

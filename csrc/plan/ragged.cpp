@@ -42,17 +42,17 @@ Together together(const ir::Fusion& segment) {
   Together all{schedule::unscheduled(segment).domains};
   for (const ir::Op& op : segment.ops) {
     const Domain& domain = all.domains[op.output];
-    if (!domain.ragged) continue;
+    if (domain.ragged.empty()) continue;
     const bool nested = ir::ragged_axis(segment.values[op.output]) >= 0;
     all.scans = all.scans || (nested && std::holds_alternative<ir::Scan>(op.attribute));
     all.inside = all.inside || all.scans || (nested && std::holds_alternative<ir::Reduce>(op.attribute));
     const int last = static_cast<int>(domain.logical.size()) - 1;
-    const std::vector<int>& by = domain.ragged->by;
-    const bool is_dense = last != domain.ragged->axis && std::find(by.begin(), by.end(), last) == by.end();
+    const std::vector<int>& by = domain.ragged[0].by;
+    const bool is_dense = last != domain.ragged[0].axis && std::find(by.begin(), by.end(), last) == by.end();
     if (is_dense) all.columns = std::max(all.columns, domain.logical[last]);
-    all.folded_by.resize(domain.ragged->by.size(), false);
-    for (size_t i = 0; i < domain.ragged->by.size() && !domain.reduced.empty(); ++i) {
-      all.folded_by[i] = all.folded_by[i] || domain.reduced[domain.ragged->by[i]];
+    all.folded_by.resize(domain.ragged[0].by.size(), false);
+    for (size_t i = 0; i < domain.ragged[0].by.size() && !domain.reduced.empty(); ++i) {
+      all.folded_by[i] = all.folded_by[i] || domain.reduced[domain.ragged[0].by[i]];
     }
   }
   return all;
@@ -87,7 +87,7 @@ std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& 
 ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
   ir::ValueId reference = -1;
   for (ir::ValueId id : among) {
-    const size_t rank = all.domains[id].ragged ? all.domains[id].logical.size() : 0;
+    const size_t rank = !all.domains[id].ragged.empty() ? all.domains[id].logical.size() : 0;
     if (rank > (reference < 0 ? 0 : all.domains[reference].logical.size())) reference = id;
   }
   return reference;
@@ -96,8 +96,8 @@ ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& am
 Shape shape_of(const Together& all, ir::ValueId reference) {
   JF_CHECK(reference >= 0, "a segment of nested values neither folds nor combines rows");
   const Domain& domain = all.domains[reference];
-  Shape shape{domain.logical, domain.ragged->axis};
-  const std::vector<int>& by = domain.ragged->by;
+  Shape shape{domain.logical, domain.ragged[0].axis};
+  const std::vector<int>& by = domain.ragged[0].by;
   const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
   const auto is_folded = [&](int axis) {
     const auto found = std::find(by.begin(), by.end(), axis);

@@ -42,7 +42,14 @@ class Rewriter {
     result_.name = whole.name;
     names_.insert(whole.name);
     for (const Value& value : whole.values) names_.insert(value.name);
-    for (const Op& op : whole.ops) defined_by_[op.output] = &op;
+    several_.resize(whole.values.size(), false);
+    for (const Op& op : whole.ops) {
+      defined_by_[op.output] = &op;
+      several_[op.output] = ir::ragged_axes(whole.values[op.output]).size() > 1;
+      for (ValueId id : op.inputs) {
+        several_[op.output] = several_[op.output] || (several_[id] && ir::ragged_axis(whole.values[id]) >= 0);
+      }
+    }
   }
 
   Fusion run() && {
@@ -87,7 +94,7 @@ class Rewriter {
 
   // How the components that belong to extents are cut.
   struct Cutting {
-    ValueId extents;
+    ValueId extents = -1;
     int64_t rows = 0;    // of a part, at least; 0 where components stay whole
     int64_t parts = 0;   // of all components of an outer index
     int64_t most = 0;    // rows of a component
@@ -144,6 +151,22 @@ class Rewriter {
   }
   static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
 
+  // Components of values with several ragged axes stay whole.
+  ValueId whole_nested(ValueId id) {
+    if (ir::ragged_axis(whole_.values[id]) < 0) return renamed_[id];
+    if (const auto found = nested_.find({id, {}}); found != nested_.end()) return found->second;
+    const Op& op = *defined_by_[id];
+    const ValueId made =
+        whole_copied(op, fresh(name(id), "rows", whole_.values[id].dtype, ir::shape(whole_.values[id])));
+    nested_.emplace(std::pair(id, Cutting{}), made);
+    return made;
+  }
+  ValueId whole_copied(const Op& op, const Value& stated) {
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) inputs.push_back(whole_nested(id));
+    return add(op.kind, std::move(inputs), op.attribute, stated, op.label);
+  }
+
   ValueId leave(const Op& op) {
     const Cutting cut = cutting(op);
     const ValueId from = op.inputs[0];
@@ -152,6 +175,7 @@ class Rewriter {
       const ValueId zero = add(OpKind::kConstant, {}, ir::zero_of(value.dtype), fresh(value.name, "zero", value.dtype));
       return add(OpKind::kBroadcast, {zero}, ir::Dims{}, value);
     }
+    if (several_[op.inputs[0]]) return whole_copied(op, value);
     if (const auto* combine = std::get_if<ir::Combine>(&op.attribute)) {
       const ValueId starts = starts_of_parts(op.inputs[1], cut, combine->rows);
       return add(op.kind, {nested(from, cut), starts}, *combine, value, op.label);
@@ -461,6 +485,7 @@ class Rewriter {
   Fusion result_;
   std::vector<ValueId> renamed_;  // by value of the whole, for dense ones
   std::vector<const Op*> defined_by_;
+  std::vector<bool> several_;  // by value: whether it comes from one with several ragged axes, in its kernel
   std::set<std::string> names_;
   std::map<std::pair<ValueId, Cutting>, ValueId> nested_;
   std::map<ValueId, ValueId> partials_;  // by what is folded: the folds of its parts
