@@ -19,8 +19,9 @@ from .report import OURS, Case
 from .sizes import group_sizes
 
 GROUPS, COLUMNS = 128, 2048
-# Of a GPU's: one run does the work on so many arrays, so that what is timed is the device and not Python's calls.
-CALLS = 4
+# A run on a GPU does the work on so many arrays: enough that XLA replays their kernels as one graph, so that what is
+# timed is the device and not launches.
+CALLS = 8
 SPREADS = ("uniform", "zipf", "one_group", "tenth_empty")
 
 

@@ -425,7 +425,7 @@ class Rewriter {
     return add(OpKind::kTake, {id, component}, ir::Take{{rank - 1}, {last}, from, none, ones}, stated);
   }
 
-  // By component: its first part and how many it has. By part: its component, where it begins in it, and its rows.
+  // By component: where its parts are and how many it has. By part: its component, where it begins in it, and its rows.
   struct Parts {
     ValueId first, counts, component, offset, extents;
   };
@@ -459,7 +459,9 @@ class Rewriter {
     const ValueId counts = compute(OpKind::kDiv, {filled, of_component});
     const ValueId ends = compute(OpKind::kScanSum, {counts}, ir::Scan{last});
     const ValueId first = compute(OpKind::kSub, {ends, counts});
-    const ValueId number = add(OpKind::kIota, {}, ir::Dims{{last}}, fresh(whole_.name, "part", DType::kS32, parts));
+    // From the last one on: the caches then hold the first rows, where a kernel that reads the rows again begins.
+    const ValueId place = add(OpKind::kIota, {}, ir::Dims{{last}}, fresh(whole_.name, "part", DType::kS32, parts));
+    const ValueId number = compute(OpKind::kSub, {full(cut.parts - 1, parts), place});
     const ValueId component = compute(OpKind::kSearch, {ends, number}, ir::Search{false, along});
     const ValueId exists = compute(OpKind::kLt, {component, full(components.back(), parts)}, {}, DType::kPred);
     const auto where = [&](ValueId id) { return compute(OpKind::kSelect, {exists, id, full(0, parts)}); };
@@ -467,7 +469,8 @@ class Rewriter {
     const ValueId offset = compute(OpKind::kMul, {before, of_part});
     const ValueId rest = compute(OpKind::kSub, {of_parts(count, component), offset});
     const ValueId extents = where(compute(OpKind::kClamp, {full(0, parts), rest, of_part}));
-    return parts_.emplace(cut, Parts{first, counts, component, offset, extents}).first->second;
+    const ValueId place_of_last = compute(OpKind::kSub, {full(cut.parts, components), ends});
+    return parts_.emplace(cut, Parts{place_of_last, counts, component, offset, extents}).first->second;
   }
   ValueId starts_of_parts(ValueId starts, const Cutting& cut, int64_t rows) {
     if (cut.rows == 0) return renamed_[starts];
