@@ -32,14 +32,12 @@ class PackedWeights:
 
     Attributes:
         pieces: uint32 `(groups, columns, depths, words)`: codes and scales of 128 columns by 64 contraction indices.
-        factors: float32 `(groups,)`: every weight of a group is multiplied with it.
         format: "nvfp4", "mxfp4" or "int4".
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
     """
 
     pieces: Any
-    factors: Any
     format: str = field(metadata=_STATIC)
     block: int = field(metadata=_STATIC)
     n: int = field(metadata=_STATIC)
@@ -73,7 +71,10 @@ def repack(data: jax.Array, scales: jax.Array, format: str, global_scale: Any) -
         factors = factors * np.float32(2**_NVFP4_EXPONENT)
     order = functools.partial(_order_group, format=format, block=block)
     pieces = jax.lax.map(lambda group: order(*group), (data, scales, fields))
-    return PackedWeights(pieces, factors, format, block, n, k)
+    # Copies are multiples of 16 bytes.
+    factor = jax.lax.bitcast_convert_type(factors, jnp.uint32)[:, None, None, None]
+    factor = jnp.pad(jnp.broadcast_to(factor, (*pieces.shape[:3], 1)), ((0, 0), (0, 0), (0, 0), (0, 3)))
+    return PackedWeights(jnp.concatenate([pieces, factor], axis=3), format, block, n, k)
 
 
 def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, format: str, block: int) -> jax.Array:
@@ -155,13 +156,16 @@ _E5M3 = _e5m3()
 def unpack_weights(weights: PackedWeights, dtype: Any) -> jax.Array:
     """The weights `(groups, n, k)`, as the kernel computes with them and then multiplied with their factor."""
     unpack_group = functools.partial(_unpack_group, weights=weights, dtype=dtype)
-    return jax.lax.map(lambda group: unpack_group(*group), (weights.pieces, weights.factors))
+    return jax.lax.map(unpack_group, weights.pieces)
 
 
-def _unpack_group(pieces: jax.Array, factor: jax.Array, *, weights: PackedWeights, dtype: Any) -> jax.Array:
+def _unpack_group(pieces: jax.Array, *, weights: PackedWeights, dtype: Any) -> jax.Array:
     across, down = pieces.shape[:2]
+    if pieces.size == 0:
+        return jnp.zeros((weights.n, weights.k), dtype)
     blocks = _DEPTH // weights.block
-    codes, scales = jnp.split(pieces, [_COLUMNS * _DEPTH // 8], axis=2)
+    factor = jax.lax.bitcast_convert_type(pieces[0, 0, -4], jnp.float32)
+    codes, scales = jnp.split(pieces[..., :-4], [_COLUMNS * _DEPTH // 8], axis=2)
     codes = codes.reshape(across, down, *_ROWS[:3], _INDICES[2], _INDICES[0])
     parts = [[[_take(codes, half + 2 * far, high, weights.format) for high in range(2)] for far in range(2)]
              for half in range(2)]  # fmt: skip

@@ -57,7 +57,7 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   }
   if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
-    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
+    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->weights), ",", g->columns);
   return text;
 }
 

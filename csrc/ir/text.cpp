@@ -57,7 +57,9 @@ struct AttributePrinter {
   }
   std::string operator()(const Combine& c) const { return cat(" {rows=", c.rows, components(c.components), "}"); }
   std::string operator()(const Grouped& g) const {
-    return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "", "}");
+    const bool numbers = g.weights == GroupedWeights::kNumbers;
+    return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
+               numbers ? "" : cat(" ", name(g.weights), ", columns=", g.columns), "}");
   }
 };
 
@@ -321,8 +323,15 @@ class Parser {
       require(known, "rows, contraction or batch before this");
       skip();
       if (at_ < text_.size() && text_[at_] != '}') {
-        expect_word("transpose_rhs");
-        grouped.transpose_rhs = true;
+        const std::string of_rhs = word("transpose_rhs or the format of weights");
+        grouped.transpose_rhs = of_rhs == "transpose_rhs";
+        if (!grouped.transpose_rhs) {
+          grouped.weights = parse_weights(of_rhs);
+          expect(',');
+          expect_word("columns");
+          expect('=');
+          grouped.columns = integer();
+        }
       }
       result = grouped;
     }

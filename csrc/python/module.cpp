@@ -171,13 +171,17 @@ void bind_builder(nb::module_& m) {
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
-             const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label) {
+             const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label,
+             const std::string& weights, int64_t columns) {
             const std::vector<ir::ValueId> optional_starts =
                 starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
-            return b.grouped_matmul(lhs, rhs, extents, optional_starts, {grouped_mode(mode), transpose_rhs},
-                                    parse_dtype(dtype), label);
+            ir::Grouped attribute{grouped_mode(mode), transpose_rhs};
+            if (!weights.empty()) attribute.weights = ir::parse_weights(weights);
+            attribute.columns = columns;
+            return b.grouped_matmul(lhs, rhs, extents, optional_starts, attribute, parse_dtype(dtype), label);
           },
-          "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
+          "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "",
+          "weights"_a = "", "columns"_a = 0)
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,

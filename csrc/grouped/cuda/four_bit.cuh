@@ -1,10 +1,10 @@
 // Weights of four bits as the kernel finds them, and how they become bf16 in registers.
 //
 // A piece is 128 columns of rhs by 64 contraction indices: for each slice of 64 columns 16 bytes of every thread of a
-// warpgroup, then for each slice the scales. The four words of a thread are its four words of each of four products of
-// depth 16 (wgmma_registers.cuh): eight codes, two to a word of the product. Rows of a product are columns of rhs, and
-// scales belong to a row: the four lanes that share a row read the same ones, a word or two for the rows lane / 4 and 8
-// further. What a format leaves to multiply with is one factor for each group.
+// warpgroup, then for each slice the scales, then 16 bytes that begin with a factor of all weights of the group. A word
+// of a thread has the eight codes of its four words of a product of depth 16 (wgmma_registers.cuh). Rows of a product
+// are columns of rhs, and scales belong to a row: the four lanes that share one read the same, a word or two for the
+// rows lane / 4 and 8 further.
 //
 // Every weight is exact but those of int4, where a code times its scale is rounded to bf16.
 #pragma once

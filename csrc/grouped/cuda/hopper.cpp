@@ -232,6 +232,7 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
                ", it has that of 9.0");
   }
   if (p.mode == Mode::kBatch) return "the ragged axis is a batch axis";
+  if (p.weights != Weights::kNumbers) return "weights of four bits have a kernel of their own";
   if (p.lhs != p.rhs || size_of(p.lhs) != 2 || !has_tensor_cores(p)) {
     return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out), ", it takes bf16 * bf16 or f16 * f16");
   }

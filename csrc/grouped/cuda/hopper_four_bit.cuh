@@ -2,8 +2,7 @@
 // padding rows become zero.
 //
 //   lhs [m, k] bf16; out [m, n]; k and n positive multiples of 8
-//   codes     [groups, columns / 128, pieces, kPieceBytes], columns and contraction indices filled up with zeros: what a
-//             block reads is contiguous. factors [groups] f32.
+//   pieces    [groups, columns / 128, k / 64, kPieceBytes], both rounded up: what a block reads is contiguous
 //   tile      128 columns by at most kRows rows of one group, a piece or two a stage. Computed transposed, as in
 //             HopperRows: weights become rows of the product, in registers, while the products of the piece before run.
 //   block     kThreads: a warpgroup that schedules and copies, then two that multiply, 64 columns each
@@ -39,7 +38,7 @@ class HopperFourBit {
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kLhsBytes = kRows * kRowBytes;
   static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleWords = Format::kScaleWords;
   static constexpr unsigned kScaleBytes = 32 * kScaleWords * 4;  // of a slice: shared by the four lanes of a row
-  static constexpr unsigned kPieceBytes = kSlices * (kCodeBytes + kScaleBytes);
+  static constexpr unsigned kFactorAt = kSlices * (kCodeBytes + kScaleBytes), kPieceBytes = kFactorAt + 16;
   static constexpr int kUnits = 2;
   static constexpr int kStep = 16;
 
@@ -61,18 +60,18 @@ class HopperFourBit {
  public:
   static constexpr int kSharedBytes = (kUnitEmptyAt + kUnits * 8 + 1023) / 1024 * 1024;
 
-  static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const unsigned char* codes,
-                                             const float* factors, const TensorMap& out_map, const Ragged& ragged,
-                                             Out* out, unsigned* next, int k, int n) {
+  static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const unsigned char* pieces,
+                                             const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
+                                             int k, int n) {
     HopperFourBit kernel(memory);
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
-    const int pieces = cdiv(k, kDepth);
+    const int steps = cdiv(k, kDepth);
     if (warp < kGroupThreads / 32) {
       ptx::give_registers<40>();
       if (warp == 0) {
-        if (threadIdx.x == 0) kernel.copy(lhs, codes, pieces, n);
+        if (threadIdx.x == 0) kernel.copy(lhs, pieces, steps, n);
       } else if (warp == 1) {
         kernel.schedule(ragged, next, n);
       } else {
@@ -81,7 +80,7 @@ class HopperFourBit {
     } else {
       ptx::take_registers<Tile::kBlocks == 1 ? 232 : 96>();
       auto* results = reinterpret_cast<typename Store::Shared*>(static_cast<unsigned char*>(memory) + kResultsAt);
-      kernel.multiply(results, out_map, factors, out, pieces, n);
+      kernel.multiply(results, out_map, out, steps, n);
     }
   }
 
@@ -143,7 +142,7 @@ class HopperFourBit {
   }
 
   // ---- one thread: copies ----
-  __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* codes, int pieces, int n) {
+  __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* pieces, int steps, int n) {
     ptx::prefetch_map(lhs);
     const int across = cdiv(n, kColumns);
     RingPlace<kUnits> unit_place;
@@ -153,18 +152,18 @@ class HopperFourBit {
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
       const long long tile = static_cast<long long>(unit.group) * across + unit.column / kColumns;
-      const unsigned char* from = codes + tile * pieces * kPieceBytes;
+      const unsigned char* from = pieces + tile * steps * kPieceBytes;
 #pragma unroll 1
-      for (int piece = 0; piece < pieces; piece += kPieces) {
+      for (int step = 0; step < steps; step += kPieces) {
         const unsigned arrived = full(place.index), stage = shared_ + place.index * sizeof(Stage);
-        const int here = min(kPieces, pieces - piece);
+        const int here = min(kPieces, steps - step);
         ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(arrived, here * (kPieceBytes + boxes * kBoxBytes));
         ptx::bulk_load(stage + rhs_of(0), from, here * kPieceBytes, arrived);
         from += here * kPieceBytes;
         for (int p = 0; p < here; ++p) {
           for (int i = 0; i < boxes; ++i) {
-            ptx::tile_load(stage + lhs_of(p) + i * kBoxBytes, &lhs, arrived, (piece + p) * kDepth,
+            ptx::tile_load(stage + lhs_of(p) + i * kBoxBytes, &lhs, arrived, (step + p) * kDepth,
                            unit.row + i * kBoxRows);
           }
         }
@@ -174,8 +173,8 @@ class HopperFourBit {
   }
 
   // ---- two warpgroups: products and results, 64 columns of every unit each ----
-  __device__ __forceinline__ void multiply(typename Store::Shared* results, const TensorMap& out_map,
-                                           const float* factors, Out* out, int pieces, int n) {
+  __device__ __forceinline__ void multiply(typename Store::Shared* results, const TensorMap& out_map, Out* out,
+                                           int steps, int n) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands. So are the rows of a unit.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0), thread = threadIdx.x % kGroupThreads;
@@ -188,10 +187,7 @@ class HopperFourBit {
     while (true) {
       const RowUnit unit = read_unit<true>(unit_place);
       if (unit.group == RowUnit::kEnd) break;
-      const float factor = factors[unit.group];
-      multiply_rows<kFewest>(sums, place, __shfl_sync(~0u, unit.count, 0), pieces);
-#pragma unroll
-      for (float& sum : sums) sum *= factor;
+      multiply_rows<kFewest>(sums, place, __shfl_sync(~0u, unit.count, 0), steps);
       store.results(sums, out_map, out, unit.row, unit.count, unit.column + static_cast<int>(self) * kSlice, n);
     }
     store.drain();
@@ -200,49 +196,54 @@ class HopperFourBit {
   // With the narrowest instruction that holds `count` rows.
   static constexpr int kFewest = kRows <= 128 ? 16 : 64;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, int count, int pieces) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, int count, int steps) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount < 64 ? kCount * 2 : kCount + (kCount < 128 ? 64 : 32);
-      if (count > kCount) return multiply_rows<kNext>(sums, place, count, pieces);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
     }
-    accumulate<kCount>(sums, place, pieces);
+    accumulate<kCount>(sums, place, steps);
   }
 
   // Products that begin together. Two sets of their words take turns: while one is made, the products of the other run.
   // A whole piece costs fewer instructions, half a piece fewer registers.
-  static constexpr int kSteps = kRows <= 128 ? 4 : 2;
+  static constexpr int kTogether = kRows <= 128 ? 4 : 2;
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, int pieces) {
-    unsigned even[kSteps * 4], odd[kSteps * 4];
+  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, int steps) {
+    unsigned even[kTogether * 4], odd[kTogether * 4];
     unsigned before = 0;  // the stage before
 #pragma unroll 1
-    for (int piece = 0;;) {
+    for (int step = 0;;) {
       const unsigned stage = place.index * static_cast<unsigned>(sizeof(Stage));
       const unsigned lhs = ptx::wgmma_operand(shared_) + stage / 16;
       ptx::mbarrier_wait(full(place.index), place.parity);
-      if constexpr (kSteps == 4) {
+      if constexpr (kTogether == 4) {
         const Codes<Format> first = load(stage), second = load(stage + kPieceBytes);
         decode<Format, 4>(first, 0, even);
-        begin<kCount>(sums, even, lhs, piece > 0);
-        if (piece > 0) release(before);
-        if (++piece == pieces) break;
+        begin<kCount>(sums, even, lhs, step > 0);
+        if (step > 0) release(before);
+        if (++step == steps) break;
         decode<Format, 4>(second, 0, odd);
         begin<kCount>(sums, odd, lhs + kLhsBytes / 16, true);
       } else {
         const Codes<Format> codes = load(stage);
         decode<Format, 2>(codes, 0, even);
-        begin<kCount>(sums, even, lhs, piece > 0);
-        if (piece > 0) release(before);
+        begin<kCount>(sums, even, lhs, step > 0);
+        if (step > 0) release(before);
         decode<Format, 2>(codes, 2, odd);
         begin<kCount>(sums, odd, lhs + 4, true);
       }
-      if (++piece == pieces) break;
+      if (++step == steps) break;
       before = place.index;
       place.advance();
     }
     ptx::wgmma_wait<0>();
     ptx::keep(sums);
+    const unsigned last = shared_ + place.index * static_cast<unsigned>(sizeof(Stage));
+    const float factor = __uint_as_float(ptx::ld_shared(last + rhs_of(0) + kFactorAt));
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) sums[i] *= factor;
+    __syncwarp();
     release(place.index);
     place.advance();
   }
@@ -265,11 +266,11 @@ class HopperFourBit {
 
   // Begins these products and waits for those before.
   template <int kCount>
-  static __device__ __forceinline__ void begin(Sums& sums, const unsigned (&words)[kSteps * 4], unsigned lhs,
+  static __device__ __forceinline__ void begin(Sums& sums, const unsigned (&words)[kTogether * 4], unsigned lhs,
                                                bool add) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < kTogether; ++i) {
       ptx::WgmmaRegisters<kCount>::run(sums, words + 4 * i, lhs + 2 * i, add || i > 0);
     }
     ptx::wgmma_commit();
