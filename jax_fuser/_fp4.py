@@ -3,7 +3,7 @@
 Codes travel two to a byte along the last axis, the first in the low half; blocks of a scale lie along that axis too.
 
     format   code                          block        scale            value
-    nvfp4    e2m1                          16           e4m3             code * scale / global_scale
+    nvfp4    e2m1                          16           e4m3             code * scale * a factor
     mxfp4    e2m1                          32           e8m0             code * scale
     int4     two's complement              32, 64, 128  bf16 or f32      code * scale
 """
@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 FORMATS = ("nvfp4", "mxfp4", "int4")
-_BLOCKS = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64, 128)}
 _FLT_MAX = np.finfo(np.float32).max
 _E2M1_MAX, _E4M3_MAX = 6.0, 448.0
 # What the eight magnitudes of e2m1 are, and from where on a number is nearer to the next: half way to an even one.
@@ -37,33 +36,22 @@ def unpack(data: jax.Array) -> jax.Array:
     return jnp.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 2 * data.shape[-1])
 
 
-def check_block(function: str, format: str, k: int, block: int | None) -> int:
-    """Return the number of values of a scale; raises where the format has no such blocks or `k` no whole number."""
-    allowed = _BLOCKS[format]
-    size = allowed[0] if block is None else block
-    if size not in allowed:
-        raise ValueError(f"{function}: {format} has blocks of {' or '.join(map(str, allowed))} values, got {size}")
-    if k % size:
-        raise ValueError(f"{function}: the last axis, {k}, must be a multiple of the block of {size}; pad it with zeros")
-    return size
-
-
-def quantize_four_bits(x: jax.Array, format: str, global_scale: Any = None, block: int | None = None,
-                       scale_dtype: Any = jnp.bfloat16) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+def quantize_four_bits(x: jax.Array, format: str, global_scale: Any, block: int) -> tuple[jax.Array, jax.Array]:
     """Return the packed codes `(.., k / 2)` and the scales `(.., k / block)` of `x` `(.., k)`.
 
     A scale is rounded before values are divided by it, so that codes are the nearest under the scale that is stored.
     """
-    block = check_block("quantize", format, x.shape[-1], block)
     blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
-    largest = jnp.max(jnp.abs(blocks), axis=-1)
+    # Backends differ in whether a maximum keeps a NaN.
+    largest = jnp.where(jnp.isnan(blocks).any(axis=-1), jnp.float32(np.nan), jnp.max(jnp.abs(blocks), axis=-1))
+    # Compilers divide by a constant in either way; this one they do not know.
+    most = jax.lax.optimization_barrier(jnp.float32(7 if format == "int4" else _E2M1_MAX))
     if format == "nvfp4":
-        scale = largest / _E2M1_MAX
+        scale = largest / most
         inverse_global = jnp.float32(1)
         if global_scale is not None:
             scale = scale * global_scale
             inverse_global = 1 / global_scale
-        scale = jnp.minimum(scale, _FLT_MAX)
         scales = _clip(scale, _E4M3_MAX).astype(jnp.float8_e4m3fn)
         factor = jnp.minimum(1 / (scales.astype(jnp.float32) * inverse_global), _FLT_MAX)
         codes = to_e2m1(blocks * factor[..., None])
@@ -72,25 +60,23 @@ def quantize_four_bits(x: jax.Array, format: str, global_scale: Any = None, bloc
         scales = exponent.astype(jnp.uint8).view(jnp.float8_e8m0fnu)
         codes = to_e2m1(blocks * _power(254 - exponent)[..., None])
     else:
-        scales = (largest / 7).astype(scale_dtype)
+        scales = (largest / most).astype(jnp.bfloat16)
         wide = scales.astype(jnp.float32)[..., None]
         # Rounding may have made the scale smaller than a seventh of the largest value.
         codes = jnp.clip(jnp.round(blocks / jnp.where(wide == 0, 1, wide)), -7, 7).astype(jnp.int8).view(jnp.uint8)
     return pack(codes.reshape(x.shape)), scales
 
 
-def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str, global_scale: Any = None) -> jax.Array:
-    """Return the values, float32 `(.., k)`."""
+def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax.Array:
+    """Return codes times their scales, float32 `(.., k)`."""
     codes = unpack(data)
     if format == "int4":
         values = ((codes ^ 8).astype(jnp.int8) - 8).astype(jnp.float32)
     else:
         values = from_e2m1(codes)
     wide = scale_values(scales)
-    wide = values.reshape(*scales.shape, -1) * wide[..., None]
-    if global_scale is not None:
-        wide = wide * (1 / jnp.asarray(global_scale, jnp.float32))
-    return wide.reshape(values.shape)
+    size = values.shape[-1] // scales.shape[-1] if scales.shape[-1] else 1
+    return (values.reshape(*scales.shape, size) * wide[..., None]).reshape(values.shape)
 
 
 def to_e2m1(x: jax.Array) -> jax.Array:

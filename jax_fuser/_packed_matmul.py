@@ -9,6 +9,7 @@ array of the dtype of lhs first. Differentiable in lhs; its cotangent is the pro
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -19,10 +20,47 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi
 from jax_fuser._grouped_primitive import product
+from jax_fuser._nested_checks import check_extents, check_order, index_array
+from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
+from jax_fuser._ragged_dot import to_extents
+from jax_fuser._row_groups import ordered_starts, spans
 from jax_fuser._varying import same_varying
 
 packed_p = jax.extend.core.Primitive("jax_fuser_packed_matmul")
+_FUNCTION = "scaled_grouped_matmul"
+
+
+def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: Any, validate: bool) -> Any:
+    """Check the operands of `scaled_grouped_matmul` with rows of floats and packed weights, and multiply them."""
+    nested = lhs if isinstance(lhs, NestedTensor) else None
+    starts = None
+    if nested is not None:
+        if group_sizes is not None:
+            raise TypeError(f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor")
+        data, extents = nested.data, nested.extents
+        if nested.gapped and extents.ndim == 1:
+            if validate:
+                check_order(_FUNCTION, nested.starts, extents)
+            starts = ordered_starts(nested.starts, extents, nested.capacity)
+    else:
+        if group_sizes is None:
+            raise TypeError(f"{_FUNCTION}: lhs is an array, so group_sizes= is needed")
+        data, extents = jnp.asarray(lhs), index_array(_FUNCTION, "group_sizes", group_sizes, validate)
+    groups, _, k = weights.shape
+    if not jnp.issubdtype(data.dtype, jnp.floating):
+        raise TypeError(f"{_FUNCTION}: weights of four bits need lhs of floats, got {data.dtype}")
+    if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
+        raise ValueError(
+            f"{_FUNCTION}: weights {weights.shape} as (groups, n, k) need lhs (m, {k}) and group_sizes ({groups},), "
+            f"got {data.shape} and {extents.shape}"
+        )
+    if nested is None:
+        if validate:
+            check_extents(_FUNCTION, extents, data.shape[0], 0)
+        extents = to_extents(extents, data.shape[0])
+    out = packed_product(data, weights, extents, starts, dtype=np.dtype(dtype))
+    return out if nested is None else nested.replace(data=out)
 
 
 def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any = None, *, dtype: Any) -> jax.Array:
@@ -77,7 +115,7 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: in
     names = ("lhs", "weights", "extents", "starts")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(values) == 4 else None
-    product = builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, "packed_matmul", weights, n)
+    product = builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, "packed_matmul", weights=weights, columns=n)
     builder.output(product)
     return builder.finish()
 
@@ -86,7 +124,10 @@ _lower_plain = mlir.lower_fun(_plain, multiple_results=False)
 
 
 def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
-    if why_no_kernel(ctx.avals_in[0], params["n"], params["dtype"]) is not None:
+    why = why_no_kernel(ctx.avals_in[0], params["n"], params["dtype"])
+    if why is not None:
+        if ctx.avals_out[0].size:
+            warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
         return _lower_plain(ctx, *operands, **params)
     types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in ctx.avals_in)
     weights = params["format"] if params["format"] != "int4" else f"int4x{params['block']}"
@@ -115,7 +156,9 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
         # Contiguous groups stay contiguous when every row becomes as many as the batch has.
         lhs = jnp.moveaxis(lhs, dims[0], 1)
         m, size, k = lhs.shape
-        out = packed_p.bind(lhs.reshape(m * size, k), pieces, *[i * size for i in indices], **params)
+        starts, extents = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
+        indices = [extents * size] if len(indices) == 1 else [extents * size, starts * size]
+        out = packed_p.bind(lhs.reshape(m * size, k), pieces, *indices, **params)
         return out.reshape(m, size, -1), 1
     return jax.vmap(functools.partial(_plain, **params), in_axes=tuple(dims))(*args), 0
 

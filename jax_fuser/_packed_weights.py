@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser._fp4 import from_e2m1, unpack
+from jax_fuser._fp4 import FORMATS, from_e2m1, unpack
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import ScaledTensor
 
 _STATIC = {"static": True}
 _COLUMNS, _DEPTH = 128, 64  # of a piece
@@ -31,7 +33,8 @@ class PackedWeights:
     """Weights `(groups, n, k)` of four bits, ordered by `repack_weights`.
 
     Attributes:
-        pieces: uint32 `(groups, columns, depths, words)`: codes and scales of 128 columns by 64 contraction indices.
+        pieces: uint32 `(groups, columns, depths, words)`: codes, scales and a factor of 128 columns by 64 contraction
+            indices.
         format: "nvfp4", "mxfp4" or "int4".
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
@@ -49,15 +52,53 @@ class PackedWeights:
         return self.pieces.shape[0], self.n, self.k
 
 
-def repack(data: jax.Array, scales: jax.Array, format: str, global_scale: Any) -> PackedWeights:
-    """Order packed codes `(groups, n, k / 2)` and their scales `(groups, n, k / block)`."""
+def repack_weights(weights: ScaledTensor) -> PackedWeights:
+    """Order weights of four bits as the kernel for GPUs of compute capability 9.0 reads them.
+
+    Done once, when weights are loaded. The bits stay as many; columns are filled up to a multiple of 128 and
+    contraction indices to one of 64. Values stay the same, but for float32 scales of "int4", which are rounded to
+    bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
+
+    Args:
+        weights: `ScaledTensor` `(groups, n, k)` of format "nvfp4", "mxfp4" or "int4"; its `global_scale` is a number or
+            `(groups, 1, 1)`. Not differentiable.
+
+    Returns:
+        `PackedWeights`, which `scaled_grouped_matmul` takes as `rhs`.
+
+    Raises:
+        TypeError: no `ScaledTensor`, or of another format.
+        ValueError: not three axes, or scales that do not fit them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.repack_weights(jf.quantize(jnp.ones((3, 200, 64)), "mxfp4")).shape
+        (3, 200, 64)
+    """
+    if not isinstance(weights, ScaledTensor) or weights.format not in FORMATS:
+        got = weights.format if isinstance(weights, ScaledTensor) else type(weights).__name__
+        raise TypeError(f"repack_weights: expected a ScaledTensor of format {', '.join(FORMATS)}, got {got}")
+    if isinstance(weights.data, NestedTensor) or weights.data.ndim != 3:
+        raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
+    groups, n, k = weights.shape
+    (block,) = weights.block
+    if block is None or weights.scales.shape != (groups, n, -(-k // block)):
+        raise ValueError(
+            f"repack_weights: weights {weights.shape} with blocks of {block} need scales {(groups, n, k // (block or k))}"
+            f", got {weights.scales.shape}"
+        )
+    return _repack(weights.data, weights.scales, weights.global_scale, format=weights.format, block=block)
+
+
+@functools.partial(jax.jit, static_argnames=("format", "block"))
+def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, *, format: str, block: int) -> PackedWeights:
     groups, n, k = *data.shape[:2], 2 * data.shape[2]
-    block = k // scales.shape[2]
     factors = jnp.ones(groups, jnp.float32)
     if global_scale is not None:
-        factors = jnp.broadcast_to(1 / jnp.asarray(global_scale, jnp.float32), (groups,))
+        factors = jnp.broadcast_to(jnp.asarray(global_scale, jnp.float32).reshape(-1), (groups,))
     if format == "int4":
-        fields, largest = jax.lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.uint16), None
+        fields = jax.lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.uint16)
         if block == 128:
             fields, block = jnp.repeat(fields, 2, axis=2), 64
     elif format == "mxfp4":

@@ -224,9 +224,8 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped: {
         const grouped::Problem problem = plan::grouped_problem(segment.fusion);
+        grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
-        JF_REQUIRE(problem.weights == grouped::Weights::kNumbers || target.platform == Platform::kCuda,
-                   "[grouped_matmul] packed weights of four bits have a kernel for CUDA alone; unpack them");
         if (target.platform == Platform::kCuda) {
           program.facts.back().parameters = grouped::describe(problem, target);
           if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));

@@ -73,8 +73,8 @@ class Builder {
   ValueId partition_of(ValueId value, ValueId starts, ValueId extents, const Nest& nest);
   // The rows of one component, as many as any can have: zeros behind its last one. Its axis goes.
   ValueId select(ValueId value, int64_t component);
-  // `starts` is optional: pass an empty span or one value.
-  ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts, Grouped attribute,
+  // `others`: starts, which are optional, then the scales of lhs and rhs if the attribute says that there are any.
+  ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others, Grouped attribute,
                          DType dtype, const std::string& label = "");
 
   void output(ValueId value);

@@ -166,10 +166,14 @@ struct Combine {
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
 // What rhs holds, as in grouped/problem.h.
 enum class GroupedWeights : uint8_t { kNumbers, kMxfp4, kNvfp4, kInt4By32, kInt4By64 };
-// Operands (lhs, rhs, extents[, starts]); shapes as in grouped/problem.h.
+// What the elements of 8-bit floats are multiplied by: see grouped/problem.h.
+enum class GroupedScales : uint8_t { kNone, kRows, kBlocks };
+constexpr int64_t kScaleBlock = 128;  // elements along one axis
+// Operands (lhs, rhs, extents[, starts][, scales of lhs, of rhs]); shapes as in grouped/problem.h.
 struct Grouped {
   GroupedMode mode = GroupedMode::kRows;
   bool transpose_rhs = false;
+  GroupedScales scales = GroupedScales::kNone;
   GroupedWeights weights = GroupedWeights::kNumbers;
   int64_t columns = 0;  // of the result, where rhs does not say
   bool operator==(const Grouped&) const = default;

@@ -14,6 +14,7 @@ namespace jf::ir {
 namespace {
 
 constexpr std::string_view kModeNames[] = {"rows", "contraction", "batch"};
+constexpr std::string_view kScalesNames[] = {"", " scaled_rows", " scaled_blocks"};
 
 std::string print_dims(const std::vector<int64_t>& dims) {
   std::string text;
@@ -59,7 +60,8 @@ struct AttributePrinter {
   std::string operator()(const Grouped& g) const {
     const bool numbers = g.weights == GroupedWeights::kNumbers;
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
-               numbers ? "" : cat(" ", name(g.weights), ", columns=", g.columns), "}");
+               kScalesNames[static_cast<size_t>(g.scales)],
+               numbers ? "" : cat(", weights=", name(g.weights), ", columns=", g.columns), "}");
   }
 };
 
@@ -322,16 +324,23 @@ class Parser {
       }
       require(known, "rows, contraction or batch before this");
       skip();
-      if (at_ < text_.size() && text_[at_] != '}') {
-        const std::string of_rhs = word("transpose_rhs or the format of weights");
-        grouped.transpose_rhs = of_rhs == "transpose_rhs";
-        if (!grouped.transpose_rhs) {
-          grouped.weights = parse_weights(of_rhs);
-          expect(',');
-          expect_word("columns");
-          expect('=');
-          grouped.columns = integer();
-        }
+      if (at_ < text_.size() && text_[at_] != '}' && text_[at_] != ',') {
+        expect_word("transpose_rhs");
+        grouped.transpose_rhs = true;
+        skip();
+      }
+      if (accept(',')) {
+        expect_word("weights");
+        expect('=');
+        grouped.weights = parse_weights(word("a format of weights"));
+        expect(',');
+        expect_word("columns");
+        expect('=');
+        grouped.columns = integer();
+      } else if (at_ < text_.size() && text_[at_] != '}') {
+        const std::string scales = " " + word("scaled_rows or scaled_blocks");
+        require(scales == kScalesNames[1] || scales == kScalesNames[2], "scaled_rows or scaled_blocks before this");
+        grouped.scales = scales == kScalesNames[1] ? GroupedScales::kRows : GroupedScales::kBlocks;
       }
       result = grouped;
     }

@@ -40,6 +40,13 @@ ir::GroupedMode grouped_mode(const std::string& name) {
   return ir::GroupedMode::kBatch;
 }
 
+ir::GroupedScales grouped_scales(const std::string& name) {
+  if (name.empty()) return ir::GroupedScales::kNone;
+  if (name == "rows") return ir::GroupedScales::kRows;
+  JF_REQUIRE(name == "blocks", "[grouped_matmul] scaled must be rows or blocks, got '", name, "'");
+  return ir::GroupedScales::kBlocks;
+}
+
 ir::Constant constant(DType dtype, nb::handle value) {
   double number = 0;
   if (is_float(dtype)) {
@@ -172,16 +179,19 @@ void bind_builder(nb::module_& m) {
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
              const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label,
-             const std::string& weights, int64_t columns) {
-            const std::vector<ir::ValueId> optional_starts =
-                starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
-            ir::Grouped attribute{grouped_mode(mode), transpose_rhs};
+             const std::string& scaled, const std::vector<ir::ValueId>& scales, const std::string& weights,
+             int64_t columns) {
+            std::vector<ir::ValueId> others = starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
+            others.insert(others.end(), scales.begin(), scales.end());
+            ir::Grouped attribute{grouped_mode(mode), transpose_rhs, grouped_scales(scaled)};
             if (!weights.empty()) attribute.weights = ir::parse_weights(weights);
             attribute.columns = columns;
-            return b.grouped_matmul(lhs, rhs, extents, optional_starts, attribute, parse_dtype(dtype), label);
+            return b.grouped_matmul(lhs, rhs, extents, others, attribute, parse_dtype(dtype), label);
           },
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "",
-          "weights"_a = "", "columns"_a = 0)
+          "scaled"_a = "", "scales"_a = std::vector<ir::ValueId>{}, "weights"_a = "", "columns"_a = 0,
+          "Multiply rows by groups. 8-bit floats are scaled by \"rows\" or \"blocks\": `scales` are those of lhs and "
+          "rhs. Packed `weights` of four bits give a result of `columns`.")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,

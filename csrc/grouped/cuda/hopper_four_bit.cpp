@@ -100,7 +100,7 @@ std::string print(const FourBitConfig& c) {
 
 std::string why_not_four_bit(const Problem& p, const Target& target) {
   if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
-    return cat("packed weights of four bits have a kernel for GPUs of compute capability 9.0, got ", print(target));
+    return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (p.mode != Mode::kRows || p.weights == Weights::kNumbers) return "it takes rows times packed weights of four bits";
   const bool known_out = p.out == DType::kBF16 || p.out == DType::kF16 || p.out == DType::kF32;
@@ -142,8 +142,9 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = true;
-  const int box_rows = c.rows < 64 ? 16 : 64, out = p.has_starts ? 4 : 3;
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)}, {out, matrix(p.m, p.n, p.out, store_rows(p, c))}};
+  const int box_rows = c.rows < 64 ? 16 : 64;
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)},
+                 {out_argument(p), matrix(p.m, p.n, p.out, store_rows(p, c))}};
   // Every group and every stretch of padding may end in a part tile.
   const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
   const int64_t units = (divide_up(p.m, c.rows) + parts - 1) * divide_up(p.n, kColumns);
