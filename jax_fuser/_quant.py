@@ -170,10 +170,11 @@ def quantize(
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantize(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.float32)
-    limits = jnp.finfo(dtype)
+    # Compilers divide by a constant in either way.
+    inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
     most = _largest(jnp.abs(wide), block)
     # Not below the normal numbers, which may count as zero.
-    scales = jnp.where(most == 0, 1, jnp.maximum(most / limits.max.astype(np.float32), jnp.finfo(jnp.float32).tiny))
+    scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
     return (wide / spread(scales, block, x.shape)).astype(dtype), scales
 
 
@@ -205,12 +206,12 @@ def _no_derivative_of_four_bits(format: str, block: int, primals: Any, tangents:
 def _largest(x: jax.Array, block: Block) -> jax.Array:
     if block in ((), (None,)):
         return jnp.max(x, axis=-1 if block else None, initial=0)
-    outer = x.shape[: x.ndim - len(block)]
-    last = x.shape[x.ndim - len(block) :]
-    counts = [-(-size // length) for size, length in zip(last, block)]
-    padding = [(0, 0)] * len(outer) + [(0, c * b - size) for c, b, size in zip(counts, block, last)]
-    parts = jnp.pad(x, padding).reshape(*outer, *(n for pair in zip(counts, block) for n in pair))
-    return jnp.max(parts, axis=tuple(len(outer) + 1 + 2 * i for i in range(len(block))), initial=0)
+    lengths = [length for length in block if length is not None]
+    outer, last = x.shape[: x.ndim - len(lengths)], x.shape[x.ndim - len(lengths) :]
+    counts = [-(-size // length) for size, length in zip(last, lengths)]
+    padding = [(0, 0)] * len(outer) + [(0, c * b - size) for c, b, size in zip(counts, lengths, last)]
+    parts = jnp.pad(x, padding).reshape(*outer, *(n for pair in zip(counts, lengths) for n in pair))
+    return jnp.max(parts, axis=tuple(len(outer) + 1 + 2 * i for i in range(len(lengths))), initial=0)
 
 
 def spread(scales: jax.Array, block: Block, shape: tuple[int, ...]) -> jax.Array:
@@ -220,6 +221,7 @@ def spread(scales: jax.Array, block: Block, shape: tuple[int, ...]) -> jax.Array
     if block == (None,):
         return scales[..., None]
     for i, length in enumerate(block):
+        assert length is not None, block
         axis = len(shape) - len(block) + i
         scales = jax.lax.slice_in_dim(jnp.repeat(scales, length, axis=axis), 0, shape[axis], axis=axis)
     return scales

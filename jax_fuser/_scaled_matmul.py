@@ -154,8 +154,8 @@ def _scaling(lhs: ScaledTensor, rhs: ScaledTensor) -> str:
     if lhs.format == rhs.format == "fp8_block" and (lhs.block, rhs.block) == _BLOCKS["blocks"]:
         return "blocks"
     raise TypeError(
-        f"scaled_grouped_matmul: {lhs.format} {lhs.block} x {rhs.format} {rhs.block} is not supported; supported pairs: "
-        "fp8_row or fp8_tensor on both sides, fp8_block (128,) x fp8_block (128, 128)"
+        f"scaled_grouped_matmul: {lhs.format} {lhs.block} x {rhs.format} {rhs.block} is not supported; "
+        "supported pairs: fp8_row or fp8_tensor on both sides, fp8_block (128,) x fp8_block (128, 128)"
     )
 
 
@@ -214,7 +214,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     raise TypeError(
         "scaled_grouped_matmul: has no derivative: its gradients take operands quantized along another axis; write a "
-        "jax.custom_vjp, where that of lhs is scaled_grouped_matmul of quantized dy and quantized swapaxes(weights, 1, 2)"
+        "jax.custom_vjp, where that of lhs is scaled_grouped_matmul of dy and swapaxes(weights, 1, 2), both quantized"
     )
 
 

@@ -17,6 +17,7 @@
 #include "ir/build.h"
 #include "ir/text.h"
 #include "python/schedule_bindings.h"
+#include "runtime/background.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -208,8 +209,15 @@ void bind_builder(nb::module_& m) {
             return b.broadcast_like(value, like, dims);
           },
           "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
-      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a, "components"_a = 1,
+      .def("combine", nb::overload_cast<ir::ValueId, ir::ValueId, int64_t, int64_t>(&Builder::combine), "value"_a,
+           "starts"_a, "rows"_a, "components"_a = 1,
            "The rows of all components of a nested value in one axis, zeros between them.")
+      .def(
+          "combine",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& starts, const std::vector<int64_t>& rows) {
+            return b.combine(value, starts, rows);
+          },
+          "value"_a, "starts"_a, "rows"_a, "The same of a value with several ragged axes.")
       .def(
           "partition",
           [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
@@ -249,6 +257,8 @@ void bind_targets(nb::module_& m) {
       "(path, version), or (None, why there is none).");
   m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
         "Ask for the compiler's version in the background, once per process.");
+  m.def("end_background", &runtime::end_background, nb::call_guard<nb::gil_scoped_release>(),
+        "Wait for what is compiled in the background; nothing begins there afterwards.");
   m.def(
       "nvrtc",
       [] {
