@@ -2,8 +2,8 @@
 
     lhs (m, k), pieces of weights (groups, n, k)  ->  (m, n)
 
-On GPUs of compute capability 9.0 a kernel decodes the weights on their way to the tensor cores; elsewhere they become an
-array of the dtype of lhs first. Differentiable in lhs; its cotangent is the product with that array.
+On GPUs of compute capability 9.0 a kernel decodes the weights on their way to the tensor cores; elsewhere they become
+an array of the dtype of lhs first. Differentiable in lhs; its cotangent is the product with that array.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: in
     names = ("lhs", "weights", "extents", "starts")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(values) == 4 else None
-    product = builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, "packed_matmul", weights=weights, columns=n)
-    builder.output(product)
+    label = "packed_matmul"
+    builder.output(builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, label, weights=weights, columns=n))
     return builder.finish()
 
 

@@ -83,10 +83,12 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
         raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
     groups, n, k = weights.shape
     (block,) = weights.block
-    if block is None or weights.scales.shape != (groups, n, -(-k // block)):
+    assert block is not None
+    fitting = (groups, n, k // block)
+    if k % block or weights.scales.shape != fitting:
         raise ValueError(
-            f"repack_weights: weights {weights.shape} with blocks of {block} need scales {(groups, n, k // (block or k))}"
-            f", got {weights.scales.shape}"
+            f"repack_weights: weights {weights.shape} with blocks of {block} need scales {fitting}, got "
+            f"{weights.scales.shape}"
         )
     return _repack(weights.data, weights.scales, weights.global_scale, format=weights.format, block=block)
 

@@ -50,8 +50,8 @@ class ScaledTensor:
 
     Args:
         data: elements, or a NestedTensor of them; those of four bits two to a byte, the first in the low half.
-        scales: float32 (float8 or bfloat16 for elements of four bits), one for each block of the last axes of `data`: blocks count along those axes, except that an
-            axis within one block is left out.
+        scales: float32 (float8 or bfloat16 for elements of four bits), one for each block of the last axes of `data`:
+            blocks count along those axes, except that an axis within one block is left out.
         global_scale: a factor of all elements, or None.
         format: name of the format, a key of `FORMATS`.
         block: elements along the last axes that share a scale; `(None,)` is a whole row, `()` everything.

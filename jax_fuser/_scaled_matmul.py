@@ -55,9 +55,10 @@ def scaled_grouped_matmul(
     bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to
     bfloat16. Elsewhere they become an array of the dtype of `lhs` first. This product is differentiable in `lhs`.
 
-    8-bit floats are not differentiable and raise an error. The gradients take operands that are quantized along another axis; that of
-    `lhs` is this function again, `scaled_grouped_matmul(quantize(dy, f), quantize(jnp.swapaxes(w, 1, 2), f), sizes)`.
-    There is none yet for that of `rhs`, which sums over rows: use `grouped_matmul` on wider floats.
+    8-bit floats are not differentiable and raise an error. The gradients take operands that are quantized along another
+    axis; that of `lhs` is this function again,
+    `scaled_grouped_matmul(quantize(dy, f), quantize(jnp.swapaxes(w, 1, 2), f), sizes)`. There is none yet for that of
+    `rhs`, which sums over rows: use `grouped_matmul` on wider floats.
 
     Args:
         lhs: `ScaledTensor` of rows `(m, k)` with `group_sizes`, or of a NestedTensor `[groups, ragged, k]`; format

@@ -78,7 +78,7 @@ def test_int4_is_within_half_a_scale(block):
 
 
 @pytest.mark.parametrize(("format", "block"), FORMATS)
-@pytest.mark.parametrize(("n", "k"), [(200, 128), (8, 384), (128, 256)])
+@pytest.mark.parametrize(("n", "k"), [(200, 128), (8, 384)])
 def test_packed_weights_hold_the_same_values(format, block, n, k):
     w = weights(2, n, k, format, block, **({"global_scale": 300.0} if format == "nvfp4" else {}))
     packed = jf.repack_weights(w)
@@ -123,6 +123,8 @@ def truth(x, w, extents, starts=None):
 @pytest.mark.parametrize(("format", "block"), FORMATS[:4])
 def test_ragged_edges(edge, format, block, device):
     """Padding rows hold NaN; sizes fit no tile."""
+    if device.platform == "cpu" and format != "nvfp4":
+        pytest.skip("unpacked, all formats are one product")
     extents, starts = EDGES[edge]
     m, k, n = 700, 192, 136
     w = weights(len(extents), n, k, format, block)
@@ -137,6 +139,8 @@ def test_ragged_edges(edge, format, block, device):
 @pytest.mark.parametrize("m", [40, 200, 500, 1500])
 def test_every_tile(m, dtype, device):
     """One group has most rows, one none, and the rows of every tile's height occur."""
+    if device.platform == "cpu" and m > 40:
+        pytest.skip("tiles are those of the kernel")
     groups, k, n = 6, 320, 264
     extents = [m // 2, 0, m // 8, 1, m // 4, 3]
     w = weights(groups, n, k, "nvfp4", 16, global_scale=77.0)
@@ -250,5 +254,5 @@ def test_few_kernels_serve_any_number_of_rows():
 
 def test_other_targets_say_why_there_is_no_kernel():
     for target in (_core.host_target(), _core.cuda_target_for(80)):
-        with pytest.raises(jf.UserError, match="no kernel takes packed weights here: the kernel is for GPUs of compute"):
+        with pytest.raises(jf.UserError, match="no kernel takes packed weights here: the kernel is for GPUs"):
             _core.stages(program("mxfp4", 20), target)

@@ -382,8 +382,8 @@ struct Inference {
     const bool scaled = g.scales != GroupedScales::kNone;
     JF_REQUIRE(scaled == is_float8(in(0).dtype) && scaled == is_float8(in(1).dtype),
                "[grouped_matmul] 8-bit floats need scales, and only they have any, got ", type(0), " and ", type(1));
-    JF_REQUIRE(scaled || !numbers || in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0),
-               " and ", type(1));
+    JF_REQUIRE(scaled || !numbers || in(0).dtype == in(1).dtype,
+               "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0), " and ", type(1));
     const size_t indices = inputs.size() - (scaled ? 2 : 0);
     JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
                scaled ? ", scales of lhs, scales of rhs" : "", ", got ", inputs.size(), " operands");
@@ -446,8 +446,8 @@ struct Inference {
     const std::vector<int64_t> expected = {in(2).axes[0].extent, divide_up(g.columns, kColumns),
                                            divide_up(a[1], kDepth), words};
     JF_REQUIRE(in(1).dtype == DType::kU32 && shape(in(1)) == expected, "[grouped_matmul] expected weights ",
-               name(g.weights), " as u32[", expected[0], ",", expected[1], ",", expected[2], ",", expected[3], "], got ",
-               type(1));
+               name(g.weights), " as u32[", expected[0], ",", expected[1], ",", expected[2], ",", expected[3],
+               "], got ", type(1));
     return {"", stated.dtype, {{a[0]}, {g.columns}}};
   }
 };

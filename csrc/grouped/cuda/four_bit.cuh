@@ -26,8 +26,8 @@ __device__ __forceinline__ unsigned minus(unsigned a, unsigned b) {
 __device__ __forceinline__ unsigned rotate_right(unsigned word, int bits) { return __funnelshift_r(word, word, bits); }
 
 // e2m1: sign, two bits of exponent and one of mantissa, at the places of the low ones of bf16, give the value times
-// 2^-126. The first pair of codes is there, the next two are rotated by 3 and 6 bits; the last has bits 0, 1, 3 and 4 of
-// both halves, which one product brings to their places: 2^7 the exponent, 2^2 the mantissa, 2^12 the sign.
+// 2^-126. The first pair of codes is there, the next two are rotated by 3 and 6 bits; the last has bits 0, 1, 3 and 4
+// of both halves, which one product brings to their places: 2^7 the exponent, 2^2 the mantissa, 2^12 the sign.
 struct E2m1 {
   static __device__ __forceinline__ void pairs(unsigned word, unsigned (&pair)[4]) {
     constexpr unsigned kPair = 0x81c081c0, kRest = 0x001b001b;

@@ -143,8 +143,7 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = true;
   const int box_rows = c.rows < 64 ? 16 : 64;
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)},
-                 {out_argument(p), matrix(p.m, p.n, p.out, store_rows(p, c))}};
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)}, {out_argument(p), matrix(p.m, p.n, p.out, store_rows(p, c))}};
   // Every group and every stretch of padding may end in a part tile.
   const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
   const int64_t units = (divide_up(p.m, c.rows) + parts - 1) * divide_up(p.n, kColumns);

@@ -22,7 +22,8 @@ std::string print(const FourBitConfig& config);
 // Why the kernel does not take the problem; empty where it does.
 std::string why_not_four_bit(const Problem& problem, const Target& target);
 
-// For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of four.
+// For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
+// four.
 FourBitConfig choose_four_bit(const Problem& problem, const Target& target);
 CudaKernel four_bit_kernel(const Problem& problem, const FourBitConfig& config, const Target& target);
 

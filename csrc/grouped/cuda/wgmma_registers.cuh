@@ -13,20 +13,19 @@ namespace jf::ptx {
 template <int kColumns>
 struct WgmmaRegisters;
 
-#define JF_WGMMA_REGISTERS(COLUMNS, SUMS, A0, A1, A2, A3, B, ADD)                                                    \
-  template <>                                                                                                        \
-  struct WgmmaRegisters<COLUMNS> {                                                                                   \
-    template <int kSize>                                                                                             \
-    static __device__ __forceinline__ void run(float (&sums)[kSize], const unsigned* a, unsigned b, int add) {       \
-      static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                              \
-      asm volatile(                                                                                                  \
-          "{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS               \
-          "k16.f32.bf16.bf16 {" JF_NAMES_##SUMS "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B                  \
-          ", add, 1, 1, 0;}"                                                                                         \
-          : JF_SUMS_##SUMS(sums)                                                                                     \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_description(b)), "r"(add)                          \
-          : "memory");                                                                                               \
-    }                                                                                                                \
+#define JF_WGMMA_REGISTERS(COLUMNS, SUMS, A0, A1, A2, A3, B, ADD)                                               \
+  template <>                                                                                                   \
+  struct WgmmaRegisters<COLUMNS> {                                                                              \
+    template <int kSize>                                                                                        \
+    static __device__ __forceinline__ void run(float (&sums)[kSize], const unsigned* a, unsigned b, int add) {  \
+      static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                         \
+      asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS \
+                   "k16.f32.bf16.bf16 {" JF_NAMES_##SUMS "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B    \
+                                                         ", add, 1, 1, 0;}"                                     \
+                   : JF_SUMS_##SUMS(sums)                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_description(b)), "r"(add)            \
+                   : "memory");                                                                                 \
+    }                                                                                                           \
   };
 
 JF_WGMMA_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13)
