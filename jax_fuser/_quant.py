@@ -198,8 +198,8 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
-        >>> jf.dequantize(jf.quantize(jnp.full((1, 2), 3.0), "fp8_row"))
-        Array([[3., 3.]], dtype=float32)
+        >>> jf.dequantize(jf.quantize(jnp.full((1, 2), 3.0), "fp8_row"), jnp.bfloat16)
+        Array([[3, 3]], dtype=bfloat16)
     """
     if not isinstance(x, ScaledTensor):
         raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
