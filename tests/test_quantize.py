@@ -25,7 +25,7 @@ def by_hand(x, block, dtype):
         most = np.abs(x[place]).max()
         if most != 0:
             scales[index] = np.maximum(most * inverse, np.finfo(np.float32).tiny)
-        elements[place] = (x[place] / scales[index]).astype(dtype)
+        elements[place] = (x[place] * (np.float32(1) / scales[index])).astype(dtype)
     return elements, scales.reshape((*outer, *(() if None in block or not block else counts)))
 
 

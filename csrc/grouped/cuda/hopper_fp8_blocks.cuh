@@ -234,7 +234,6 @@ class HopperBlocks {
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n) {
     // Known to be the same in all lanes, see HopperRows.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
-    if (self == 1) ptx::pass<kSlices * kGroupThreads>(kTurn);  // the first turn
     Store store(shared_.results[self]);
     RingPlace<kUnits> unit_place;
     RingPlace<kStages> place;
@@ -250,7 +249,7 @@ class HopperBlocks {
   }
 
   // With the narrowest instruction that holds `count` rows, as in HopperRows.
-  static constexpr int kFewest = 32, kTurn = 1 + kThreads / kGroupThreads;  // the latter: a barrier's number, of two
+  static constexpr int kFewest = 32;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages> place, unsigned self, int count,
                                                 int steps) {
@@ -261,51 +260,37 @@ class HopperBlocks {
     accumulate<kCount>(sums, place, self, steps);
   }
 
-  // The warpgroups take turns, else both would wait for the tensor cores, then both add. The turn passes on after half
-  // of the products, so that those of the other are there when they end.
   template <int kCount>
   __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages> place, unsigned self, int steps) {
-    constexpr int kHalf = kCount / 2;
+    constexpr unsigned kNext = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
     const unsigned rhs = ptx::wgmma_operand(first + self * kSliceBytes), lhs = ptx::wgmma_operand(first + kRhsBytes);
     const unsigned scales = address(&shared_.scales) + threadIdx.x % 4 * 16;
-    float parts[2][kHalf / 2];
-    const auto begin = [&](int half) {
-      const unsigned at = place.index * (sizeof(Stage) / 16), rows = at + half * (kHalf * kRowBytes / 16);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kRowBytes; i += 32) {
-        HopperProduct<In>::template run<kHalf, true>(parts[half], rhs + at + i / 16, lhs + rows + i / 16, i > 0);
-      }
-      ptx::wgmma_commit();
-    };
-    const auto add = [&](int half) {
-      ptx::keep(parts[half]);
-      const unsigned own = scales + place.index * (kRows * 4);
-#pragma unroll
-      for (int i = 0; i < kHalf / 2; i += 4) {
-        const int at = half * (kHalf / 2) + i;
-        // Of four sums in eight rows, the second and the last are those of the next row.
-        const float2 scale = ptx::ld_shared2(own + at / 8 * 64 + at % 8 * 2);
-        sums[at] += scale.x * parts[half][i];
-        sums[at + 1] += scale.y * parts[half][i + 1];
-        sums[at + 2] += scale.x * parts[half][i + 2];
-        sums[at + 3] += scale.y * parts[half][i + 3];
-      }
-    };
+    float part[kCount / 2];
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) sums[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
-      ptx::meet<kSlices * kGroupThreads>(kTurn + self);
-      begin(0);
-      begin(1);
-      ptx::wgmma_wait<1>();
-      ptx::pass<kSlices * kGroupThreads>(kTurn + (self ^ 1));
-      add(0);
+      const unsigned at = place.index * (sizeof(Stage) / 16);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kRowBytes / 32; ++i) {
+        HopperProduct<In>::template run<kCount, true>(part, rhs + at + i * kNext, lhs + at + i * kNext, i > 0);
+      }
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
-      add(1);
+      ptx::keep(part);
+      const unsigned own = scales + place.index * (kRows * 4);
+#pragma unroll
+      for (int i = 0; i < kCount / 2; i += 8) {
+        const int4 words = ptx::ld_shared4(own + i * 8);
+        const float scale[4] = {__int_as_float(words.x), __int_as_float(words.y), __int_as_float(words.z),
+                                __int_as_float(words.w)};
+        // Of four sums in eight rows, the second and the last are those of the next row.
+#pragma unroll
+        for (int j = 0; j < 8; ++j) sums[i + j] += scale[j / 4 * 2 + j % 2] * part[i + j];
+      }
       release(place.index);
       place.advance();
     }

@@ -6,22 +6,6 @@
 
 namespace jf::ptx {
 
-// Arrives at the barrier of that number without waiting: kThreads are those that arrive or meet there.
-template <int kThreads>
-__device__ __forceinline__ void pass(int number) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
-}
-__device__ __forceinline__ float2 ld_shared2(unsigned address) {
-  float2 words;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(words.x), "=f"(words.y) : "r"(address) : "memory");
-  return words;
-}
-
-#define JF_SUMS_36(d) JF_SUMS_32(d), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
-#define JF_SUMS_44(d) JF_SUMS_40(d), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
-#define JF_NAMES_36 JF_NAMES_32 ", %32, %33, %34, %35"
-#define JF_NAMES_44 JF_NAMES_40 ", %40, %41, %42, %43"
-
 template <int kColumns>
 struct Wgmma8;
 
@@ -50,13 +34,8 @@ struct Wgmma8;
     }                                                                                                   \
   };
 
-JF_WGMMA8(16, 8, 8, 9, 10)
 JF_WGMMA8(32, 16, 16, 17, 18)
-JF_WGMMA8(48, 24, 24, 25, 26)
 JF_WGMMA8(64, 32, 32, 33, 34)
-JF_WGMMA8(72, 36, 36, 37, 38)
-JF_WGMMA8(80, 40, 40, 41, 42)
-JF_WGMMA8(88, 44, 44, 45, 46)
 JF_WGMMA8(96, 48, 48, 49, 50)
 JF_WGMMA8(128, 64, 64, 65, 66)
 JF_WGMMA8(144, 72, 72, 73, 74)
