@@ -218,6 +218,20 @@ def test_groups_that_follow_each_other(device, shape, dtype):
                 assert_close(powers, np.exp(part - part.max(0, initial=-np.inf)).sum(0), "float32")
 
 
+def test_sizes_that_are_not_cut_off_where_the_array_ends(device):
+    """Groups behind the end read the last row again: there are more rows of all groups than the array has."""
+    groups, rows, cap = 4, 4096, 3000
+    b = jf.ir.Builder("capped")
+    x, e = b.input("x", "f32", [rows, 8]), b.input("sizes", "s32", [groups])
+    starts = b.pointwise("sub", [b.scan("scan_sum", e, 0), e])
+    sizes = b.pointwise("min", [e, b.broadcast(b.constant("s32", cap), [groups], [])])
+    b.output(b.reduce("reduce_sum", b.partition(x, starts, sizes, 0, rows), [1]))
+    x, sizes = np.random.default_rng(0).normal(size=(rows, 8)).astype("f"), np.array([4096, 3000, 3000, 10], np.int32)
+    got = jf.ir.run(b.finish(), x, sizes)
+    for start, size, total in zip(np.cumsum(sizes) - sizes, np.minimum(sizes, cap), np.asarray(got).reshape(groups, 8)):
+        assert_close(total, x[np.minimum(start + np.arange(size), rows - 1)].sum(0), "float32", scale=10)
+
+
 def test_cuda_sources_compile():
     nvrtc_or_skip()
     for dtype in ("f32", "bf16"):

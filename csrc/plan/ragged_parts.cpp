@@ -125,29 +125,27 @@ class Rewriter {
       return {ragged.extents, 0, 0, rows};
     }
     const int64_t of_part = divide_up(rows, wanted);
-    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows, share_no_rows(op.inputs[0])};
+    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows, share_no_rows(ragged.extents, rows)};
   }
-  // Whether the components of a nested value begin where those before end, so that they have as many rows as the array.
-  bool share_no_rows(ValueId nested) const {
-    const Op* made = defined_by_[nested];
-    if (made->kind != OpKind::kPartition) {
-      return std::all_of(made->inputs.begin(), made->inputs.end(), [&](ValueId id) {
-        return ir::ragged_axis(whole_.values[id]) < 0 || made->kind == OpKind::kStretch || share_no_rows(id);
-      });
-    }
+  // Whether extents are those of components that begin where the one before ends, cut off behind `rows`: then there are
+  // no more than that of all, if none is negative.
+  bool share_no_rows(ValueId extents, int64_t rows) const {
     const auto defined = [&](ValueId id, OpKind kind) {
-      const Op* op = defined_by_[id];
+      const Op* op = id < 0 ? nullptr : defined_by_[id];
       return op != nullptr && op->kind == kind ? op : nullptr;
     };
-    const Op* starts = defined(made->inputs[1], OpKind::kSub);
-    const Op* ends = starts == nullptr ? nullptr : defined(starts->inputs[0], OpKind::kScanSum);
-    if (ends == nullptr || ends->inputs[0] != starts->inputs[1]) return false;
+    const auto of = [](const Op* op, size_t input) { return op == nullptr ? -1 : op->inputs[input]; };
+    const Op* present = defined(extents, OpKind::kMin);
+    const ValueId sizes = of(present, 0);
+    const Op* room = defined(of(present, 1), OpKind::kSub);
+    const Op* all = defined(of(defined(of(room, 0), OpKind::kBroadcast), 0), OpKind::kConstant);
+    const Op* starts = defined(of(room, 1), OpKind::kSub);
+    const Op* ends = defined(of(starts, 0), OpKind::kScanSum);
+    if (all == nullptr || ends == nullptr || starts->inputs[1] != sizes || ends->inputs[0] != sizes) return false;
+    const auto* most = std::get_if<int64_t>(&std::get<ir::Constant>(all->attribute).value);
     const auto& scan = std::get<ir::Scan>(ends->attribute);
     const bool last = scan.axis == std::ssize(whole_.values[ends->output].axes) - 1;
-    // Of the last ones there are the rows that the array has.
-    const ValueId extents = made->inputs[2];
-    const Op* present = defined(extents, OpKind::kMin);
-    return last && !scan.reverse && scan.parts == 0 && present != nullptr && present->inputs[0] == starts->inputs[1];
+    return last && !scan.reverse && scan.parts == 0 && most != nullptr && *most <= rows;
   }
   static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
 
