@@ -70,6 +70,26 @@ def test_shapes(k, n, transpose, dtype):
     assert_close(f(x, rhs, e, b, s), jnp.where((jnp.arange(450) < 400)[:, None], want, 0), dtype)
 
 
+def test_sums_of_64_bits_fit_their_room():
+    m, k, n, extents = 1000, 128, 200, np.array([600, 400], np.int32)
+    b = jf.ir.Builder("wide_sums")
+    product = b.grouped_matmul(
+        b.input("x", "f64", [m, k]),
+        b.input("w", "f64", [2, k, n]),
+        b.input("e", "s32", [2]),
+        None,
+        "rows",
+        False,
+        "f64",
+    )
+    b.output(b.convert(product, "f32"))
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(m, k)), rng.normal(size=(2, k, n))
+    with jax.enable_x64(True):
+        [got] = jf.ir.run(b.finish(), x, w, extents)
+    assert_close(got, np.concatenate([x[:600] @ w[0], x[600:] @ w[1]]), "float32")
+
+
 def test_gaps_between_groups():
     x, w, e, *_ = arrays([40, 0, 3, 200], m=400, k=48, n=256)
     starts = jnp.asarray([5, 50, 60, 100], jnp.int32)

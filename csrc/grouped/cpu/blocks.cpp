@@ -5,10 +5,8 @@
 namespace jf::grouped::cpu {
 namespace {
 
-// Both together leave room for lhs panels in 1 MiB of level-2 cache. Between half and twice these the speed is the
-// same.
+// Between half and twice this and kAccumulatorBytes the speed is the same.
 constexpr int64_t kRhsBytes = 256 << 10;
-constexpr int64_t kAccumulatorBytes = 320 << 10;
 
 // Of a piece of a line of sums, in multiply_few_rows: those of all rows stay in the first-level cache, or nearly.
 int64_t few_rows_bytes(int64_t rows) { return rows <= 4 ? 8192 : 2048; }

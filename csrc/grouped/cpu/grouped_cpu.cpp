@@ -35,11 +35,12 @@ int64_t tile_stride(const CpuTail& tail, int64_t columns) {
   return round_up(*most - *least + columns, kTailColumns) + kTailColumns;
 }
 
-// A task of a product with a tail: whole pieces, of which the packed rhs takes no more room than before.
+// A task of a product with a tail: whole pieces, of which packed rhs and sums take no more room than others'.
 Blocks with_tail(const Blocks& blocks, const Kernel& kernel) {
   constexpr int64_t kGranule = 32;  // a multiple of every depth granule
-  const int64_t rows = kTileRows / kernel.tile_rows * kernel.tile_rows;
   const int64_t columns = round_up(blocks.columns, kTailColumns);
+  const int64_t most = std::min(kTileRows, kAccumulatorBytes / (kernel.accumulator_bytes * columns));
+  const int64_t rows = std::max<int64_t>(1, most / kernel.tile_rows) * kernel.tile_rows;
   int64_t depth = blocks.depth;
   if (columns > blocks.columns) {
     depth = std::min(depth, std::max(kGranule, depth * blocks.columns / columns / kGranule * kGranule));
