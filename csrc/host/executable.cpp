@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "base/integers.h"
 #include "grouped/cpu/grouped_cpu.h"
@@ -96,6 +97,11 @@ bool is_for_here(const Target& target) {
 }
 
 std::string key_of(std::string_view program, const Target& target) { return cat(print(target), '\n', program); }
+
+// What is compiled ahead also depends on what the environment wishes then.
+std::string ahead_key(const std::string& key) {
+  return cat(key, '\n', env::host_compiler(), '\n', env::cache_dir(), '\n', env::dump_dir());
+}
 
 // The executables that somebody owns, by target and text.
 class Executables {
@@ -279,13 +285,13 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
 
 int64_t workspace_bytes(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
-  std::string key = key_of(program, target);
+  const std::string key = key_of(program, target);
   if (const std::shared_ptr<Executable> found = executables().find(key)) return found->program().workspace_bytes;
   return reported(program, [&] {
     auto planned = std::make_shared<Program>(build(parse_request(program), target));
     const int64_t bytes = planned->workspace_bytes;
     if (!is_for_here(target)) return bytes;
-    make_ahead(std::move(key), [planned, program, target] {
+    make_ahead(ahead_key(key), [planned, program, target] {
       return reported(program, [&] { return make(std::move(*planned), program, target); });
     });
     return bytes;
@@ -298,7 +304,7 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
   const std::string key = key_of(program, runnable);
   if (std::shared_ptr<Executable> found = executables().find(key)) return found;
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
-  std::shared_ptr<Executable> executable = take_ahead(key);
+  std::shared_ptr<Executable> executable = take_ahead(ahead_key(key));
   if (!executable) {
     executable = reported(program, [&] { return make(build(parse_request(program), runnable), program, runnable); });
   }

@@ -1,6 +1,6 @@
 #include "runtime/background.h"
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -11,12 +11,14 @@
 #include <thread>
 #include <utility>
 
+#include "base/env.h"
 #include "base/error.h"
 
 namespace jf::runtime {
 
 struct Job::State {
   std::function<void()> work;
+  env::Copy environment = env::copy();
   std::mutex mutex;
   std::condition_variable done_now;
   bool begun = false;
@@ -30,6 +32,7 @@ struct Job::State {
       if (std::exchange(begun, true)) return false;
     }
     try {
+      const env::Use use(environment);
       work();
     } catch (...) {
       error = std::current_exception();
@@ -52,6 +55,10 @@ struct Background {
 
   static Background& only() {
     static auto& background = *new Background;  // outlives its threads
+    // A forked process has none of the threads: none is in the middle of a job, or holds a lock, while one is made.
+    static const int handled =
+        pthread_atfork([] { only().before_fork(); }, [] { only().after_fork(true); }, [] { only().after_fork(false); });
+    static_cast<void>(handled);
     return background;
   }
 
@@ -59,6 +66,10 @@ struct Background {
     std::lock_guard lock(mutex);
     if (ended) return;
     queue.push_back(std::move(state));
+    start_thread();
+  }
+
+  void start_thread() {
     if (threads >= std::max(1u, std::thread::hardware_concurrency())) return;
     try {
       std::thread([this] { serve(); }).detach();
@@ -85,19 +96,27 @@ struct Background {
     queue.clear();
     idle.wait(lock, [this] { return threads == 0; });
   }
+
+  // Waits for what has begun; the mutex stays locked until after_fork.
+  void before_fork() {
+    std::unique_lock lock(mutex);
+    std::deque<std::shared_ptr<Job::State>> later = std::exchange(queue, {});
+    idle.wait(lock, [this] { return threads == 0; });
+    if (!ended) queue = std::move(later);
+    lock.release();
+  }
+  void after_fork(bool parent) {
+    // In the child whoever wants a result does the work.
+    if (!parent) queue.clear();
+    for (size_t i = 0; i < queue.size(); ++i) start_thread();
+    mutex.unlock();
+  }
 };
-
-namespace {
-
-// A forked process has none of the threads.
-const pid_t kProcess = getpid();
-
-}  // namespace
 
 Job Job::begin(std::function<void()> work) {
   Job job(std::make_shared<State>());
   job.state_->work = std::move(work);
-  if (getpid() == kProcess) Background::only().add(job.state_);
+  Background::only().add(job.state_);
   return job;
 }
 
@@ -110,8 +129,6 @@ void Job::finish() const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
-void end_background() {
-  if (getpid() == kProcess) Background::only().end();
-}
+void end_background() { Background::only().end(); }
 
 }  // namespace jf::runtime

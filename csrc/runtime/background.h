@@ -12,7 +12,7 @@ class Job {
  public:
   Job() = default;  // none
 
-  // Hands `work` to the background, which has a thread for each processor.
+  // Hands `work` to the background, which has a thread for each processor. It finds the environment of now.
   static Job begin(std::function<void()> work);
 
   // Returns when the work is done; throws what it threw.

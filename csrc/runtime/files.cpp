@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/env.h"
 #include "base/error.h"
 
 namespace jf::runtime {
@@ -45,8 +46,8 @@ bool write_file(const std::string& path, std::string_view bytes) {
 
 ScratchFolder::ScratchFolder() {
   std::error_code error;
-  std::filesystem::path parent = std::filesystem::temp_directory_path(error);
-  if (error) parent = "/tmp";
+  std::filesystem::path parent = env::temporary();
+  if (!std::filesystem::is_directory(parent, error)) parent = "/tmp";
   path_ = (parent / "jax_fuser-XXXXXX").string();
   JF_REQUIRE(mkdtemp(path_.data()) != nullptr, "[compile] cannot create a folder in ", parent.string(), ": ",
              std::strerror(errno), "; point TMPDIR to a folder that can be written");

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <string_view>
 #include <system_error>
-#include <thread>
 
 #include "base/env.h"
 #include "base/error.h"
+#include "runtime/background.h"
 #include "runtime/files.h"
 #include "runtime/log.h"
 #include "runtime/subprocess.h"
@@ -152,18 +152,8 @@ std::optional<HostCompiler> find_host_compiler(std::string* reason) {
 
 void find_host_compiler_ahead() {
   static std::once_flag asked;
-  std::call_once(asked, [] {
-    // Where it fails, whoever needs the answer asks again and says why there is none.
-    try {
-      std::thread([] {
-        try {
-          find_host_compiler();
-        } catch (const std::exception&) {
-        }
-      }).detach();
-    } catch (const std::system_error&) {  // no thread to spare
-    }
-  });
+  // Where it fails, whoever needs the answer asks again and says why there is none.
+  std::call_once(asked, [] { Job::begin([] { find_host_compiler(); }); });
 }
 
 std::vector<std::string> host_flags(const Target& target) {

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "runtime/files.h"
 
@@ -21,6 +22,10 @@ Finished run(const std::vector<std::string>& command, const std::string& folder)
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
+  const env::Copy environment = env::copy();
+  std::vector<char*> variables;
+  for (const std::string& line : *environment) variables.push_back(const_cast<char*>(line.c_str()));
+  variables.push_back(nullptr);
 
   const std::string log = folder + "/log.txt";
   posix_spawn_file_actions_t files;
@@ -41,7 +46,7 @@ Finished run(const std::vector<std::string>& command, const std::string& folder)
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 
   pid_t child = 0;
-  const int error = posix_spawn(&child, argv[0], &files, &attributes, argv.data(), environ);
+  const int error = posix_spawn(&child, argv[0], &files, &attributes, argv.data(), variables.data());
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
   JF_REQUIRE(error == 0, "[compile] cannot start ", command.front(), ": ", std::strerror(error));

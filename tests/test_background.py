@@ -1,0 +1,56 @@
+"""Programs are compiled in the background once their call is lowered: what the environment says then, errors, fork."""
+
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fuser as jf
+
+X = np.linspace(-1, 1, 1009, dtype=np.float32)
+
+
+def test_a_wish_after_lowering_is_heard(monkeypatch, tmp_path):
+    lowered = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 41 + 3, name="late_wish")).lower(X)
+    monkeypatch.setenv("JAX_FUSER_DUMP", str(tmp_path))
+    np.testing.assert_allclose(lowered.compile()(X), np.tanh(X) * 41 + 3, rtol=1e-4, atol=1e-4)
+    [folder] = tmp_path.glob("*late_wish")
+    assert (folder / "kernel.cpp").exists()
+
+
+def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
+    broken = tmp_path / "c++"
+    broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit\necho it broke; exit 3\n')
+    broken.chmod(0o755)
+    f = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 43 + 7, name="broken"))
+    with monkeypatch.context() as given:
+        given.setenv("JAX_FUSER_CXX", str(broken))
+        given.setenv("TMPDIR", str(tmp_path))  # where the source is kept
+        for lowered in (f.lower(X), f.lower(X)):
+            with pytest.raises(Exception, match=r"(?s)C\+\+ compiler failed with exit code 3.*it broke"):
+                lowered.compile()
+    np.testing.assert_allclose(f(X), np.tanh(X) * 43 + 7, rtol=1e-4, atol=1e-4)
+
+
+def test_a_forked_process_compiles():
+    """JAX itself allows fork only before it has a backend."""
+    script = """
+        import os, signal
+        import jax, numpy as np, jax_fuser as jf
+        from jax_fuser import _core
+        f = jf.fuse(lambda x: x * 2 + 1, name="forked")
+        _core.host_compiler_ahead()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if np.all(jax.jit(f)(np.ones(1009, "f")) == 3) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
