@@ -308,9 +308,12 @@ def _softmax_rows(
 @_softmax_rows.defjvp
 def _softmax_rows_jvp(layout: Any, kind: str, log: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # By the result, so that the derivative folds products alone and reads nothing else.
-    result = _softmax_rows(*primals, layout, kind, log)
-    nt = NestedTensor.tree_unflatten(layout, (result, *primals[1:]))
-    return result, _change(result.size >= MIN_FUSED_ELEMENTS, kind, log)(nt, tangents[0])
+    rows, *rest = primals
+    # Of the logarithm of a small share 16 bits hold few digits of that share.
+    result = _softmax_rows(rows.astype(accumulator(rows.dtype)) if log else rows, *rest, layout, kind, log)
+    nt = NestedTensor.tree_unflatten(layout, (result, *rest))
+    change = _change(result.size >= MIN_FUSED_ELEMENTS, kind, log)(nt, tangents[0])
+    return result.astype(rows.dtype), change.astype(rows.dtype)
 
 
 @_compiled

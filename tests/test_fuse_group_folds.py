@@ -163,6 +163,16 @@ def test_derivative_of_softmax_reads_its_result_alone():
     assert sorted(n for n in reads if n) == [2, 2]
 
 
+def test_derivative_of_log_softmax_in_16_bits_has_all_digits():
+    rows = 3080  # the logarithm of a share of which is rounded by 0.03
+
+    def first(x):
+        return jf.nested.log_softmax(jf.as_nested(x, extents=[rows])).data[0].astype("f4").sum()
+
+    got = jax.grad(first)(jnp.zeros((rows, 4), jnp.bfloat16))
+    np.testing.assert_allclose(np.float32(got[1:]), -1 / rows, rtol=5e-3)
+
+
 @pytest.mark.parametrize("axis", ["ragged", "group"])
 def test_softmax_of_infinities_is_that_of_dense_arrays(device, axis):
     x = np.random.default_rng(0).normal(size=(900, 100)).astype("f")
