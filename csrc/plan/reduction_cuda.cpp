@@ -34,6 +34,8 @@ constexpr int64_t kRowOfWarp = 1024;
 // 1024 threads at 2.82.
 constexpr int64_t kThreadsOfClusterBlock = 512, kElementsOfClusterThread = 32;
 constexpr int64_t kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
+// Vectors of a thread where lanes move: what the first and the last vector of a row take is there twice.
+constexpr int64_t kMovedVectors = 3;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -72,6 +74,9 @@ Shape shape_of(const Traffic& traffic) {
   }
   return shape;
 }
+
+// Whether the reductions fold one loop.
+bool one_row(const Traffic& traffic) { return std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1; }
 
 // The bytes of the narrowest element that vectors along the loop read.
 int64_t narrowest(const RowFacts& facts, size_t lane_loop) {
@@ -154,10 +159,22 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
     p.unroll = std::max(p.unroll, shape.folded / p.lanes);
     return p;
   }
+  // Rows that vectors do not divide, each in a vector more.
+  const int64_t moved = cluster == 1 && shape.across == 1 && !facts.traffic.scans && one_row(facts.traffic)
+                            ? moved_lanes(facts.traffic, shape.lane_loop)
+                            : 1;
+  const bool moves = p.lanes == 1 && moved > 1 && shape.folded >= kWarp * moved &&
+                     shape.folded <= kMovedVectors * moved * (target.max_threads_per_block - kWarp);
+  if (moves) p.lanes = moved;
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
-  const int64_t vectors = divide_up(shape.folded / p.lanes, cluster);
+  const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
-  const int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
+  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
+  if (moves) {
+    p.threads = round_up(divide_up(vectors, kMovedVectors), kWarp);
+    if (divide_up(shape.folded, p.lanes) % p.threads == 0) p.threads += kWarp;
+    each = divide_up(vectors, p.threads);
+  }
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
   const bool alone = shape.across == 1 && (p.threads > kWarp || rows < kSmallBlock / kWarp * target.multiprocessors);
   if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
