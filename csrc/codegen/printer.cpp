@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "codegen/dtype_arguments.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
 #include "codegen/packed.h"
@@ -20,21 +21,6 @@ namespace {
 using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
-
-// Functions that need fewer digits for a bf16.
-bool has_short_form(ir::OpKind op) {
-  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
-}
-
-// The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
-std::string dtype_arguments(const Compute& compute, DType result) {
-  if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
-  if (result == DType::kF32 && compute.op == ir::OpKind::kExp && compute.loose) return "<jf::fold::add>";
-  if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
-    return cat("<", type_name(result), ">");
-  if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
-  return "";
-}
 
 struct Printer {
   const Kernel& kernel;

@@ -75,9 +75,6 @@ Shape shape_of(const Traffic& traffic) {
   return shape;
 }
 
-// Whether the reductions fold one loop.
-bool one_row(const Traffic& traffic) { return std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1; }
-
 // The bytes of the narrowest element that vectors along the loop read.
 int64_t narrowest(const RowFacts& facts, size_t lane_loop) {
   int64_t bytes = 8;
@@ -92,6 +89,23 @@ bool stores_rows(const Traffic& traffic, size_t lane_loop) {
   return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
     return access.uses.empty() && access.bytes > 0 && access.steps[lane_loop] == 1;
   });
+}
+
+// Lanes of rows that vectors do not divide, where that pays: 8191 rows of 5003 bf16, softmax at 0.89 of a copy's speed
+// instead of 0.83, its derivative at 0.93 instead of 0.80. Cross entropy, which stores no row, went at 0.63 instead of
+// 0.78, and layer norm, which reads two columns, at 0.66 instead of 0.76.
+int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target& target) {
+  const auto column = [&](const Access& access) {
+    return access.steps[shape.lane_loop] == 1 &&
+           std::count(access.steps.begin(), access.steps.end(), 0) + 1 == std::ssize(access.steps);
+  };
+  const bool one_loop = std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1;
+  const bool pays = stores_rows(traffic, shape.lane_loop) &&
+                    std::count_if(traffic.accesses.begin(), traffic.accesses.end(), column) <= 1;
+  if (shape.across > 1 || traffic.scans || !one_loop || !pays) return 1;
+  const int64_t lanes = moved_lanes(traffic, shape.lane_loop);
+  const int64_t most = kMovedVectors * lanes * (target.max_threads_per_block - kWarp);
+  return shape.folded >= kWarp * lanes && shape.folded <= most ? lanes : 1;
 }
 
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
@@ -159,12 +173,8 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
     p.unroll = std::max(p.unroll, shape.folded / p.lanes);
     return p;
   }
-  // Rows that vectors do not divide, each in a vector more.
-  const int64_t moved = cluster == 1 && shape.across == 1 && !facts.traffic.scans && one_row(facts.traffic)
-                            ? moved_lanes(facts.traffic, shape.lane_loop)
-                            : 1;
-  const bool moves = p.lanes == 1 && moved > 1 && shape.folded >= kWarp * moved &&
-                     shape.folded <= kMovedVectors * moved * (target.max_threads_per_block - kWarp);
+  const int64_t moved = cluster == 1 && p.lanes == 1 ? lanes_that_move(facts.traffic, shape, target) : 1;
+  const bool moves = moved > 1;  // each row has a vector more
   if (moves) p.lanes = moved;
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
   const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
