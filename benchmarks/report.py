@@ -100,7 +100,7 @@ def save_json(path: str, cases: list[Case]) -> None:
 
 
 def save_plot(path: str, cases: list[Case]) -> None:
-    """Draw one group of bars per case: time relative to ours, shorter is better."""
+    """Draw one group of bars per case: time per call, shorter is better."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -125,7 +125,9 @@ def save_plot(path: str, cases: list[Case]) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds per call, median; whiskers 10% to 90% (log scale, shorter is better)")
-    axes.margins(x=0.25)
+    left = 0.5e3 * min(t.median for c in cases for t in c.timings if not math.isnan(t.median))
+    longest = 1e3 * max(t.high for c in cases for t in c.timings if not math.isnan(t.median))
+    axes.set_xlim(left, left * (longest / left) ** (1 / 0.75))  # the rest is for the longest bar's label
     facts = machine()
     axes.set_title(f"{cases[0].benchmark} on {facts['device']}, JAX {facts['jax']}", fontsize=9)
     for side in ("top", "right"):

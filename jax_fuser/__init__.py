@@ -7,17 +7,21 @@ from ._explain import explain
 from ._fuse import fuse
 from ._grouped_matmul import grouped_matmul, ragged_dot, ragged_dot_general
 from ._nested import NestedTensor, as_flattened, as_nested, debug_checks
+from ._quant import ScaledTensor, dequantize, quantize
+from ._scaled_matmul import scaled_grouped_matmul
 
 __version__ = "0.2.0"
 
 __all__ = [
     "InternalError",
     "NestedTensor",
+    "ScaledTensor",
     "UserError",
     "as_flattened",
     "as_nested",
     "counters",
     "debug_checks",
+    "dequantize",
     "doctor",
     "explain",
     "fuse",
@@ -25,8 +29,10 @@ __all__ = [
     "ir",
     "moe",
     "nested",
+    "quantize",
     "ragged_dot",
     "ragged_dot_general",
+    "scaled_grouped_matmul",
 ]
 
 _ffi.register()

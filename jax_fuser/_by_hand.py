@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
 
-from jax_fuser import _axes, _evaluate, _ir_text, _regions, _trace
+from jax_fuser import _axes, _evaluate, _flatten, _ir_text, _trace
 from jax_fuser._core import Fusion, Schedule, Scheduler, UserError
 
 # What `fuse(schedule=...)` takes.
@@ -25,7 +25,7 @@ def check(schedule: Any) -> None:
 
 def one_fusion(closed: Any, name: str, function: str) -> tuple[ClosedJaxpr, _axes.Program]:
     """Return a function's flat jaxpr and its program, whose inputs are all arguments and outputs all results."""
-    flat = _regions.flatten(closed)
+    flat = _flatten.flatten(closed)
     if flat.consts:
         raise UserError(f"{function}: {name} closes over {len(flat.consts)} arrays; pass them as arguments")
     for eqn in flat.eqns:

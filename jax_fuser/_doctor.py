@@ -57,6 +57,8 @@ def doctor() -> Diagnosis:
         rows.append(
             ("CUDA grouped matmul", _grouped_kernels(cuda) if cuda_reason is None else finding, cuda_reason is None)
         )
+        scaled = "fp8 on tensor cores (wgmma)" if " sm=90 " in cuda else "operands become float32: no fp8 kernel here"
+        rows.append(("CUDA scaled matmul", scaled if cuda_reason is None else finding, cuda_reason is None))
     return Diagnosis(tuple(rows))
 
 

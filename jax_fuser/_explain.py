@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import Var, jaxprs_in_params
 
-from jax_fuser import _core, _ffi, _random, _regions, _trace, _trace_updates
+from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 
 STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
@@ -269,6 +269,8 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         if name == _trace.FUSED:
             continue
         if any(True for inner in _inner(eqn) for _ in _fused_equations(inner)):
+            if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
+                yield name, str(_trace.unsupported(eqn))
             for inner in _inner(eqn):
                 yield from _cuts(inner)
             continue

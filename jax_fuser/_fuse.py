@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _by_hand, _core, _explain, _ffi, _random, _regions, _split, _trace
+from jax_fuser import _bodies, _by_hand, _core, _explain, _ffi, _flatten, _random, _regions, _split, _trace
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
@@ -99,11 +99,11 @@ def fuse(
     (`x[i]`) between them, updates at one place (`x.at[i].set`, `dynamic_update_slice`), and the bits that `jax.random`
     draws with threefry keys (the same bits): dropout is in the kernels. In functions of NestedTensors the search for
     each row's group, the reading of per-group operands and folds of the rows of each group fuse, too. Matrix products,
-    scatters to several places, control flow and complex numbers stay with XLA between the regions; `explain` names
-    them. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
+    scatters to several places and complex numbers stay with XLA between the regions; `explain` names them. So does
+    control flow, whose bodies (`lax.scan`, `while_loop`, `cond`, `jax.checkpoint`, `shard_map`) have regions of their
+    own. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
     what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
-    at least as exact as the
-    function by itself.
+    at least as exact as the function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes
@@ -166,7 +166,7 @@ def fuse(
 
 def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = ()) -> list[Any]:
     """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`."""
-    flat = _regions.flatten(closed)
+    flat = _flatten.flatten(closed)
     arguments = flat.invars[len(flat.consts) :]
     jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear])
     return jax.core.eval_jaxpr(jaxpr, (), *flat.consts, *args)
@@ -182,7 +182,7 @@ def run_program(jaxpr: Any, args: Sequence[Any], name: str, program: str) -> lis
 
 
 def fused_jaxpr(
-    flat: _regions.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False, leave_products: bool = False
+    flat: _flatten.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False, leave_products: bool = False
 ) -> Jaxpr:
     """Return the jaxpr in which each region is one equation of `fused_p`.
 
@@ -200,6 +200,8 @@ def fused_jaxpr(
             }
             last = step.eqns[-1]
             step = new_jaxpr_eqn(step.invars, step.outvars, fused_p, params, frozenset(), last.source_info, last.ctx)
+        else:
+            step = _bodies.fused(step, lambda body: fused_jaxpr(body, name, (), leave_draws, leave_products))
         eqns.append(step)
     return _jaxpr(flat.invars, flat.outvars, eqns)
 
@@ -374,7 +376,7 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) ->
         # The numbers of elements are those of the whole array; XLA knows which of them a device has. And it splits
         # what reads a product by itself.
         linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
-        flat = _regions.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
+        flat = _flatten.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
         inner = fused_jaxpr(flat, params["name"], linear, draws, leave_products=True)
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
     if on_a_mesh and not operands:

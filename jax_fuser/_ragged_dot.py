@@ -219,7 +219,7 @@ def _indices(indices: Any, scale: int, lead: tuple[int, ...]) -> tuple[list[Any]
     """Scale extents and starts to merged rows; `[.., g]` is reshaped to `lead + (g,)`. Also the in_axes for `vmap`."""
     extents, starts = indices
     shape = (extents.shape[-1],) if extents.ndim == 1 else (*lead, extents.shape[-1])
-    scaled = [None if a is None else (a * scale).reshape(shape) for a in (extents, starts)]
+    scaled = [None if a is None else (a if scale == 1 else a * scale).reshape(shape) for a in (extents, starts)]
     return scaled, None if extents.ndim == 1 else 0
 
 

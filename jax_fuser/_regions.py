@@ -1,6 +1,6 @@
 """Which equations of a jaxpr become fusions, and which stay with XLA.
 
-1. `flatten` opens calls, so that a region can reach across them.
+1. `flatten` (`_flatten`) opens calls, so that a region can reach across them.
 2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs
    one makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which
    folds it in. Only a view that the program returns is written by the region of its source. One element made of
@@ -27,12 +27,13 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
+from jax.extend.core import JaxprEqn, Var
 
 from jax_fuser import _random, _trace, _trace_updates
+from jax_fuser._flatten import Flat
 
 # Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
 MAX_BUFFERS = 64
@@ -47,66 +48,6 @@ class Region:
     eqns: list[JaxprEqn]
     invars: list[Var]
     outvars: list[Var]
-
-
-@dataclass
-class Flat:
-    """A jaxpr without calls and without constants: those are inputs, `consts`, in front of the others."""
-
-    invars: list[Var]
-    outvars: list[Any]
-    eqns: list[JaxprEqn]
-    consts: list[Any]
-    # Inputs of fused calls that were linear in these values.
-    linear: set[Var] = field(default_factory=set)
-
-
-def flatten(closed: Any) -> Flat:
-    """Open every call without side effects or placement of its own; the rest is kept as it is."""
-    jaxpr = closed.jaxpr
-    flat = Flat([], [], [], list(closed.consts))
-    constvars = list(jaxpr.constvars)
-    new_var = gensym()
-
-    def open_call(jaxpr: Any, env: dict[Var, Any], scopes: Sequence[Any]) -> list[Any]:
-        def read(atom: Any) -> Any:
-            return atom if isinstance(atom, Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            info = eqn.source_info
-            for scope in scopes:
-                info = info.replace(name_stack=scope + info.name_stack)
-            invars = [read(v) for v in eqn.invars]
-            name = eqn.primitive.name
-            if name in _trace.CALLS and not eqn.effects and _trace.own_placement(eqn) is None:
-                body = _trace.body_of(eqn)
-                assert body is not None
-                inner = body[0]
-                consts = [new_var(v.aval) for v in inner.constvars]
-                constvars.extend(consts)
-                flat.consts.extend(body[1])
-                inner_env = dict(zip([*inner.constvars, *inner.invars], [*consts, *invars]))
-                if name == _trace.FUSED:
-                    marks = zip(invars, eqn.params["linear"])
-                    flat.linear.update(v for v, is_linear in marks if is_linear and isinstance(v, Var))
-                stack = info.name_stack
-                inside = stack.extend(eqn.params["name"]) if name in ("jit", "pjit") else stack
-                results = open_call(inner, inner_env, [inside])
-                env.update(zip(eqn.outvars, results))
-                continue
-            arithmetic = _random.opened(eqn)
-            if arithmetic is not None:
-                inner = arithmetic.jaxpr
-                env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, invars)), [info.name_stack])))
-                continue
-            outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
-            env.update(zip(eqn.outvars, outvars))
-            flat.eqns.append(new_jaxpr_eqn(invars, outvars, eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx))
-        return [read(v) for v in jaxpr.outvars]
-
-    flat.outvars = open_call(jaxpr, {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}, [])
-    flat.invars = [*constvars, *jaxpr.invars]
-    return flat
 
 
 def variables(step: Any) -> list[Var]:

@@ -24,12 +24,13 @@ Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
     "folds by a function of its own": "reduce",
-    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul",
+    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul "
+    "jax_fuser_scaled_grouped_matmul",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
-    "control flow; its body is left as it is": "scan while cond",
+    "control flow; what is inside fuses by itself": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
-    "marks what may be recomputed": "remat checkpoint remat2",
+    "marks what may be recomputed; what is inside fuses by itself": "remat checkpoint remat2",
     "a collective operation": "psum psum_invariant all_gather all_to_all ppermute reduce_scatter pmax pmin axis_index",
     "draws random bits: few, of another generator, or on a device's part of a mesh": "random_bits threefry2x32",
     "makes keys of random numbers, of a few words": " ".join(_random.KEY_OPS),
@@ -63,7 +64,13 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 _SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", FUSED: "jaxpr"}
+CALLS: dict[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    FUSED: "jaxpr",
+}
 CALLS[PRODUCT_TAIL] = "jaxpr"
 
 

@@ -2,7 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from test_tma import hopper_or_skip
+from tolerances import assert_close
 
 import jax_fuser as jf
 
@@ -28,3 +31,42 @@ def test_calls_are_captured_and_replayed():
         y = chain(x, w, sizes)
     assert jnp.allclose(y, x)
     assert jf.counters()["executed"] - before < calls * runs / 4
+
+
+@pytest.mark.gpu
+def test_warpgroup_products_read_their_sizes_at_every_replay():
+    """The order of their tiles is counted in memory that each replay clears."""
+    gpu = hopper_or_skip()
+    groups, k, m, repeats = 5, 128, 1400, 3
+    dims = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+
+    @jax.jit
+    def chain(x, w, sizes):
+        for _ in range(repeats):
+            y = jf.grouped_matmul(x, w, sizes, activation="relu")
+            x = jf.ragged_dot(y, w, sizes)
+        return x, jf.ragged_dot_general(x, y, sizes, dims)
+
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-2, 3, (m, k)), np.stack([np.roll(np.eye(k), g, 0) for g in range(groups)])
+    x, w = jax.device_put((jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)), gpu)
+    cases = [[300, 0, 513, 1, 400], [1, 700, 64, 635, 0], [0, 0, 0, 0, 1400]]
+    sizes = jax.device_put([jnp.asarray(c, jnp.int32) for c in cases], gpu)
+    before, runs = jf.counters()["executed"], 300
+    for i in range(runs):
+        result = chain(x, w, sizes[i % 3])
+        if i >= runs - 3:
+            want = np.zeros((m, k), np.float32)
+            want_sums = np.zeros((groups, k, k), np.float32)
+            first = 0
+            for g, count in enumerate(cases[i % 3]):
+                rows = slice(first, first + count)
+                y = z = np.asarray(x[rows], np.float32)
+                for _ in range(repeats):
+                    y = np.maximum(np.roll(z, -g, 1), 0)
+                    z = np.roll(y, -g, 1)
+                want[rows], want_sums[g] = z, z.T @ y
+                first += count
+            np.testing.assert_array_equal(np.asarray(result[0], np.float32), want)
+            assert_close(result[1], want_sums, jnp.bfloat16)
+    assert jf.counters()["executed"] - before < (2 * repeats + 1) * runs / 4

@@ -276,3 +276,12 @@ def test_grouped_kernels_of_odd_sizes_compile(dtype, k, n, tmp_path):
 def test_old_devices_are_refused():
     with pytest.raises(_core.UserError, match=r"compute capability 8\.0"):
         _core.cuda_target_for(70)
+
+
+@pytest.mark.parametrize("f", [jnp.exp, jnp.tanh, jax.nn.sigmoid], ids=["exp", "tanh", "sigmoid"])
+def test_functions_that_may_lose_bits_compile(f):
+    nvrtc_or_skip()
+    x = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    program = str(jf.ir.trace(lambda x: (f(x.astype(jnp.float32)) * 3).astype(jnp.bfloat16), x))
+    assert "<jf::Loose>" in _core.stages(program, _core.cuda_target_for(90))["source"]
+    assert _core.compile_cuda(program, _core.cuda_target_for(90))

@@ -162,14 +162,16 @@ def test_effects_keep_their_order(capfd):
 
 
 REASONS = {
-    "control flow; its body is left as it is": lambda x: lax.scan(lambda c, _: (c + 1, None), x, None, length=2)[0] * 2,
+    "control flow; what is inside fuses by itself": lambda x: (
+        lax.scan(lambda c, _: (c + 1, None), x, None, length=2)[0] * 2
+    ),
     "folds by a function of its own": lambda x: lax.reduce(x * 2, 1.0, lambda a, b: a + b * a, (0,)),
     "folds no element": lambda x: x * x[:0].sum(),
     "moves data between positions": lambda x: jnp.flip(x, 0) * 2,
     "carries a value along an axis": lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 1), "SAME") * 2,
     "works on complex64": lambda x: (x * 1j).real * 2,
     "has a derivative rule of its own, for the whole call": lambda x: custom(x) * 2,
-    "marks what may be recomputed": lambda x: jax.checkpoint(jnp.sin)(x) * 2,
+    "marks what may be recomputed; what is inside fuses by itself": lambda x: jax.checkpoint(jnp.sin)(x) * 2,
     "asked for by name, as a barrier": lambda x: lax.optimization_barrier(x * 2),
     "a value that a checkpoint policy may save": lambda x: checkpoint_name(x * 2, "x"),
     "has no op of its own": lambda x: jax.scipy.special.i0e(x) * 2,

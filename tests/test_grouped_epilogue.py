@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_cuda_sources import assert_no_spills, nvrtc_or_skip
+from test_grouped_hopper import sass
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
@@ -159,11 +160,13 @@ def compiled(f, arguments):
     ],
     ids=["bias, swiglu and scale", "K-major geglu", "residual"],
 )
-def test_epilogues_compile_and_spill_nothing(f, size, tmp_path):
+def test_epilogues_spill_nothing_and_leave_products_to_overlap(f, size, tmp_path):
     nvrtc_or_skip()
     [program] = compiled(f, shapes(**size))
     for used in assert_no_spills(program, tmp_path):
         assert used["STACK"] == 0 and used["REG"] <= 168
+    text = sass(tmp_path / "kernel.cubin")
+    assert "HGMMA" in text and text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2
 
 
 def arrays(extents, dtype=BF16, m=M, k=K, n=N):

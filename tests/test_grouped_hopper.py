@@ -65,9 +65,11 @@ def test_kernels_compile_to_warpgroup_products(program, tile, tmp_path):
     [(_, _, cubin)] = _core.compile_cuda(grouped(*program), HOPPER)
     [used] = resources(cubin, tmp_path / "kernel.cubin")
     assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
-    count = {op: len(re.findall(rf"\b{op}\b", sass(tmp_path / "kernel.cubin"))) for op in ("HGMMA", "UTMALDG", "R2UR")}
+    text = sass(tmp_path / "kernel.cubin")
+    count = {op: len(re.findall(rf"\b{op}\b", text)) for op in ("HGMMA", "UTMALDG", "R2UR", "WARPGROUP.DEPBAR")}
     assert count["HGMMA"] >= 8 and count["UTMALDG"] >= 2
     assert count["R2UR"] < max(count["HGMMA"], 32)
+    assert 0 < count["WARPGROUP.DEPBAR"] < count["HGMMA"] / 2  # products overlap
 
 
 def sass(cubin) -> str:

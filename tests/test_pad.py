@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_schedule import nvrtc_compiles
+from schedules import nvrtc_compiles
 from tolerances import assert_close
 
 import jax_fuser as jf

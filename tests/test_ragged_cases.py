@@ -160,12 +160,14 @@ def test_more_rows_than_there_are():
     @jax.jit
     def by_prefix(sizes):
         nt = jf.as_nested(jnp.ones((7, 2)), extents=sizes)
-        folds = [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)]
-        folds += jf.fuse(lambda nt: [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)])(nt)
+        some = (jf.nested.sum, jf.nested.max, jf.nested.mean)
+        folds = [f(nt)[:, 0] for f in some]
+        folds += jf.fuse(lambda nt: [f(nt)[:, 0] for f in some])(nt)
+        folds.append(jf.nested.mean(nt, "group")[:1])
         return nt.row_ids(), jf.grouped_matmul(nt, w).data[:, 0], jf.nested.to_padded(nt, 4)[..., 0], folds
 
     ids, product, padded, folds = by_prefix(sizes)
-    for fold, want in zip(folds, [[5, 2, 0], [1, 1, -np.inf]] * 2):
+    for fold, want in zip(folds, [[5, 2, 0], [1, 1, -np.inf], [1, 1, 0]] * 2 + [[1]], strict=True):
         np.testing.assert_array_equal(fold, want)
     assert ids.tolist() == [0] * 5 + [1] * 2
     assert_close(product, [2.0] * 5 + [4.0] * 2)

@@ -12,7 +12,7 @@ import loop_interpreter
 import numpy as np
 import pytest
 from jax.experimental.layout import Format, Layout
-from test_schedule import nvrtc_compiles
+from schedules import nvrtc_compiles
 from tolerances import assert_close
 
 import jax_fuser as jf

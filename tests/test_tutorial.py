@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from arrays import numbers as array
-from schedules import check_schedule
-from test_schedule import nvrtc_compiles
+from schedules import check_schedule, nvrtc_compiles
 
 import jax_fuser as jf
 

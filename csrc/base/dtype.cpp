@@ -16,7 +16,7 @@ struct Row {
 };
 
 // In the order of DType.
-constexpr std::array<Row, 13> kRows = {{{"pred", 1, Class::kBool},
+constexpr std::array<Row, 15> kRows = {{{"pred", 1, Class::kBool},
                                         {"s8", 1, Class::kSigned},
                                         {"s16", 2, Class::kSigned},
                                         {"s32", 4, Class::kSigned},
@@ -28,7 +28,9 @@ constexpr std::array<Row, 13> kRows = {{{"pred", 1, Class::kBool},
                                         {"f16", 2, Class::kFloat},
                                         {"bf16", 2, Class::kFloat},
                                         {"f32", 4, Class::kFloat},
-                                        {"f64", 8, Class::kFloat}}};
+                                        {"f64", 8, Class::kFloat},
+                                        {"f8e4m3fn", 1, Class::kFloat},
+                                        {"f8e5m2", 1, Class::kFloat}}};
 
 const Row& row(DType dtype) { return kRows[static_cast<size_t>(dtype)]; }
 
@@ -40,11 +42,12 @@ DType parse_dtype(std::string_view name) {
   for (size_t i = 0; i < kRows.size(); ++i) {
     if (kRows[i].name == name) return static_cast<DType>(i);
   }
-  throw UserError(
-      cat("[parse] unknown dtype '", name, "'; expected one of pred, s8..s64, u8..u64, f16, bf16, f32, f64"));
+  throw UserError(cat("[parse] unknown dtype '", name,
+                      "'; expected one of pred, s8..s64, u8..u64, f16, bf16, f32, f64, f8e4m3fn, f8e5m2"));
 }
 
 int64_t size_of(DType dtype) { return row(dtype).size; }
+bool is_float8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
 bool is_float(DType dtype) { return row(dtype).kind == Class::kFloat; }
 bool is_integer(DType dtype) { return row(dtype).kind == Class::kSigned || row(dtype).kind == Class::kUnsigned; }
 DType compute_dtype(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? DType::kF32 : dtype; }

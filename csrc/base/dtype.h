@@ -6,7 +6,23 @@
 
 namespace jf {
 
-enum class DType : uint8_t { kPred, kS8, kS16, kS32, kS64, kU8, kU16, kU32, kU64, kF16, kBF16, kF32, kF64 };
+enum class DType : uint8_t {
+  kPred,
+  kS8,
+  kS16,
+  kS32,
+  kS64,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kF8E4M3,
+  kF8E5M2
+};
 
 // "f32", "bf16", "pred", "s32", ...
 std::string_view name(DType dtype);
@@ -15,6 +31,8 @@ DType parse_dtype(std::string_view name);
 // Bytes of one element in memory; pred takes one byte.
 int64_t size_of(DType dtype);
 bool is_float(DType dtype);
+// The 8-bit floats: operands of scaled grouped products, which no other op takes.
+bool is_float8(DType dtype);
 bool is_integer(DType dtype);  // signed or unsigned, not pred
 // The type that arithmetic runs in: f32 for f16 and bf16, otherwise the type itself.
 DType compute_dtype(DType dtype);

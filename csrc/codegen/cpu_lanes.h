@@ -32,6 +32,8 @@ using f64 = double;
 struct f16 {
   u16 bits;
 };
+// In place of a dtype: f32 of which a few bits may be wrong.
+struct Loose {};
 struct bf16 {
   u16 bits;
 };

@@ -21,6 +21,8 @@ using u32 = unsigned int;
 using u64 = unsigned long;
 using f32 = float;
 using f64 = double;
+// In place of a dtype: f32 of which a few bits may be wrong.
+struct Loose {};
 
 template <class T, int W>
 struct Lanes {

@@ -74,15 +74,21 @@ JF_FUNCTION Lanes<T, W> logistic(const Lanes<T, W>& a) {
   return map<T>([](T x, T y) { return quotient(x < 0 ? y : T(1), 1 + y); }, a, e);
 }
 
-// For values of the dtype M = bf16, which keeps 8 bits of what these give: 11 for tanh, 20 for the others. For M a sum,
-// in which |x| / 2 units in the last place average out.
+// For values of the dtype M = bf16, which keeps 8 bits of what these give: 11 for tanh, 20 for the others. For M =
+// Loose, |x| / 2 units in the last place average out in a sum, or go unseen in what is rounded to 16 bits.
 template <class M, int W>
 JF_FUNCTION Lanes<f32, W> exp(const Lanes<f32, W>& a) {
   return map<f32>([](f32 x) { return ptx::exp2_approx(x * 1.44269504f); }, a);
 }
+JF_FUNCTION f32 short_tanh(bf16, f32 x) { return ptx::tanh_approx(x); }
+// To 2^-22, and 2^-17 of its value.
+JF_FUNCTION f32 short_tanh(Loose, f32 x) {
+  const f32 large = 1 - 2 * ptx::reciprocal_approx(1 + ptx::exp2_approx(x * 2.88539008f));
+  return magnitude(x) < 0.08f ? x - x * x * x * 0.333333333f : large;
+}
 template <class M, int W>
 JF_FUNCTION Lanes<f32, W> tanh(const Lanes<f32, W>& a) {
-  return map<f32>([](f32 x) { return ptx::tanh_approx(x); }, a);
+  return map<f32>([](f32 x) { return short_tanh(M{}, x); }, a);
 }
 template <class M, int W>
 JF_FUNCTION Lanes<f32, W> logistic(const Lanes<f32, W>& a) {

@@ -7,7 +7,7 @@ namespace {
 
 std::string type(DType dtype) { return cat("jf::", name(dtype)); }
 
-// Functions that need fewer digits for a bf16.
+// Functions that need fewer digits for a bf16, and in float32 for what is rounded to 16 bits.
 bool has_short_form(ir::OpKind op) {
   return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
 }
@@ -16,7 +16,7 @@ bool has_short_form(ir::OpKind op) {
 
 std::string dtype_arguments(const loops::Compute& compute, DType result) {
   if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type(result), ">");
-  if (result == DType::kF32 && compute.op == ir::OpKind::kExp && compute.loose) return "<jf::fold::add>";
+  if (result == DType::kF32 && has_short_form(compute.op) && compute.loose) return "<jf::Loose>";
   if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter) return cat("<", type(result), ">");
   if (compute.op == ir::OpKind::kBitcast) return cat("<", type(result), ", ", type(compute.from), ">");
   return "";

@@ -9,6 +9,11 @@
 // the earlier extents when the problem has no starts. Rows of no group are padding: never read, zero in the result. An
 // empty group gives exact zeros in kContraction. Extents live on the device; kernels clamp every start and extent to
 // [0, m].
+//
+// 8-bit floats (kRows, with transpose_rhs) come with scales in f32, by which their elements are multiplied:
+//   scales    of lhs                of rhs
+//   kRows     [m]                   [groups, n]
+//   kBlocks   [m, blocks of k]      [groups, blocks of n, blocks of k]     blocks of 128, the last may be shorter
 #pragma once
 
 #include <cstdint>
@@ -18,6 +23,7 @@
 namespace jf::grouped {
 
 enum class Mode : uint8_t { kRows, kContraction, kBatch };
+enum class Scales : uint8_t { kNone, kRows, kBlocks };
 
 struct Problem {
   Mode mode = Mode::kRows;
@@ -28,11 +34,17 @@ struct Problem {
   int64_t rows = 1;            // kBatch only: dense rows of each batch entry
   bool transpose_rhs = false;  // kRows and kBatch: rhs is [.., n, k]
   bool has_starts = false;
+  Scales scales = Scales::kNone;
   DType lhs = DType::kF32;
   DType rhs = DType::kF32;
   DType out = DType::kF32;
 
   bool operator==(const Problem&) const = default;
 };
+
+// Of a kernel's arguments: lhs, rhs, extents, then starts and scales if there are any, then the result.
+constexpr int out_argument(const Problem& p) {
+  return 3 + (p.has_starts ? 1 : 0) + (p.scales == Scales::kNone ? 0 : 2);
+}
 
 }  // namespace jf::grouped

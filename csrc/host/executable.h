@@ -67,8 +67,8 @@ class Executable {
   std::array<std::atomic<bool>, kMaxDevices> loaded_{};
 };
 
-// Bytes of the extra uint8 result that holds values between segments. What is planned to say so is kept for
-// instantiate.
+// Bytes of the extra uint8 result that holds values between segments. What is planned to say so is compiled in the
+// background, for instantiate to take.
 int64_t workspace_bytes(const std::string& program, const std::string& target);
 
 // The executable of a program text for a target, shared by equal texts of this process.

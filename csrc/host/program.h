@@ -31,8 +31,8 @@ struct KernelStep {
   loops::Kernel kernel;
   std::vector<BufferRef> buffers;
 };
-// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts], out[, scratch memory of CUDA kernels], then those
-// of the epilogue, if there is one.
+// A hand-written grouped kernel; buffers lhs, rhs, extents[, starts][, scales of lhs, of rhs], out[, scratch memory of
+// CUDA kernels], then those of the epilogue, if there is one.
 struct GroupedStep {
   std::string name;
   grouped::Problem problem;

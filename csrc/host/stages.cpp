@@ -44,7 +44,7 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
 }
 
 // Its number among the step's buffers.
-int scratch_buffer(const grouped::Problem& p) { return p.has_starts ? 5 : 4; }
+int scratch_buffer(const grouped::Problem& p) { return grouped::out_argument(p) + 1; }
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;

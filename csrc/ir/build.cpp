@@ -54,10 +54,14 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Nest* n = std::get_if<Nest>(&attribute)) {
     text += cat(" n", n->axis, ",", n->most, ",", n->components);
     for (int64_t axis : n->by) text += cat(" b", axis);
+    for (int64_t number : n->also) text += cat(" o", number);
   }
-  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
+  if (const Combine* c = std::get_if<Combine>(&attribute)) {
+    text += cat(" r", c->rows, ",", c->components);
+    for (int64_t rows : c->also) text += cat(" o", rows);
+  }
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
-    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs);
+    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales));
   return text;
 }
 
@@ -176,6 +180,21 @@ ValueId Builder::transpose(ValueId x, std::span<const int64_t> permutation) {
 ValueId Builder::squeeze(ValueId x, std::span<const int64_t> dims) {
   value(x, "squeeze");
   if (dims.empty()) return x;
+  if (const Op* op = definition(x);
+      op != nullptr && op->kind == OpKind::kBroadcast && ragged_axis(fusion_.values[x]) < 0) {
+    infer(fusion_, OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, {"", DType::kPred, {}});
+    // Axes that were only added are not.
+    const std::vector<int64_t> whole = shape(fusion_.values[x]), &placed = std::get<Dims>(op->attribute).dims;
+    const auto goes = [&](int64_t axis) { return std::count(dims.begin(), dims.end(), axis) > 0; };
+    if (std::none_of(placed.begin(), placed.end(), goes)) {
+      std::vector<int64_t> kept, places;
+      for (int64_t axis = 0; axis < static_cast<int64_t>(whole.size()); ++axis) {
+        if (std::count(placed.begin(), placed.end(), axis) > 0) places.push_back(static_cast<int64_t>(kept.size()));
+        if (!goes(axis)) kept.push_back(whole[axis]);
+      }
+      return broadcast(op->inputs[0], kept, places);
+    }
+  }
   return add_op(OpKind::kSqueeze, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, {}, "");
 }
 
@@ -427,10 +446,10 @@ ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const 
   return add_op(kind, {x}, attribute, DType::kPred, {}, label);
 }
 
-ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> starts,
+ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others,
                                 Grouped attribute, DType dtype, const std::string& label) {
   std::vector<ValueId> inputs = {lhs, rhs, extents};
-  inputs.insert(inputs.end(), starts.begin(), starts.end());
+  inputs.insert(inputs.end(), others.begin(), others.end());
   return add_op(OpKind::kGroupedMatmul, std::move(inputs), attribute, dtype, {}, label);
 }
 

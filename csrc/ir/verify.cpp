@@ -377,9 +377,15 @@ struct Inference {
 
   Value grouped(const Value& stated) const {
     const Grouped& g = get<Grouped>("mode=...");
-    JF_REQUIRE(in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0), " and ",
-               type(1));
-    for (size_t i = 2; i < inputs.size(); ++i) {
+    const bool scaled = g.scales != GroupedScales::kNone;
+    JF_REQUIRE(scaled == is_float8(in(0).dtype) && scaled == is_float8(in(1).dtype),
+               "[grouped_matmul] 8-bit floats need scales, and only they have any, got ", type(0), " and ", type(1));
+    JF_REQUIRE(scaled || in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0),
+               " and ", type(1));
+    const size_t indices = inputs.size() - (scaled ? 2 : 0);
+    JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
+               scaled ? ", scales of lhs, scales of rhs" : "", ", got ", inputs.size(), " operands");
+    for (size_t i = 2; i < indices; ++i) {
       JF_REQUIRE(in(i).dtype == DType::kS32 && in(i).axes.size() == 1, "[grouped_matmul] ",
                  i == 2 ? "extents" : "starts", " must be s32[groups], got ", type(i));
       JF_REQUIRE(shape(in(i)) == shape(in(2)), "[grouped_matmul] starts must have the shape of extents, got ", type(3));
@@ -393,6 +399,19 @@ struct Inference {
     const int64_t k = b.size() == 3 ? b[g.transpose_rhs ? 2 : 1] : 0, n = b.back();
     Value result{"", stated.dtype, {}};
     const int64_t columns = b.size() == 3 && g.transpose_rhs ? b[1] : n;
+    if (scaled) {
+      JF_REQUIRE(g.mode == GroupedMode::kRows && g.transpose_rhs && is_float(stated.dtype) && !is_float8(stated.dtype),
+                 "[grouped_matmul] 8-bit floats need mode=rows transpose_rhs and a wider float as the result");
+      const auto blocks = [](int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; };
+      const bool rows = g.scales == GroupedScales::kRows;
+      const std::vector<int64_t> of_lhs = rows ? std::vector{a[0]} : std::vector{a[0], blocks(k)};
+      const std::vector<int64_t> of_rhs =
+          rows ? std::vector{groups, columns} : std::vector{groups, blocks(columns), blocks(k)};
+      JF_REQUIRE(in(indices).dtype == DType::kF32 && in(indices + 1).dtype == DType::kF32 &&
+                     shape(in(indices)) == of_lhs && shape(in(indices + 1)) == of_rhs,
+                 "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
+                 type(indices), " and ", type(indices + 1));
+    }
     switch (g.mode) {
       case GroupedMode::kRows:
         JF_REQUIRE(b[0] == groups, "[grouped_matmul] rhs has ", b[0], " groups but extents has ", groups);
@@ -432,10 +451,17 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
             const Value& stated) {
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
-  const bool optional_starts = kind == OpKind::kGroupedMatmul && inputs.size() == arity + 1;
-  const bool many = (kind == OpKind::kConcat || kind == OpKind::kTake) && inputs.size() > arity;
-  JF_REQUIRE(inputs.size() == arity || optional_starts || many, "[", op.name, "] expected ", arity, " operands, got ",
+  const bool optional = kind == OpKind::kGroupedMatmul && inputs.size() > arity && inputs.size() <= arity + 3;
+  const bool many =
+      (kind == OpKind::kConcat || kind == OpKind::kTake || kind == OpKind::kPartition || kind == OpKind::kCombine) &&
+      inputs.size() > arity;
+  JF_REQUIRE(inputs.size() == arity || optional || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
+  for (ValueId id : inputs) {
+    JF_REQUIRE(kind == OpKind::kGroupedMatmul || !is_float8(fusion.values[id].dtype), "[", op.name,
+               "] does not take 8-bit floats, got ", print_type(fusion.values[id]));
+  }
+  JF_REQUIRE(!is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
              kMaxRank);
   for (const Axis& axis : stated.axes) {

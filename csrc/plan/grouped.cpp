@@ -17,10 +17,16 @@ grouped::Problem grouped_problem(const ir::Fusion& segment) {
   problem.k = a.back();
   problem.n = out.back();
   problem.transpose_rhs = attribute.transpose_rhs;
-  problem.has_starts = op.inputs.size() == 4;
+  const bool scaled = attribute.scales != ir::GroupedScales::kNone;
+  problem.has_starts = op.inputs.size() == (scaled ? 6 : 4);
   problem.lhs = lhs.dtype;
   problem.rhs = rhs.dtype;
   problem.out = segment.values[op.output].dtype;
+  switch (attribute.scales) {
+    case ir::GroupedScales::kNone: break;
+    case ir::GroupedScales::kRows: problem.scales = grouped::Scales::kRows; break;
+    case ir::GroupedScales::kBlocks: problem.scales = grouped::Scales::kBlocks; break;
+  }
   switch (attribute.mode) {
     case ir::GroupedMode::kRows: problem.mode = grouped::Mode::kRows; break;
     case ir::GroupedMode::kContraction: problem.mode = grouped::Mode::kContraction; break;

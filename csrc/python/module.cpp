@@ -17,6 +17,7 @@
 #include "ir/build.h"
 #include "ir/text.h"
 #include "python/schedule_bindings.h"
+#include "runtime/background.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -38,6 +39,13 @@ ir::GroupedMode grouped_mode(const std::string& name) {
   if (name == "contraction") return ir::GroupedMode::kContraction;
   JF_REQUIRE(name == "batch", "[grouped_matmul] mode must be rows, contraction or batch, got '", name, "'");
   return ir::GroupedMode::kBatch;
+}
+
+ir::GroupedScales grouped_scales(const std::string& name) {
+  if (name.empty()) return ir::GroupedScales::kNone;
+  if (name == "rows") return ir::GroupedScales::kRows;
+  JF_REQUIRE(name == "blocks", "[grouped_matmul] scaled must be rows or blocks, got '", name, "'");
+  return ir::GroupedScales::kBlocks;
 }
 
 ir::Constant constant(DType dtype, nb::handle value) {
@@ -171,13 +179,18 @@ void bind_builder(nb::module_& m) {
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
-             const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label) {
-            const std::vector<ir::ValueId> optional_starts =
-                starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
-            return b.grouped_matmul(lhs, rhs, extents, optional_starts, {grouped_mode(mode), transpose_rhs},
-                                    parse_dtype(dtype), label);
+             const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label,
+             const std::string& scaled, const std::vector<ir::ValueId>& scales) {
+            std::vector<ir::ValueId> others = starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
+            others.insert(others.end(), scales.begin(), scales.end());
+            return b.grouped_matmul(lhs, rhs, extents, others,
+                                    {grouped_mode(mode), transpose_rhs, grouped_scales(scaled)}, parse_dtype(dtype),
+                                    label);
           },
-          "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "")
+          "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "",
+          "scaled"_a = "", "scales"_a = std::vector<ir::ValueId>{},
+          "Multiply rows by groups. 8-bit floats are scaled by \"rows\" or \"blocks\": `scales` are those of lhs and "
+          "rhs.")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
@@ -194,8 +207,15 @@ void bind_builder(nb::module_& m) {
             return b.broadcast_like(value, like, dims);
           },
           "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
-      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a, "components"_a = 1,
+      .def("combine", nb::overload_cast<ir::ValueId, ir::ValueId, int64_t, int64_t>(&Builder::combine), "value"_a,
+           "starts"_a, "rows"_a, "components"_a = 1,
            "The rows of all components of a nested value in one axis, zeros between them.")
+      .def(
+          "combine",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& starts, const std::vector<int64_t>& rows) {
+            return b.combine(value, starts, rows);
+          },
+          "value"_a, "starts"_a, "rows"_a, "The same of a value with several ragged axes.")
       .def(
           "partition",
           [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
@@ -235,6 +255,8 @@ void bind_targets(nb::module_& m) {
       "(path, version), or (None, why there is none).");
   m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
         "Ask for the compiler's version in the background, once per process.");
+  m.def("end_background", &runtime::end_background, nb::call_guard<nb::gil_scoped_release>(),
+        "Wait for what is compiled in the background; nothing begins there afterwards.");
   m.def(
       "nvrtc",
       [] {

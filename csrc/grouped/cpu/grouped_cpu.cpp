@@ -163,13 +163,28 @@ void multiply_task(const Run& run, int64_t index, int worker) {
   block.lhs = run.packed(segment.packed + entry * packed_elements(run.kernel, segment.extent) + row * block.lhs_depth);
   block.rhs = scratch;
   block.accumulators = scratch + run.layout.accumulators;
+  const int64_t rhs = segment.rhs + entry * depth * columns;
+  if (has_few_rows(run.kernel, segment.extent, run.problem.transpose_rhs)) {
+    FewRowsArguments few;
+    few.lhs = block.lhs;
+    few.rows = rows;
+    few.rhs = run.rhs(rhs + column);
+    few.stride = columns;
+    few.depth = depth;
+    few.columns = block.columns;
+    few.accumulators = block.accumulators;
+    few.out = block.out;
+    few.out_stride = columns;
+    few.stream = run.stream;
+    run.kernel.multiply_few_rows(few);
+    return;
+  }
 
   PackArguments pack;
   pack.depth_contiguous = run.problem.transpose_rhs;
   pack.stride = pack.depth_contiguous ? depth : columns;
   pack.width = block.columns;
   pack.packed = scratch;
-  const int64_t rhs = segment.rhs + entry * depth * columns;
   const auto source = [&](int64_t k) {
     return run.rhs(rhs + (pack.depth_contiguous ? column * depth + k : k * columns + column));
   };

@@ -170,7 +170,9 @@ std::string_view device_type(DType dtype) {
     case DType::kBF16: return "jf::bf16";
     case DType::kF32: return "float";
     case DType::kF64: return "double";
-    case DType::kPred: break;
+    case DType::kPred:
+    case DType::kF8E4M3:
+    case DType::kF8E5M2: break;
   }
   throw UserError(cat("[grouped_matmul] element type ", name(dtype), " has no product; convert it to s8 or f32 first"));
 }
@@ -270,12 +272,19 @@ CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& targ
 }
 
 int64_t cuda_scratch_bytes(const Problem& p) {
-  return p.mode == Mode::kRows && size_of(p.lhs) == 2 ? sizeof(uint32_t) : 0;
+  return p.mode == Mode::kRows && is_float(p.lhs) && size_of(p.lhs) <= 2 ? sizeof(uint32_t) : 0;
 }
 
 CudaKernel cuda_kernel(const Problem& p, const Target& target) {
   return why_not_hopper(p, target).empty() ? hopper_kernel(p, choose_hopper(p, target), target)
                                            : cuda_kernel(p, choose(p, target), target);
+}
+
+void require_kernel(const Problem& p, const Target& target) {
+  if (p.scales == Scales::kNone) return;
+  const std::string why = why_not_hopper(p, target);
+  JF_REQUIRE(why.empty(), "[scaled_grouped_matmul] no kernel takes ", name(p.lhs), " * ", name(p.rhs), " here: ", why,
+             "; dequantize the operands and use grouped_matmul");
 }
 
 std::string describe(const Problem& p, const Target& target) {

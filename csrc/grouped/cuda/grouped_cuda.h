@@ -52,9 +52,9 @@ struct RowEpilogue {
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
-// One kernel launch. Arguments: lhs, rhs, extents, starts (only if the problem has them), out, the scratch memory (only
-// if `counts`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups and rows as 64-bit
-// integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch nothing.
+// One kernel launch. Arguments: lhs, rhs, extents, starts and scales (only if the problem has them), out, the scratch
+// memory (only if `counts`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups and rows as
+// 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
@@ -71,6 +71,8 @@ CudaKernel cuda_kernel(const Problem& problem, const CudaConfig& config, const T
 
 // The kernel that the target runs best.
 CudaKernel cuda_kernel(const Problem& problem, const Target& target);
+// Throws UserError where a scaled product has no kernel: its callers convert operands instead.
+void require_kernel(const Problem& problem, const Target& target);
 // Which one that is, and why not another, for people: "wgmma, tile=192x128x64 stages=4 cluster=2".
 std::string describe(const Problem& problem, const Target& target);
 

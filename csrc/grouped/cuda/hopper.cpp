@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -13,7 +15,6 @@ constexpr int kCapability = 90;    // alone: other GPUs have no wgmma
 constexpr int kRowAlignment = 16;  // bytes, of every row that a tensor map describes
 constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;                // of every box: the span of the swizzle
-constexpr int kDepth = kRowBytes / 2;         // contraction indices of a stage
 constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a tile of HopperRows
@@ -24,6 +25,7 @@ constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a gro
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); }
+int64_t depth(const Problem& p) { return columns_of_row(p.lhs); }  // contraction indices of a stage
 
 // [count, rows, columns] with boxes of so many rows of kRowBytes; without `count` two axes.
 runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
@@ -56,23 +58,21 @@ runtime::TensorLayout ragged(int64_t columns, DType dtype, int64_t box_rows) {
 
 // Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore.
 int64_t stores_across(const Problem& p) { return size_of(p.out) / 2; }
-int64_t store_rows(const Problem& p, const HopperConfig& c) {
-  return std::min<int64_t>(c.tile_m, kWarpgroupRows / stores_across(p));
-}
+int64_t store_rows(const Problem& p) { return kWarpgroupRows / stores_across(p); }
 
 int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
 int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = (2 * c.stages + 2) * 8;
+  constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
-    constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
-  const int64_t results = 4 * stores_across(p) * store_rows(p, c) * kRowBytes;
+  const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(stages + results + kUnits + barriers, kSharedAlign);
+  return round_up(stages + kResults + scales + kUnits + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -92,18 +92,20 @@ Cut cut(int64_t rows, int64_t tile_m) {
 
 // Cycles that HopperRows takes, by the slower of tensor cores and L2 in each stage.
 double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target) {
-  constexpr double kFlops = 4096, kBytesFromL2 = 46;  // of one multiprocessor in a cycle
-  constexpr double kStageCycles = 150;                // the least: its barriers
-  constexpr double kTileCycles = 1500;                // to fill the first stages and to store
+  const double flops = p.scales == Scales::kNone ? 4096 : 8192;  // of one multiprocessor in a cycle
+  constexpr double kBytesFromL2 = 46;                            // likewise
+  constexpr double kStageCycles = 150;                           // the least: its barriers
+  constexpr double kTileCycles = 1500;                           // to fill the first stages and to store
   const Cut average = cut(std::max<int64_t>(divide_up(p.m, p.groups), 1), c.tile_m);
   const int64_t units = p.groups * average.tiles * divide_up(p.n, int64_t{kRowsColumns} * c.cluster);
   const auto rows = static_cast<double>(average.rows);
   // A product of few rows reads as much of rhs as one of many, and power bounds both (H200, bf16: tiles of 128 rows are
   // 8% to 12% slower than those of 192, though they fit more sizes exactly).
   constexpr double kRowsOfRhs = 48;
-  const double products = 2 * (rows + kRowsOfRhs) * kRowsColumns * kDepth / kFlops;
+  const auto depth_of_stage = static_cast<double>(depth(p));
+  const double products = 2 * (rows + kRowsOfRhs) * kRowsColumns * depth_of_stage / flops;
   const double bytes = (rows / c.cluster + kRowsColumns) * kRowBytes / kBytesFromL2;
-  const double stages = static_cast<double>(divide_up(p.k, kDepth));
+  const double stages = static_cast<double>(divide_up(p.k, depth(p)));
   const auto rounds = static_cast<double>(divide_up(units, std::max(target.multiprocessors / c.cluster, 1)));
   return rounds * (stages * std::max({products, bytes, kStageCycles}) + kTileCycles);
 }
@@ -139,11 +141,12 @@ HopperConfig choose_contraction(const Problem& p, const Target& target) {
 
 // The static_asserts of the kernel headers, asked before a compiler is.
 bool fits(const Problem& p, const HopperConfig& c) {
+  if (c.depth != depth(p)) return false;
   if (c.stages < 2 || c.stages > 16) return false;
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
-  return c.tile_n == kRowsColumns && (c.tile_m == 32 || (c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192)) &&
+  return c.tile_n == kRowsColumns && c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192 &&
          (c.cluster == 1 || c.cluster == 2);
 }
 
@@ -163,45 +166,79 @@ int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, cons
   return std::min<int64_t>(units, std::max(target.multiprocessors / c.cluster, 1)) * c.cluster;
 }
 
-std::vector<CudaMap> maps(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
-  const int out = p.has_starts ? 4 : 3;
+std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
+  const int out = out_argument(p);
   if (p.mode == Mode::kContraction) {
-    return {{0, ragged(p.k, p.lhs, kDepth)},
-            {1, ragged(p.n, p.rhs, kDepth)},
+    return {{0, ragged(p.k, p.lhs, depth(p))},
+            {1, ragged(p.n, p.rhs, depth(p))},
             {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
   }
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
-                      : matrices(p.groups, p.k, p.n, p.rhs, kDepth);
-  return {{0, matrices(0, p.m, p.k, p.lhs, std::min(c.tile_m, kWarpgroupRows))},
+                      : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
+  return {{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
           {1, rhs},
-          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
+}
+
+std::string_view header(const Problem& p) {
+  if (p.mode == Mode::kContraction) return "hopper_contraction";
+  switch (p.scales) {
+    case Scales::kNone: return "hopper_rows";
+    case Scales::kRows: return "hopper_fp8";
+    case Scales::kBlocks: return "hopper_fp8_blocks";
+  }
+  JF_CHECK(false, "scales ", static_cast<int>(p.scales));
+}
+
+// The types of the operands in memory, and of both for the kernel's class.
+struct OperandTypes {
+  std::string lhs, rhs, both;
+};
+OperandTypes operand_types(const Problem& p) {
+  if (p.scales == Scales::kNone) {
+    const std::string in(device_type(p.lhs));
+    return {in, in, in};
+  }
+  const auto e5m2 = [](DType d) { return d == DType::kF8E5M2 ? "true" : "false"; };
+  return {"unsigned char", "unsigned char", cat("jf::grouped::Fp8<", e5m2(p.lhs), ", ", e5m2(p.rhs), ">")};
 }
 
 std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
                  const RowEpilogue* epilogue) {
-  const bool contraction = p.mode == Mode::kContraction;
-  const std::string_view in = device_type(p.lhs), out = device_type(p.out);
+  const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone;
+  const OperandTypes in = operand_types(p);
+  const std::string_view out = device_type(p.out);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
 
-  std::string s = cat("#include \"grouped/cuda/hopper_", contraction ? "contraction" : "rows", ".cuh\"\n\n");
+  std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n\n");
   if (epilogue) s += cat(epilogue->text, "\n");
   s += cat("// ", print(c), "\n");
   if (contraction) {
-    s += cat("using Kernel = jf::grouped::HopperContraction<", in, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
+    s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
              order_groups(p), ", ", flag(p.has_starts), ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
-    s += cat("using Kernel = jf::grouped::HopperRows<", in, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
-             flag(p.has_starts), epilogue ? ", Epilogue" : "", ">;\n");
+    if (p.scales == Scales::kBlocks) {
+      s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
+    } else {
+      s += cat("using Kernel = jf::grouped::HopperRows<", in.both, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
+               flag(p.has_starts),
+               epilogue ? ", Epilogue"
+               : scaled ? ", jf::grouped::RowColumnScales"
+                        : "",
+               ">;\n");
+    }
   }
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
            ", \"the launch gives the kernel its shared memory\");\n\n");
   s += "extern \"C\" __global__ ";
   if (c.cluster > 1) s += cat("__cluster_dims__(", c.cluster, ", 1, 1) ");
   s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
-  s += cat("    const ", in, "*, const ", in, "*, const int* extents, ", p.has_starts ? "const int* starts, " : "", out,
-           "* out,\n");
+  s += cat("    const ", in.lhs, "*, const ", in.rhs, "*, const int* extents, ",
+           p.has_starts ? "const int* starts, " : "");
+  if (scaled) s += "const float* __restrict__ lhs_scale, const float* __restrict__ rhs_scale,\n    ";
+  s += cat(out, "* out,\n");
   if (!contraction) s += "    unsigned* next,\n";
   std::string members;
   for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
@@ -216,14 +253,18 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
-  s += cat("static_cast<int>(k), static_cast<int>(n)", epilogue ? cat(", Epilogue{", members, "}") : "", ");\n}\n");
+  s += "static_cast<int>(k), static_cast<int>(n)";
+  if (epilogue) s += cat(", Epilogue{", members, "}");
+  if (scaled)
+    s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
+  s += ");\n}\n";
   return s;
 }
 
 }  // namespace
 
 std::string print(const HopperConfig& c) {
-  return cat("tile=", c.tile_m, "x", c.tile_n, "x", kDepth, " stages=", c.stages, " cluster=", c.cluster);
+  return cat("tile=", c.tile_m, "x", c.tile_n, "x", c.depth, " stages=", c.stages, " cluster=", c.cluster);
 }
 
 std::string why_not_hopper(const Problem& p, const Target& target) {
@@ -232,11 +273,14 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
                ", it has that of 9.0");
   }
   if (p.mode == Mode::kBatch) return "the ragged axis is a batch axis";
-  if (p.lhs != p.rhs || size_of(p.lhs) != 2 || !has_tensor_cores(p)) {
-    return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out), ", it takes bf16 * bf16 or f16 * f16");
+  const bool scaled = p.scales != Scales::kNone, narrow = p.out == DType::kBF16 || p.out == DType::kF16;
+  if (scaled ? !narrow && p.out != DType::kF32 : p.lhs != p.rhs || size_of(p.lhs) != 2 || !has_tensor_cores(p)) {
+    return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out),
+               scaled ? ", its result is bf16, f16 or f32" : ", it takes bf16 * bf16 or f16 * f16");
   }
-  for (const auto& [dimension, size] : {std::pair("k", p.k), std::pair("n", p.n)}) {
-    if (size * size_of(p.lhs) % kRowAlignment != 0) {
+  for (const auto& [dimension, size, dtype] :
+       {std::tuple("k", p.k, p.lhs), std::tuple("n", p.n, scaled ? p.out : p.lhs)}) {
+    if (size * size_of(dtype) % kRowAlignment != 0) {
       return cat(dimension, "=", size, " gives rows that are not multiples of ", kRowAlignment, " bytes");
     }
   }
@@ -253,7 +297,9 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_hopper(const Problem& p, const Target& target) {
-  return p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
+  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
+  c.depth = static_cast<int>(depth(p));
+  return c;
 }
 
 namespace {
@@ -267,11 +313,14 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
 
   CudaKernel kernel;
-  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction" : epilogue ? "rows_fused" : "rows");
+  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction"
+                                    : epilogue                   ? "rows_fused"
+                                    : p.scales != Scales::kNone  ? "rows_scaled"
+                                                                 : "rows");
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = p.mode == Mode::kRows;
-  kernel.maps = maps(p, c, epilogue);
+  kernel.maps = maps(p, epilogue);
   kernel.grid = grid(p, c, target, epilogue);
   kernel.instantiation = text(p, c, kernel.entry, shared, epilogue);
   return kernel;
@@ -285,6 +334,7 @@ CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& 
 
 std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const Target& target) {
   if (problem.mode != Mode::kRows) return "the ragged axis is not that of its rows";
+  if (problem.scales != Scales::kNone) return "its sums are scaled before they are stored";
   problem.out = epilogue.out;
   if (std::string why = why_not_hopper(problem, target); !why.empty()) return why;
   if (epilogue.n * size_of(epilogue.out) % kRowAlignment != 0) {

@@ -10,8 +10,10 @@ namespace jf::grouped {
 
 struct HopperConfig {
   int tile_m = 0, tile_n = 0;  // of one block
-  int stages = 0;              // slices of 64 contraction indices in flight
+  int stages = 0;              // slices of `depth` contraction indices in flight
   int cluster = 1;             // blocks with neighbouring columns of the same rows, which share the copies of lhs
+
+  int depth = 64;  // 128 bytes of a row
 
   bool operator==(const HopperConfig&) const = default;
 };

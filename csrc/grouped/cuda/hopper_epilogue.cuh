@@ -24,6 +24,10 @@ struct NoEpilogue {
   static constexpr int kSums = 0;
 };
 
+// Padding rows are zeros, whatever the functor would make of them.
+template <class Epilogue>
+constexpr bool kZeroPadding = Epilogue::kSums == 0;
+
 // What lane `from` of the warp holds.
 template <class T>
 __device__ __forceinline__ T shuffle(const T& value, int from) {
@@ -50,7 +54,7 @@ __device__ __forceinline__ void apply(const Epilogue& epilogue, float (&sums)[2]
   typename Epilogue::Row evaluated;
 #pragma unroll
   for (int r = 0; r < kRows; r += 8) {
-    if (r >= unit.count) return;
+    if (r % 16 == 0 && r >= unit.count) return;
     // Rows and columns that do not exist are others again: what they give is not stored.
     if (r % kRowsOfWarp == 0) evaluated = epilogue.row(of_group, min(row + r + lane, last));
 #pragma unroll

@@ -1,6 +1,7 @@
 // out[r, :] = lhs[r, :] * rhs[group of r] on the warpgroup products of sm_90a; padding rows become zero.
 //
-//   lhs [m, k], rhs [groups, k, n] or [groups, n, k] (K-major), 16-bit; out [m, n]; k and n positive multiples of 8
+//   lhs [m, k], rhs [groups, k, n] or [groups, n, k] (K-major), 16-bit; out [m, n]; k and n positive multiples of 8.
+//             8-bit: see hopper_fp8.cuh
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that a group's last tile costs what its rows cost, in steps of kStep.
@@ -9,11 +10,11 @@
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
-//   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
+//   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}
-//   next      zero when the kernel starts: clusters take units as they come. Null: every cluster has its share.
+//   next      zero when the kernel starts: clusters take units as they come
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
@@ -30,8 +31,17 @@ namespace jf::grouped {
 template <int kRows_, int kStages_, int kCluster_>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
-  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
+  static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
+};
+
+// The product of two operands of type In.
+template <class In>
+struct HopperProduct {
+  template <int kCount, bool kRhsKMajor, int kSize>
+  static __device__ __forceinline__ void run(float (&sums)[kSize], unsigned rhs, unsigned lhs, int add) {
+    ptx::Wgmma<kCount>::template run<kIsBf16<In>, kRhsKMajor, true>(sums, rhs, lhs, add);
+  }
 };
 
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
@@ -39,12 +49,12 @@ class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
   static constexpr bool kPaired = Epilogue::kSums == 2;
   static constexpr int kStep = 16;
-  static constexpr int kDepth = 64;
   // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
   static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
-  static constexpr int kRowBytes = kDepth * 2;  // of a stage: the span of the swizzle
-  static constexpr int kBoxRows = kRows < 64 ? kRows : 64;
+  static constexpr int kRowBytes = 128;  // of a stage: the span of the swizzle
+  static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(In));
+  static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
   static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
 
@@ -88,13 +98,13 @@ class HopperRows {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
         if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
-      } else if constexpr (Epilogue::kSums == 0) {
+      } else if constexpr (kZeroPadding<Epilogue>) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
       ptx::take_registers<232>();
       kernel.multiply(out_map, out, steps, n, epilogue);
-      if constexpr (Epilogue::kSums > 0) {
+      if constexpr (!kZeroPadding<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
         apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kAll + warp % kAll, gridDim.x * kAll);
       }
@@ -150,8 +160,6 @@ class HopperRows {
       place.advance();
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
-      } else if (next == nullptr) {
-        wanted += clusters;
       } else {
         if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
         wanted = __shfl_sync(~0u, wanted, 0);
@@ -268,18 +276,21 @@ class HopperRows {
     const unsigned first = address(&shared_.stages);
     const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
+    int step = 0;
+    // At least once, plainly: the compiler would wait for every single product if it saw a way from the epilogue's
+    // writes to the sums to the end of this loop.
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
+    do {
       ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
       const unsigned at = place.index * (sizeof(Stage) / 16);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < kDepth / 16; ++i) {
+      for (int i = 0; i < kRowBytes / 32; ++i) {
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
-          ptx::Wgmma<kCount>::template run<kBf16, kRhsKMajor, true>(
-              sums[slice], rhs + at + slice * (kSliceBytes / 16) + i * kNextRhs, lhs + at + i * kNextLhs,
-              step > 0 || i > 0);
+          HopperProduct<In>::template run<kCount, kRhsKMajor>(sums[slice],
+                                                              rhs + at + slice * (kSliceBytes / 16) + i * kNextRhs,
+                                                              lhs + at + i * kNextLhs, step > 0 || i > 0);
         }
       }
       ptx::wgmma_commit();
@@ -289,7 +300,7 @@ class HopperRows {
       }
       before = place.index;
       place.advance();
-    }
+    } while (++step < steps);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
     ptx::wgmma_wait<0>();
 #pragma unroll
@@ -302,8 +313,6 @@ class HopperRows {
     const unsigned lane = threadIdx.x % 32;
     if (lane < kCluster) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.empty[stage]), lane));
   }
-
-  static constexpr bool kBf16 = kIsBf16<In>;
 
   Shared& shared_;
   unsigned rank_;

@@ -1,0 +1,210 @@
+"""Arrays of few bits with the scales that restore them: `ScaledTensor`, `quantize`, `dequantize`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fuser._nested_tensor import NestedTensor
+
+# Elements along the last axes that share a scale; None is the whole axis.
+Block = tuple[int | None, ...]
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a format stores elements. `dtypes` of data and `blocks`: the first of each is what `quantize` takes."""
+
+    dtypes: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    about: str
+
+
+FORMATS = {
+    "fp8_row": Format(_FLOAT8, ((None,),), "one f32 scale for each row of the last axis"),
+    "fp8_tensor": Format(_FLOAT8, ((),), "one f32 scale"),
+    "fp8_block": Format(_FLOAT8, ((128,), (128, 128)), "an f32 scale for each block of the last axis, or last two"),
+}
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["data", "scales", "global_scale"],
+    meta_fields=["format", "block"],
+)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class ScaledTensor:
+    """Elements of few bits and their scales: `dequantize` multiplies each element by the scale of its block.
+
+    A pytree of `data`, `scales` and `global_scale`; checks nothing, so that it can carry axes or specs.
+
+    Args:
+        data: elements, or a NestedTensor of them.
+        scales: float32, one for each block of the last axes of `data`: blocks count along those axes, except that an
+            axis within one block is left out.
+        global_scale: a factor of all elements, or None.
+        format: name of the format, a key of `FORMATS`.
+        block: elements along the last axes that share a scale; `(None,)` is a whole row, `()` everything.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.quantize(jnp.ones((5, 32)), "fp8_row")
+        ScaledTensor(fp8_row, float8_e4m3fn[5, 32], scales float32[5])
+    """
+
+    data: Any
+    scales: Any
+    global_scale: Any = None
+    format: str = "fp8_row"
+    block: Block = (None,)
+
+    @property
+    def shape(self) -> Any:
+        """Shape of the data."""
+        return self.data.shape
+
+    def __repr__(self) -> str:
+        def kind(x: Any) -> str:
+            return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else repr(x)
+
+        block = "" if None in self.block or not self.block else " " + "x".join(map(str, (1, *self.block)[-2:]))
+        extra = "" if self.global_scale is None else f", global {kind(self.global_scale)}"
+        return f"ScaledTensor({self.format}{block}, {kind(self.data)}, scales {kind(self.scales)}{extra})"
+
+
+def quantize(x: Any, format: str, *, dtype: Any = None, block: Block | None = None) -> ScaledTensor:
+    """Store floating-point numbers in few bits, with a float32 scale for each block of them.
+
+    The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
+    elements are `x / scale`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN or an
+    infinity becomes NaN.
+
+    Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
+    an error; take `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
+
+    Args:
+        x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
+        format: "fp8_row" (a scale for each row `[..]`), "fp8_tensor" (one scale), or "fp8_block" (a scale for each 128
+            elements of the last axis).
+        dtype: of the elements: float8_e4m3fn, the default, or float8_e5m2.
+        block: of "fp8_block": `(128,)`, the default, for activations, or `(128, 128)` of the last two axes for weights.
+
+    Returns:
+        `ScaledTensor` with `data` of the shape of `x`.
+
+    Raises:
+        ValueError: unknown format, block that it does not have, or too few axes.
+        TypeError: `x` holds no floats, or the format has no such dtype; `x` is differentiated.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> w = jf.quantize(jnp.ones((3, 256, 300)), "fp8_block", block=(128, 128))
+        >>> w.scales.shape
+        (3, 2, 3)
+    """
+    if format not in FORMATS:
+        raise ValueError(f"quantize: format {format!r} is unknown; expected one of {sorted(FORMATS)}")
+    row = FORMATS[format]
+    block = row.blocks[0] if block is None else tuple(block)
+    if block not in row.blocks:
+        raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
+    name = np.dtype(dtype if dtype is not None else row.dtypes[0]).name
+    if name not in row.dtypes:
+        raise TypeError(f"quantize: {format} has elements {list(row.dtypes)}, got {name}")
+    nested = x if isinstance(x, NestedTensor) else None
+    data = jnp.asarray(x if nested is None else nested.data)
+    if not jnp.issubdtype(data.dtype, jnp.floating):
+        raise TypeError(f"quantize: x must hold floats, got {data.dtype}")
+    if data.ndim < max(len(block), 1):
+        raise ValueError(
+            f"quantize: {format} with blocks {block} needs {max(len(block), 1)} axes or more, got {data.shape}"
+        )
+    if nested is not None and len(block) != 1:
+        # Blocks reach over several rows: those of no component must not count.
+        keep = nested.row_mask()
+        keep = keep.reshape(*keep.shape, *[1] * (data.ndim - keep.ndim))
+        if block:
+            raise ValueError("quantize: blocks of several rows would mix components; use blocks (128,)")
+        data = jnp.where(keep, data, 0)
+    elements, scales = _quantize(data, name, block)
+    return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _quantize(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
+    wide = x.astype(jnp.float32)
+    # Compilers divide by a constant in either way.
+    inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
+    most = _largest(jnp.abs(wide), block)
+    # Not below the normal numbers, which may count as zero.
+    scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
+    return (wide / spread(scales, block, x.shape)).astype(dtype), scales
+
+
+@_quantize.defjvp
+def _no_derivative(dtype: str, block: Block, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); take jax.lax.stop_gradient of "
+        "its argument, or give what you compute a rule by jax.custom_vjp"
+    )
+
+
+def _largest(x: jax.Array, block: Block) -> jax.Array:
+    if block in ((), (None,)):
+        return jnp.max(x, axis=-1 if block else None, initial=0)
+    lengths = [length for length in block if length is not None]
+    outer, last = x.shape[: x.ndim - len(lengths)], x.shape[x.ndim - len(lengths) :]
+    counts = [-(-size // length) for size, length in zip(last, lengths)]
+    padding = [(0, 0)] * len(outer) + [(0, c * b - size) for c, b, size in zip(counts, lengths, last)]
+    parts = jnp.pad(x, padding).reshape(*outer, *(n for pair in zip(counts, lengths) for n in pair))
+    return jnp.max(parts, axis=tuple(len(outer) + 1 + 2 * i for i in range(len(lengths))), initial=0)
+
+
+def spread(scales: jax.Array, block: Block, shape: tuple[int, ...]) -> jax.Array:
+    """Return scales that broadcast to the elements."""
+    if not block:
+        return scales
+    if block == (None,):
+        return scales[..., None]
+    for i, length in enumerate(block):
+        assert length is not None, block
+        axis = len(shape) - len(block) + i
+        scales = jax.lax.slice_in_dim(jnp.repeat(scales, length, axis=axis), 0, shape[axis], axis=axis)
+    return scales
+
+
+def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
+    """Return the numbers that a `ScaledTensor` stands for: its elements times their scales, computed in float32.
+
+    Args:
+        x: of any format.
+        dtype: of the result.
+
+    Returns:
+        Array of the shape of the data; a NestedTensor where that is one. Differentiable in `x.scales`.
+
+    Raises:
+        TypeError: `x` is no `ScaledTensor`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.dequantize(jf.quantize(jnp.full((1, 2), 3.0), "fp8_row"))
+        Array([[3., 3.]], dtype=float32)
+    """
+    if not isinstance(x, ScaledTensor):
+        raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
+    nested = x.data if isinstance(x.data, NestedTensor) else None
+    data = x.data if nested is None else nested.data
+    wide = data.astype(jnp.float32) * spread(x.scales, x.block, data.shape)
+    wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
+    return wide if nested is None else nested.replace(data=wide)

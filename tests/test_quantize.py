@@ -1,0 +1,102 @@
+"""Numbers of few bits: what `quantize` stores, bit for bit, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jax_fuser as jf
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+CASES = [("fp8_row", (None,)), ("fp8_tensor", ()), ("fp8_block", (128,)), ("fp8_block", (128, 128))]
+
+
+def by_hand(x, block, dtype):
+    """The definition, in numpy: elements and scales."""
+    x = np.asarray(x).astype(np.float32)
+    inverse = np.float32(1) / np.float32(ml_dtypes.finfo(dtype).max)
+    sizes = [n if b is None else b for n, b in zip(x.shape[x.ndim - len(block) :], block)] if block else x.shape
+    outer = x.shape[: x.ndim - len(sizes)]
+    counts = [-(-n // b) for n, b in zip(x.shape[len(outer) :], sizes)]
+    scales, elements = np.ones((*outer, *counts), np.float32), np.zeros(x.shape, dtype)
+    for index in np.ndindex(scales.shape):
+        place = (*index[: len(outer)], *(slice(i * b, (i + 1) * b) for i, b in zip(index[len(outer) :], sizes)))
+        most = np.abs(x[place]).max()
+        if most != 0:
+            scales[index] = np.maximum(most * inverse, np.finfo(np.float32).tiny)
+        elements[place] = (x[place] / scales[index]).astype(dtype)
+    return elements, scales.reshape((*outer, *(() if None in block or not block else counts)))
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize(("format", "block"), CASES)
+def test_quantize_is_bit_exact(format, block, dtype):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 130, 300)) * np.exp2(rng.integers(-12, 12, size=(2, 130, 1)))
+    x[0, 5] = 0
+    x[1, :, :2] = 0
+    x = np.asarray(x, np.float32)
+    for source in (x, x.astype(ml_dtypes.bfloat16), x[0].astype(np.float16), np.zeros_like(x)):
+        got = jf.quantize(source, format, dtype=dtype, block=block)
+        elements, scales = by_hand(source, block, dtype)
+        np.testing.assert_array_equal(np.asarray(got.scales), scales)
+        np.testing.assert_array_equal(np.asarray(got.data).view(np.uint8), elements.view(np.uint8))
+        # Half a step of the largest element: 2^-4 of it, or 2^-3.
+        back = np.asarray(jf.dequantize(got), np.float64)
+        assert np.isfinite(back).all()
+        assert np.abs(back - source.astype(np.float64)).max() <= np.abs(source).max() * (
+            2**-4 if dtype == E4M3 else 2**-3
+        )
+
+
+def test_rows_of_zeros_nan_and_tiny_numbers_stay_apart():
+    x = np.ones((5, 32), np.float32)
+    x[0], x[1, 3], x[2, 3], x[3] = 0, np.nan, np.inf, 1e-42
+    got = jf.dequantize(jf.quantize(x, "fp8_row"))
+    assert (got[0] == 0).all() and np.isnan(got[1]).all() and np.isnan(got[2]).all()
+    assert np.isfinite(got[3]).all() and (got[4] == 1).all()
+
+
+def test_a_scaled_tensor_is_a_pytree_that_says_what_it_is():
+    x = jf.quantize(jnp.ones((4, 256)), "fp8_block", dtype=jnp.float8_e5m2)
+    assert repr(x) == "ScaledTensor(fp8_block 1x128, float8_e5m2[4, 256], scales float32[4, 2])"
+    again = jax.jit(lambda t: t)(x)
+    assert again.format == "fp8_block" and again.block == (128,) and again.shape == (4, 256)
+    each = jax.vmap(lambda row: jf.quantize(row, "fp8_row"))(jnp.ones((3, 4, 16)))
+    assert each.scales.shape == (3, 4)
+
+
+def test_padding_of_nested_tensors_counts_for_nothing():
+    data = jnp.ones((6, 16)).at[4:].set(jnp.nan)
+    nt = jf.as_nested(data, extents=[3, 1])
+    for format in ("fp8_row", "fp8_tensor"):
+        got = jf.quantize(nt, format)
+        assert isinstance(got.data, jf.NestedTensor)
+        np.testing.assert_array_equal(jf.dequantize(got, jnp.bfloat16).data[:4], 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: jf.quantize(x, "fp9"), ValueError, "format 'fp9' is unknown; expected one of"),
+        (lambda x: jf.quantize(x, "fp8_block", block=(64,)), ValueError, "fp8_block has blocks"),
+        (lambda x: jf.quantize(x, "fp8_row", dtype="int8"), TypeError, "got int8"),
+        (lambda x: jf.quantize(x.astype(int), "fp8_row"), TypeError, "x must hold floats, got int32"),
+        (lambda x: jf.quantize(x[0], "fp8_block", block=(128, 128)), ValueError, "needs 2 axes or more"),
+        (lambda x: jf.dequantize(x), TypeError, "expected a ScaledTensor"),
+        (lambda x: jax.grad(lambda x: jf.dequantize(jf.quantize(x, "fp8_row")).sum())(x), TypeError, "no derivative"),
+    ],
+)
+def test_messages(call, error, message):
+    with pytest.raises(error, match=message):
+        call(jnp.ones((4, 32)))
+
+
+def test_what_is_not_differentiated_may_be_quantized():
+    def loss(w, x):
+        return (jf.dequantize(jf.quantize(jax.lax.stop_gradient(x), "fp8_row")) * w).sum()
+
+    grads = jax.jit(jax.grad(loss, (0, 1)))(jnp.full((4, 16), 2.0), jnp.ones((4, 16)))
+    np.testing.assert_array_equal(grads[0], 1)
+    np.testing.assert_array_equal(grads[1], 0)
