@@ -19,6 +19,7 @@ class Contender:
     name: str
     run: Callable[[], Any]
     wait: Callable[[Any], Any] = jax.block_until_ready
+    calls: int = 1  # how often one run does the work
     bound: bool = False  # a bound (dense matmul of the same size), not a peer that does the same work
 
 
@@ -53,14 +54,14 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
             spent_once = time.perf_counter() - begin
             if spent_once > seconds:
                 slow.add(c.name)
-                samples[c.name].append(spent_once)
+                samples[c.name].append(spent_once / c.calls)
         except Exception as e:
             failed[c.name] = f"{type(e).__name__}: {str(e).splitlines()[0][:80]}"
     gc.collect()
     for _ in range(repeats):
         for c in contenders:
             spent = samples[c.name]
-            if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner > seconds):
+            if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner * c.calls > seconds):
                 continue
             c.wait(c.run())  # what the last contender used is still being given back while its results are ready
             begin = time.perf_counter()
@@ -68,7 +69,7 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
             for _ in range(inner):
                 result = c.run()
             c.wait(result)
-            spent.append((time.perf_counter() - begin) / inner)
+            spent.append((time.perf_counter() - begin) / (inner * c.calls))
             del result
     timings = []
     for c in contenders:

@@ -87,15 +87,19 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
                 "alone; run the fusion instead"
             )
     values = {name: _computed(x, fusion.dtype(name)) for name, x in zip(fusion.inputs, operands)}
-    ragged = {}
+    ragged: dict[str, tuple[_ir_text.Ragged, ...]] = {}
     for op in _ir_text.ops(fusion):
         operands, ragged[op.result] = [values[v] for v in op.operands], op.ragged
-        nested = ragged.get(op.operands[0]) if op.operands else None
-        if nested is not None and op.kind == "combine":
-            values[op.result] = _evaluate_nested.combine(op, nested, operands[0], operands[1], values[nested.extents])
+        nested = ragged.get(op.operands[0], ()) if op.operands else ()
+        extents = [values[one.extents] for one in nested]
+        if op.kind == "partition":
+            values[op.result] = _evaluate_nested.partition(op, operands[0], operands[1::2], operands[2::2])
             continue
-        if nested is not None and op.kind in _JOIN:
-            exists = _evaluate_nested.mask(nested, operands[0].shape, values[nested.extents])
+        if op.kind == "combine":
+            values[op.result] = _evaluate_nested.combine(op, nested, operands[0], operands[1:], extents)
+            continue
+        if nested and op.kind in _JOIN:
+            exists = _evaluate_nested.mask(nested, operands[0].shape, extents)
             operands[0] = jnp.where(exists, operands[0], _neutral(op.kind, operands[0].dtype))
         values[op.result] = _op(fusion, op, operands)
     return [values[v].astype(_ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs]
@@ -156,8 +160,6 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return lax.pad(inside, jnp.zeros((), inside.dtype), [(low, n - low - count, 0) for low, count, n in ends])
         case "take":
             return _take(x, attributes, op.shape)
-        case "partition":
-            return _evaluate_nested.partition(op, *x)
         case "stretch":
             return jnp.broadcast_to(x[0], op.shape)
         case "search":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import glob
 import importlib.util
@@ -65,6 +66,7 @@ def register() -> None:
         _core.set_zig(os.path.join(spec.submodule_search_locations[0], "zig"))
     for platform, xla_platform in _PLATFORMS.items():
         jax.ffi.register_ffi_target(_TARGET_NAME, _core.handlers(platform), platform=xla_platform)
+    atexit.register(_core.end_background)
 
 
 def _nvrtc_dirs() -> list[str]:

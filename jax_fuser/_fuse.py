@@ -102,8 +102,8 @@ def fuse(
     scatters to several places and complex numbers stay with XLA between the regions; `explain` names them. So does
     control flow, whose bodies (`lax.scan`, `while_loop`, `cond`, `jax.checkpoint`, `shard_map`) have regions of their
     own. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability 9.0
-    what follows is the end of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is
-    at least as exact as the function by itself.
+    and on the CPU what follows is part of its kernel. In bf16 and f16 a region computes in f32 and rounds what it
+    stores, so it is at least as exact as the function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes

@@ -1,8 +1,8 @@
-"""What follows a grouped product: bias, activation, scale. On CUDA one primitive, so that they are one kernel.
+"""What follows a grouped product: bias, activation, scale. One primitive with it, so that they are one kernel.
 
 `product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
-it: `fuse` opens it, CUDA compiles it as one program, whose planner makes the tail the end of the product's kernel where
-it has such a kernel; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
+it: `fuse` opens it, CUDA and the CPU compile it as one program, whose planner makes the tail a part of the product's
+kernel where it can; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ from jax_fuser._varying import same_varying
 
 Activation = str | Callable[[jax.Array], jax.Array] | None
 
+
+def _gelu(x: jax.Array) -> jax.Array:
+    """Return `jax.nn.gelu(x)` by one exponential: (1 + tanh z) / 2 is the sigmoid of 2 z, z = sqrt(2/pi) (x + c x^3)."""
+    return x * jax.nn.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * (x * x)))
+
+
 PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
+    "gelu": _gelu,
     "relu": jax.nn.relu,
 }
 # Applied to the first half of the columns, multiplied by the second half.
-GATED = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
+GATED = {"swiglu": jax.nn.silu, "geglu": _gelu}
 
 tail_p = jax.extend.core.Primitive(_trace.PRODUCT_TAIL)
 tail_p.multiple_results = True
@@ -118,8 +124,8 @@ def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], lis
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
-def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, **params: Any) -> Any:
-    if _split.is_on_a_mesh(ctx) or _ffi.can_compile("cuda") is not None:
+def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **params: Any) -> Any:
+    if _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
 
     def run(*operands: Any) -> list[Any]:
@@ -133,7 +139,8 @@ tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
 batching.primitive_batchers[tail_p] = _batch
 mlir.register_lowering(tail_p, _lower_as_xla)
-mlir.register_lowering(tail_p, _lower_as_program, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
 @functools.partial(jax.jit, static_argnames=("activation", "gated"))

@@ -36,7 +36,7 @@ class Op:
     kind: str
     operands: tuple[str, ...]
     attributes: dict[str, Any]
-    ragged: Ragged | None = None
+    ragged: tuple[Ragged, ...] = ()
 
 
 def ops(fusion: Fusion) -> list[Op]:
@@ -60,11 +60,9 @@ def ops(fusion: Fusion) -> list[Op]:
     return found
 
 
-def _ragged(axes: list[str]) -> Ragged | None:
-    for axis, text in enumerate(axes):
-        if match := _RAGGED.search(text):
-            return Ragged(axis, match[1], tuple(int(n) for n in match[2].split()))
-    return None
+def _ragged(axes: list[str]) -> tuple[Ragged, ...]:
+    found = [(axis, _RAGGED.search(text)) for axis, text in enumerate(axes)]
+    return tuple(Ragged(axis, m[1], tuple(int(n) for n in m[2].split())) for axis, m in found if m)
 
 
 def _value(text: str) -> Any:

@@ -51,6 +51,8 @@ def reduce_sum(nt: NestedTensor, axis: Axis = "ragged") -> Any:
 def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
     """Mean over an axis; 0 for an empty group. Float32 for integers. Otherwise as `sum`.
 
+    Rows are counted as they are summed: where traced extents lead past the array, those that it has.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -236,7 +238,11 @@ def _mean(nt: NestedTensor, kind: str, at: int) -> Any:
 
 def _average(nt: NestedTensor, kind: str) -> jax.Array:
     dense = nt.data.ndim - 1 - nt.ragged_dim
-    count = jnp.maximum(nt.total if kind == "group" else nt.extents, 1)
+    # Of groups that go on behind the array the rows that it has, as in the sum.
+    count = jnp.minimum(nt.extents, nt.capacity - nt.starts)
+    if kind == "group":
+        count = jnp.minimum(nt.total, nt.capacity) if not nt.gapped else jnp.sum(jnp.maximum(count, 0), axis=-1)
+    count = jnp.maximum(count, 1)
     return _total(nt, kind) / count.reshape(*count.shape, *(1,) * dense).astype(nt.dtype)
 
 
@@ -277,18 +283,60 @@ def _log_total(nt: NestedTensor, kind: str) -> jax.Array:
     return jnp.log(total) + top
 
 
-@_compiled
 def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
     nt = _floating(nt)
-    name = "log_softmax" if log else "softmax"
     if kind == "dense":
-        return _in_wide(name, lambda x: (jax.nn.log_softmax if log else jax.nn.softmax)(x, axis=at), nt)
+        return _dense_softmax(nt, at, log)
+    return nt.replace(data=_softmax_rows(nt.data, nt.extents, nt._starts, nt._layout, kind, log))
+
+
+@_compiled
+def _dense_softmax(nt: NestedTensor, at: int, log: bool) -> NestedTensor:
+    f = jax.nn.log_softmax if log else jax.nn.softmax
+    return _in_wide("log_softmax" if log else "softmax", lambda x: f(x, axis=at), nt)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
+def _softmax_rows(
+    rows: jax.Array, extents: jax.Array, starts: jax.Array | None, layout: Any, kind: str, log: bool
+) -> jax.Array:
+    """Return softmax over the rows of a nested tensor, or its logarithm."""
+    result: NestedTensor = _grouped_softmax(NestedTensor.tree_unflatten(layout, (rows, extents, starts)), kind, log)
+    return result.data
+
+
+@_softmax_rows.defjvp
+def _softmax_rows_jvp(layout: Any, kind: str, log: bool, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    # By the result, so that the derivative folds products alone and reads nothing else.
+    result = _softmax_rows(*primals, layout, kind, log)
+    nt = NestedTensor.tree_unflatten(layout, (result, *primals[1:]))
+    return result, _change(result.size >= MIN_FUSED_ELEMENTS, kind, log)(nt, tangents[0])
+
+
+@_compiled
+def _grouped_softmax(nt: NestedTensor, kind: str, log: bool) -> NestedTensor:
     wide = _wide(nt)
     below = _log_total(wide, kind)
-    # Empty groups have no rows to spread to; a finite value keeps their gradient finite.
-    below = jnp.where(jnp.isneginf(below), 0, below)
+    # As of dense arrays: nothing has a share beside an infinity.
+    below = jnp.where(jnp.isposinf(below), jnp.nan, below)
     rows = wide.replace(data=wide.data - _to_rows(wide, below, kind))
+    name = "log_softmax" if log else "softmax"
     return elementwise(name, lambda x: (x if log else jnp.exp(x)).astype(nt.dtype), rows)
+
+
+@functools.cache
+def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
+    """Return the derivative of softmax as a function of its result and of the change of its operand."""
+
+    def change(result: NestedTensor, moved: jax.Array) -> jax.Array:
+        nt = _wide(result)
+        # What stands in padding is no change.
+        wide = _masked(nt.replace(data=moved.astype(nt.dtype)), kind, 0)
+        share = jnp.exp(nt.data) if log else nt.data
+        part = wide - _to_rows(nt, _total(nt.replace(data=share * wide), kind), kind)
+        return (part if log else share * part).astype(result.dtype)
+
+    return fuse(change, name="nested_softmax_change") if fused else jax.jit(change)
 
 
 @_compiled

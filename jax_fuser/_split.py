@@ -59,6 +59,9 @@ def needs_devices() -> Any:
     return jax.make_jaxpr(same)(0.0)
 
 
+needs_devices()  # now, so that no first call waits for it; it starts no backend
+
+
 def is_on_a_mesh(ctx: Any) -> bool:
     """Whether the compiler will split the program that is being lowered, over a mesh that is known by name."""
     if ctx.module_context.lowering_parameters.for_export:

@@ -126,12 +126,20 @@ class Builder(_core.Builder):
     several axes stand for outer axes of the array too, or, with `components=n` (also of `combine`), their last n axes
     are the component.
 
+    A value can have several ragged axes: `partition` again, along an axis that is neither ragged nor a component, or
+    `stretch` one value's rows along those of another (all pairs of rows of a component, as attention has them). Each
+    is folded by itself, `broadcast_like` gives the result the axes back, and `combine` takes starts and rows for each
+    of them, `b.combine(x, [starts, others], [rows, columns])`. Slices, pads, concat, reshape and `select` of such
+    values are refused: they are for the arrays before.
+
     Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
     component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
-    with zeros behind the last one. They compute what is asked for from the array, and move nothing. What moves rows is
-    not of the IR but of `jax_fuser.nested`: joining outer axes (`merge`, also across devices), blocks of rows (`split`,
-    `align`), rows after rows (`concat`). A fold of the component without its rows, a second ragged axis in one value,
-    and operands with two values of extents are refused.
+    with zeros behind the last one. They compute what is asked for from the array, and move nothing. `split` and `merge`
+    move rows, and return (value, starts, extents): runs of `factor` rows as an axis of their own, the last ones filled
+    up with zeros; a ragged axis with the dense axis behind it, with the last outer axis of its extents (which are
+    summed), or with its component (an array). `jax_fuser.nested` has the same for whole tensors, also across devices,
+    and rows after rows (`concat`). A fold of the component without its rows, ragged axes of ragged axes (nesting
+    of several levels), and operands with two values of extents are refused.
 
     Example:
       >>> import jax.numpy as jnp

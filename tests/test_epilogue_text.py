@@ -55,7 +55,25 @@ int main() {
               sums[slice][i] = r < unit.count && from < product ? y[(row + r) * product + from] : NAN;
             });
           }
-          apply<kRows>(epilogue, sums, unit, column, n);
+          if constexpr (Epilogue::kTiles == 0) {
+            apply<kRows>(epilogue, sums, unit, column, n);
+          } else {
+            const auto group = epilogue.group(unit.group);
+            Epilogue::Row own;
+            for (int r = 0; r < unit.count; r += 8) {
+              if (r %% 32 == 0) own = row_of_lane(epilogue, group, unit, r);
+              for (int slice = 0; slice < kResults; ++slice) {
+                const int from = column + slice * 64;
+                float tile[4];
+                for (int i = 0; i < 4; ++i) {
+                  const int c = id / 32 * 16 + id %% 32 / 4 + i / 2 * 8;
+                  const int there = min(row + r + int(id) %% 4 * 2 + i %% 2, m - 1);
+                  tile[i] = epilogue.tile(there, min(from + c, n - 1));
+                }
+                apply_to_eight<1, kRows>(epilogue, group, own, sums, tile, unit, r, slice, from, n);
+              }
+            }
+          }
           for (int i = 0; i < kRows / 2; ++i) {
             at(i, [&](int slice, int r, int c) {
               if (slice >= kResults || r >= unit.count || column + c >= n) return;
@@ -76,7 +94,15 @@ int main() {
 
 
 @pytest.mark.parametrize(
-    "tail", ["bias, swiglu and scale", "gelu", "fuse around it", "a residual beside another column"]
+    "tail",
+    [
+        "bias, swiglu and scale",
+        "gelu",
+        "fuse around it",
+        "residual",
+        "a residual of a gated product",
+        "a residual beside another column",
+    ],
 )
 def test_every_element_gets_its_own(tail, tmp_path):
     compiler = _core.host_compiler()[0]

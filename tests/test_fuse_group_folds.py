@@ -146,6 +146,36 @@ def test_softmax_reads_rows_in_two_kernels():
     assert len(large) == 2
 
 
+def test_derivative_of_softmax_reads_its_result_alone():
+    nt, _ = make("first empty", 100)
+
+    def derivative(x, ct):
+        return jax.vjp(lambda x: jf.nested.softmax(nt.replace(data=x)).data, x)[1](ct)[0]
+
+    report = jf.explain(derivative, platform="cuda")(nt.data, nt.data)
+    reads = [
+        sum(np.prod(f.shape) == nt.data.size for f in s.reads)
+        for r in report.regions
+        for s in r.segments
+        if "change" in s.name
+    ]
+    # The result and the cotangent: once for a sum for each group, once for what is stored.
+    assert sorted(n for n in reads if n) == [2, 2]
+
+
+@pytest.mark.parametrize("axis", ["ragged", "group"])
+def test_softmax_of_infinities_is_that_of_dense_arrays(device, axis):
+    x = np.random.default_rng(0).normal(size=(900, 100)).astype("f")
+    x[:300, 0], x[5, 1], x[7, 2], x[:, 3] = -np.inf, -np.inf, np.inf, -np.inf
+    x[850:] = np.nan
+    nt = jf.as_nested(x, extents=[300, 0, 550])
+    for f, dense in ((jf.nested.softmax, jax.nn.softmax), (jf.nested.log_softmax, jax.nn.log_softmax)):
+        parts = [x[:300], x[300:850]] if axis == "ragged" else [x[:850]]
+        got = np.asarray(f(nt, axis).data)
+        np.testing.assert_allclose(got[:850], np.concatenate([dense(p, axis=0) for p in parts]), rtol=2e-5, atol=2e-6)
+        assert not got[850:].any()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "int8", "bool"])
 def test_dtypes(device, dtype):
     nt, _ = make("first empty", 3)

@@ -220,6 +220,12 @@ CASES = [
     ),
     (
         ValueError,
+        "concat: operands have different ragged layouts: [3 groups, capacity 325] vs [3 groups, capacity 325]; "
+        "extents differ at group 1: 0 vs 5",
+        lambda: jf.nested.concat([nt, jf.as_nested(x325, extents=[127, 5, 193])], axis=-1),
+    ),
+    (
+        ValueError,
         "concat: axis 0 is outer; join the groups (axis 1), their rows or a dense dimension",
         lambda: jf.nested.concat([jf.as_nested(stacked, extents=[2, 3], ragged_dim=1)] * 2, axis=0),
     ),

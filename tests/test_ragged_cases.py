@@ -151,7 +151,7 @@ def test_padding_inside_of_groups(device):
     assert_close(got, np.where(inside, x / (1 + np.exp(-x)), 0))
 
 
-def test_more_rows_than_there_are():
+def test_more_rows_than_there_are(device):
     """Refused where sizes are known; where they are not, the first groups take what there is."""
     with pytest.raises(ValueError, match=r"^as_nested: extents sum to 13, which exceeds data\.shape"):
         jf.as_nested(jnp.ones((7, 2)), extents=[5, 5, 3])
@@ -160,12 +160,14 @@ def test_more_rows_than_there_are():
     @jax.jit
     def by_prefix(sizes):
         nt = jf.as_nested(jnp.ones((7, 2)), extents=sizes)
-        folds = [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)]
-        folds += jf.fuse(lambda nt: [f(nt)[:, 0] for f in (jf.nested.sum, jf.nested.max)])(nt)
+        some = (jf.nested.sum, jf.nested.max, jf.nested.mean)
+        folds = [f(nt)[:, 0] for f in some]
+        folds += jf.fuse(lambda nt: [f(nt)[:, 0] for f in some])(nt)
+        folds.append(jf.nested.mean(nt, "group")[:1])
         return nt.row_ids(), jf.grouped_matmul(nt, w).data[:, 0], jf.nested.to_padded(nt, 4)[..., 0], folds
 
     ids, product, padded, folds = by_prefix(sizes)
-    for fold, want in zip(folds, [[5, 2, 0], [1, 1, -np.inf]] * 2):
+    for fold, want in zip(folds, [[5, 2, 0], [1, 1, -np.inf], [1, 1, 0]] * 2 + [[1]], strict=True):
         np.testing.assert_array_equal(fold, want)
     assert ids.tolist() == [0] * 5 + [1] * 2
     assert_close(product, [2.0] * 5 + [4.0] * 2)
@@ -205,6 +207,33 @@ def test_addresses_are_64_bit():
         assert places and set(places) <= {"long"} and reads and all("* 7168L" in read for read in reads)
 
 
+def test_more_elements_than_int32_counts(device):
+    """On a GPU for real: rows of the last group lie past element 2^31, with gaps past 2^32 bytes."""
+    if device.platform == "cpu":
+        pytest.skip("4 GiB of rows are for a GPU; test_addresses_are_64_bit reads the sources")
+    rows, columns = 300_000, 7168
+    assert rows * columns > 2**31
+    sizes = [100_000, 150_000, 0, 49_990]
+
+    @jax.jit
+    def storage():
+        row, column = (jax.lax.broadcasted_iota(jnp.int32, (rows, columns), i) for i in range(2))
+        return ((row * 5 + column) % 7).astype(jnp.bfloat16)
+
+    nt = jf.as_nested(storage(), extents=sizes)
+    bias = np.arange(4, dtype=np.float32).reshape(4, 1, 1).repeat(columns, 2).astype(jnp.bfloat16)
+    moved = jax.jit(jf.fuse(lambda nt, b: (nt + b).data))(nt, bias)
+    sums, largest = jax.jit(lambda nt: (jf.nested.sum(nt), jf.nested.max(nt)))(nt)
+    for row in 0, 100_000, 260_000, 299_989:
+        group = 0 if row < 100_000 else 1 if row < 250_000 else 3
+        np.testing.assert_array_equal(np.asarray(moved[row], np.float32), (row * 5 + np.arange(columns)) % 7 + group)
+    assert not np.asarray(moved[299_990:], np.float32).any()
+    for g, (start, size) in enumerate(zip(np.cumsum(sizes) - sizes, sizes)):
+        part = nt.data[start : start + size].astype(jnp.float32)
+        assert_close(sums[g], part.sum(0), "bfloat16")
+        np.testing.assert_array_equal(np.asarray(largest[g], np.float32), part.max(0, initial=-jnp.inf))
+
+
 def test_more_rows_than_int32_are_refused():
     nt = jax.eval_shape(lambda: jf.as_nested(jnp.zeros((70_000, 70_000), jnp.int8), extents=jnp.array([3, 4])))
     with pytest.raises(ValueError, match=r"^merge: 70000 rows times 70000 do not fit in int32"):
@@ -213,7 +242,7 @@ def test_more_rows_than_int32_are_refused():
         jax.eval_shape(lambda nt: jf.nested.align(nt, 2**30), nt)
 
 
-def test_dropped_rows_are_zero_and_so_are_their_gradients():
+def test_dropped_rows_are_zero_and_so_are_their_gradients(device):
     """Active and physical sizes are two things: what an expert has, and what there is room for."""
     x = rows([6, 6, 6, 6]).reshape(2, 12, H)
     nt = jf.as_nested(x, extents=[[7, 5], [2, 8]], ragged_dim=1)
@@ -302,7 +331,7 @@ def test_folds_and_softmax_of_no_rows(device):
     assert_close(softmax[1].sum(0), np.ones(H))
 
 
-def test_a_dispatch_that_runs_again_gives_the_same_groups():
+def test_a_dispatch_that_runs_again_gives_the_same_groups(device):
     """Rematerialisation: capacity is static, so that only values are computed again."""
     x = np.random.default_rng(0).normal(size=(12, H)).astype(np.float32)
     logits = np.random.default_rng(1).normal(size=(12, 4)).astype(np.float32)

@@ -201,10 +201,27 @@ REFUSED = {
     ),
     "other extents": (other_extents, r"have the extents of sizes and of others; partition both by one value"),
     "other ragged axes": (turned, r"differ in their ragged axes; transpose one of them"),
-    "multi-level nesting": (lambda b, x, s, e, n: b.partition(n, s, e, 2, 2), r"is nested; multi-level nesting"),
-    "stretch of a nested value": (
-        lambda b, x, s, e, n: b.stretch(b.broadcast(n, [G, M, H, 1], [0, 1, 2]), e, 3, 2, [0]),
-        r"is nested; multi-level nesting",
+    "multi-level nesting": (
+        lambda b, x, s, e, n: b.partition(n, s, e, 1, 2),
+        r"\[partition\] .* is nested; multi-level nesting: its axis 1 is ragged; fold or combine it first",
+    ),
+    "components of components": (
+        lambda b, x, s, e, n: b.partition(n, s, e, 0, 2),
+        r"\[partition\] .* multi-level nesting: its axis 0 says which component an element is of; fold or combine",
+    ),
+    "rows of a fold of rows": (
+        lambda b, x, s, e, n: b.partition(b.scan("scan_sum", n, 2), s, e, 2, 2),
+        r"\[partition\] .* is nested, and what it comes from is no array that can be partitioned along both axes",
+    ),
+    "stretch of the component": (
+        lambda b, x, s, e, n: b.stretch(
+            b.partition(x, b.input("s1", "s32", [1]), b.input("e1", "s32", [1]), 0, M), e, 0, 2, [1]
+        ),
+        r"\[stretch\] .* multi-level nesting: its axis 0 says which component",
+    ),
+    "other extents, side by side": (
+        lambda b, x, s, e, n: b.concat([n, b.partition(x, s, b.input("others", "s32", [G]), 0, M)], 2),
+        r"\[concat\] .* have the extents of sizes and of others; partition both by one value",
     ),
     "fold of the component": (
         lambda b, x, s, e, n: b.reduce("reduce_sum", n, [0]),

@@ -183,6 +183,40 @@ def test_kernels_for_cuda(shape):
         assert_close(interpreted(softmax(*shape), *arrays)[0], softmax_truth(arrays), "float32")
 
 
+def contiguous(groups, rows, columns, dtype="f32"):
+    """Softmax over the rows of groups that follow each other: starts are computed from the sizes."""
+    b = jf.ir.Builder("contiguous")
+    x, e = b.input("x", dtype, [rows, columns]), b.input("sizes", "s32", [groups])
+    s = b.pointwise("sub", [b.scan("scan_sum", e, 0), e])
+    behind = b.pointwise("sub", [b.broadcast(b.constant("s32", rows), [groups], []), s])
+    nested = b.convert(b.partition(x, s, b.pointwise("min", [e, behind]), 0, rows), "f32")
+    largest = b.reduce("reduce_max", nested, [1])
+    power = b.pointwise("exp", [b.pointwise("sub", [nested, b.broadcast_like(largest, nested, [0, 2])])])
+    b.output(largest)
+    b.output(b.reduce("reduce_sum", power, [1]))
+    return b.finish()
+
+
+@pytest.mark.parametrize("shape", [(2, 160, 40), (3, 700, 8), (5, 4096, 72)])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_groups_that_follow_each_other(device, shape, dtype):
+    groups, rows, columns = shape
+    fusion = contiguous(*shape, dtype)
+    # The rows of each part are read once.
+    planned = [line for line in jf.ir.lower(fusion, "cuda").as_text("schedule").splitlines() if ": nested lanes" in line]
+    assert planned[0].endswith(" keep")
+    for sizes in [*sizes_of(groups, rows).values(), [rows] * groups]:
+        x, _, starts, extents = inputs(sizes, rows, columns, dtype)
+        parts = [np.float64(x[min(s, rows) : min(s + n, rows)]) for s, n in zip(starts, extents)]
+        runs = [jf.ir.run(fusion, x, extents)]
+        if rows * columns < 10000:
+            runs.append(interpreted(fusion, x, extents))
+        for largest, total in runs:
+            for part, top, powers in zip(parts, np.asarray(largest), np.asarray(total)):
+                np.testing.assert_array_equal(top, part.max(0, initial=-np.inf))
+                assert_close(powers, np.exp(part - part.max(0, initial=-np.inf)).sum(0), "float32")
+
+
 def test_cuda_sources_compile():
     nvrtc_or_skip()
     for dtype in ("f32", "bf16"):

@@ -182,8 +182,8 @@ PARTITIONS = {
         r"expected starts of s32\[..., components\], got s32\[\]",
     ),
     "nested already": (
-        lambda b, x, s, e, n: b.partition(n, s, e, 2, 2),
-        r"is nested; multi-level nesting, or a second ragged axis: fold or combine",
+        lambda b, x, s, e, n: b.partition(n, s, e, 1, 2),
+        r"is nested; multi-level nesting: its axis 1 is ragged; fold or combine",
     ),
     "no such axis": (lambda b, x, s, e, n: b.partition(x, s, e, 2, 1), r"expected an axis below the rank"),
     "more than there are": (lambda b, x, s, e, n: b.partition(x, s, e, 0, M + 1), r"got most=12"),

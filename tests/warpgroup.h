@@ -86,6 +86,10 @@ inline float reciprocal_approx(float x) { return 1 / x; }
 inline float quotient(float x, float y) { return x / y; }
 inline float exp2_approx(float x) { return std::exp2(x); }
 inline float tanh_approx(float x) { return std::tanh(x); }
+template <int>
+void take_halves(unsigned word, unsigned& low, unsigned& high) {
+  low = word << 16, high = word & 0xffff0000;
+}
 inline int mask(bool where) { return where ? -1 : 0; }
 
 }  // namespace jf::ptx

@@ -140,4 +140,34 @@ JF_FUNCTION f32 decode_high(f16, u32 pair) { return ptx::f32_from_f16(u16(pair >
 JF_FUNCTION f32 decode_low(bf16, u32 pair) { return bits_as<f32>(pair << 16); }
 JF_FUNCTION f32 decode_high(bf16, u32 pair) { return bits_as<f32>(pair & 0xffff0000u); }
 
+// Lanes that were loaded as bf16, in half the registers.
+template <int W>
+struct Packed {
+  u32 v[W / 2];
+};
+template <int W>
+JF_FUNCTION Packed<W> pack(const Lanes<f32, W>& x) {
+  Packed<W> result;
+#pragma unroll
+  for (int i = 0; i < W; i += 2) {
+    result.v[i / 2] = (bits_as<u32>(x.v[i]) >> 16) | (bits_as<u32>(x.v[i + 1]) & 0xffff0000u);
+  }
+  return result;
+}
+// As f32 again. A compiler that knew these values from elsewhere would keep them beside or instead of the pairs, so each
+// place that asks for them has another kForm.
+constexpr int kForms = 3;
+template <int kPlace, int W>
+JF_FUNCTION Lanes<f32, W> unpack(const Packed<W>& x) {
+  Lanes<f32, W> result;
+#pragma unroll
+  for (int i = 0; i < W; i += 2) {
+    u32 low, high;
+    ptx::take_halves<kPlace % kForms>(x.v[i / 2], low, high);
+    result.v[i] = bits_as<f32>(low);
+    result.v[i + 1] = bits_as<f32>(high);
+  }
+  return result;
+}
+
 }  // namespace jf

@@ -109,6 +109,7 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   bodies.known_as = {"of_group.", "of_row.", ""};
   bodies.variables = {functor.group, rows.variable, columns.variable};
   bodies.arrays = {functor.sums, functor.result};
+  if (functor.tile) bodies.arrays.push_back(functor.tile->array);
   bodies.buffers.resize(kernel.buffers.size());
   for (size_t i = 0; i < functor.members.size(); ++i) bodies.buffers[functor.members[i]] = cat("b", i);
   const BodyTexts texts = print_bodies(kernel, bodies, dialect(target.platform));
@@ -122,6 +123,9 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   s += cat("  static constexpr int kSums = ", functor.first.size(), ";\n");
   s += cat("  static ", function, "int first(int sum) { return ",
            one ? "" : cat("sum == 0 ? ", functor.first.front(), " : "), functor.first.back(), "; }\n");
+  s += cat("  static constexpr int kTiles = ", functor.tile ? 1 : 0,
+           ", kTileColumn = ", functor.tile ? functor.tile->first : 0, ";\n");
+  if (functor.tile) s += cat("  using Tile = jf::", name(kernel.buffers[functor.tile->buffer].dtype), ";\n");
   s += cat("  struct Group {\n", fields(of_groups), "  };\n");
   s += cat("  struct alignas(4) Row {\n", fields(of_rows), "  };\n");
   for (int member : functor.members) {
@@ -131,8 +135,17 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
            names(of_groups), "};\n  }\n");
   s += cat("  ", function, "Row row(const Group& of_group, ", given(1), ") const {\n", texts.bodies[1].text,
            "    return {", names(of_rows), "};\n  }\n");
-  s += cat("  ", function, "float at(const Group& of_group, const Row& of_row, const float (&given)[kSums], ", given(1),
+  s += cat("  ", function, "float tile(long row, int column) const { return ");
+  if (functor.tile) {
+    s += cat("jf::load_splat<f32>(", bodies.buffers[functor.tile->buffer], ", row * ", functor.tile->columns,
+             " + column + ", functor.tile->first, ").v[0]; }\n");
+  } else {
+    s += "0; }\n";
+  }
+  s += cat("  ", function,
+           "float at(const Group& of_group, const Row& of_row, const float (&given)[kSums], float read, ", given(1),
            ", ", given(2), ") const {\n");
+  if (functor.tile) s += cat("    const f32 ", kernel.arrays.at(functor.tile->array).name, " = {read};\n");
   s += one ? cat("    const f32 ", sums, " = {given[0]};\n")
            : cat("    const f32 ", sums, "[2] = {{given[0]}, {given[1]}};\n");
   s += cat("    f32 ", result, ";\n", texts.bodies[2].text, "    return ", result, ".v[0];\n  }\n};\n");

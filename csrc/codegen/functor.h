@@ -1,6 +1,7 @@
 // What a loop program does at one place, as a functor for a kernel that is written by hand.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@ struct Functor {
   int group;                 // a variable: the row's group
   int sums, result;
   std::vector<int64_t> first;  // the column of each sum in column 0 of the result
+  // What a buffer [rows, columns] holds at the result's place, `first` columns further: the array `array`.
+  struct Tile {
+    int array, buffer;
+    int64_t columns, first;
+  };
+  std::optional<Tile> tile;
 };
 
 // `struct Epilogue` as grouped/cuda/hopper_epilogue.cuh describes it, after the headers that it needs.

@@ -1,6 +1,7 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -10,6 +11,7 @@
 #include "base/integers.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
+#include "codegen/packed.h"
 #include "runtime/output_pages.h"
 
 namespace jf::codegen {
@@ -44,7 +46,8 @@ struct Printer {
   bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
   int divergent = 0;    // how many enclosing statements leave out some threads of a block
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
-  std::set<int> declared = {};
+  std::set<int> declared = {}, packed = {};
+  std::map<int, int> gets = {};  // of packed arrays, so far
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
@@ -382,15 +385,19 @@ struct Printer {
     const Array& of = kernel.arrays.at(declare.array);
     JF_CHECK(declared.insert(declare.array).second, "kernel ", kernel.name, " declares array ", of.name, " twice");
     const std::string& name = arrays[declare.array];
-    line(jf::name(compute_dtype(of.dtype)), " ", name, of.size == 1 ? "" : cat("[", of.size, "]"), ";");
+    const std::string type = packed.count(declare.array) > 0 ? cat("jf::Packed<", kernel.width, ">")
+                                                             : std::string(jf::name(compute_dtype(of.dtype)));
+    line(type, " ", name, of.size == 1 ? "" : cat("[", of.size, "]"), ";");
     if (declare.fill) line("jf::fill<", fold(*declare.fill), ">(", name, ");");
   }
   void operator()(const Get& get) {
     const std::string from = element(get.array, get.at);
-    line(define(get.result, "x", loads), from, ";");
+    const bool packs = packed.count(get.array) > 0;
+    line(define(get.result, "x", loads), packs ? cat("jf::unpack<", ++gets[get.array], ">(", from, ")") : from, ";");
   }
   void operator()(const Set& set) {
     const std::string to = element(set.array, set.at);
+    if (packed.count(set.array) > 0) return line(to, " = jf::pack(", use(set.value), ");");
     const bool masks = set.existing && masked;
     line(to, " = ", masks ? cat("jf::first_lanes(on, ", use(set.value), ", ", to, ")") : use(set.value), ";");
   }
@@ -555,6 +562,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
+  if (dialect.packs) printer.packed = packed_arrays(kernel);
   printer.lane_types();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {
     printer.line("jf::Cluster<", kernel.cluster, ", ", words, "> cluster(scratch + ", printer.memory.cluster, ");");

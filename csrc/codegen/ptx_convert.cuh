@@ -73,6 +73,22 @@ static __device__ __forceinline__ float tanh_approx(float x) {
   return result;
 }
 
+// The low half of a word as the high half of another, and the high half alone; each kForm in instructions of its own,
+// which compilers do not take for each other's.
+template <int kForm>
+static __device__ __forceinline__ void take_halves(unsigned word, unsigned& low, unsigned& high) {
+  if constexpr (kForm == 0) {
+    asm volatile("shl.b32 %0, %1, 16;" : "=r"(low) : "r"(word));
+    asm volatile("and.b32 %0, %1, 0xffff0000;" : "=r"(high) : "r"(word));
+  } else if constexpr (kForm == 1) {
+    asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(low) : "r"(word));
+    asm volatile("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(high) : "r"(word));
+  } else {
+    asm volatile("prmt.b32 %0, 0, %1, 0x5400;" : "=r"(low) : "r"(word));
+    asm volatile("prmt.b32 %0, 0, %1, 0x7600;" : "=r"(high) : "r"(word));
+  }
+}
+
 // All ones or 0, in a way that no compiler turns into a choice.
 static __device__ __forceinline__ int mask(bool where) {
   int result;

@@ -325,10 +325,10 @@ Position Indexer::at_root(int root) const {
   return walk.run(0);
 }
 
-std::vector<Bound> Indexer::bounds(bool folded, int bounded) const {
+std::vector<Bound> Indexer::bounds(bool folded, std::span<const int> bounded) const {
   std::vector<Bound> bounds;
   std::vector<bool> covered(tree_.extents.size(), false);
-  if (bounded >= 0) covered[bounded] = true;
+  for (int root : bounded) covered[root] = true;
   for (size_t i = 0; i < tree_.steps.size(); ++i) {
     if (const MergeStep* m = std::get_if<MergeStep>(&tree_.steps[i])) covered[m->output] = covered[m->outer];
     // With x in bounds, x ^ y is in bounds exactly where y is.

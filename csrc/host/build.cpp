@@ -16,6 +16,7 @@
 #include "plan/ragged.h"
 #include "plan/ragged_again.h"
 #include "plan/ragged_gaps.h"
+#include "plan/ragged_several.h"
 #include "plan/reduction.h"
 #include "plan/transpose_cuda.h"
 #include "schedule/schedule.h"
@@ -93,8 +94,14 @@ class Kernels {
   }
   loops::Kernel nested(const ir::Fusion& segment) {
     return guarded(segment, [&] {
+      if (plan::has_several_ragged(segment)) {
+        const bool again = plan::folds_again(segment);
+        const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+        return lowered("nested", fusion, "several ragged axes", again,
+                       plan::several_ragged_schedule(fusion, target_.platform));
+      }
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
-      const bool again = plan::folds_again(segment);
+      const bool again = plan::folds_again(segment) && !parameters.keep;
       const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
@@ -119,6 +126,10 @@ class Kernels {
     try {
       return function();
     } catch (const UserError& error) {
+      // Such values can be computed from each other in ways that share no loops.
+      JF_REQUIRE(!plan::has_several_ragged(segment), "[nested] ", segment.name,
+                 " has values with several ragged axes that no loops go together for; combine one of them on the way ",
+                 "and partition it again, or schedule it by hand (", error.what(), ")");
       throw InternalError(__FILE__, __LINE__, "the plan's own schedule can be lowered",
                           cat(error.what(), "\n", ir::print(segment), scheduled_));
     }
@@ -158,7 +169,8 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
   for (const ir::Op& op : fusion.ops) {
     if (op.kind != ir::OpKind::kCombine || ir::elements(fusion.values[op.output]) == 0) continue;
     const BufferRef out = buffers[fusion.inputs.size() + at(fusion.outputs, op.output)];
-    if (!plan::is_worth_gaps(fusion.values[op.output], std::get<ir::Combine>(op.attribute).rows)) {
+    const auto& combine = std::get<ir::Combine>(op.attribute);
+    if (!combine.also.empty() || !plan::is_worth_gaps(fusion.values[op.output], combine.rows)) {
       add_zeros(fusion, op.output, out, target, program);
       continue;
     }
@@ -205,6 +217,15 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       program.facts.push_back(
           joined(facts_of(product), facts_of(segment), fusion.values[product.outputs.front()].name));
       program.facts.back().strategy = "grouped";
+      if (epilogue->tile) {
+        std::vector<BufferRef> all = buffers_of.at(epilogue->product);
+        all.back() = buffers.back();
+        for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
+        all[all.size() - epilogue->operands.size() + epilogue->tile->product] = buffers.back();
+        all.push_back(buffers.back());
+        program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), {}, epilogue->tile});
+        continue;
+      }
       grouped::Problem stored = problem;
       stored.out = epilogue->functor.out;
       program.facts.back().parameters = grouped::describe(stored, target);

@@ -98,6 +98,11 @@ class Tail {
     result_ = static_cast<int>(fusion.inputs.size());
     product_columns_ = fusion.values[product].axes.back().extent;
     result_columns_ = fusion.values[fusion.outputs.front()].axes.back().extent;
+    rows_ = fusion.values[product].axes.front().extent;
+    for (const ValueId id : fusion.inputs) {
+      inputs_.emplace_back();
+      for (const ir::Axis& axis : fusion.values[id].axes) inputs_.back().push_back(axis.extent);
+    }
   }
 
   // Why the tail is none of single places; else it is ready.
@@ -119,6 +124,7 @@ class Tail {
     // A few of float32's last bits go unseen in a result of 16.
     const bool loose = size_of(kernel_.buffers[result_].dtype) == 2;
     const int sums = 0, result = 1;
+    const int tile = 2;
     kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, 1}};
     for (loops::Stmt& stmt : columns->body) {
       if (has_body(stmt)) return "it has a loop beside that over rows and columns";
@@ -129,6 +135,8 @@ class Tail {
           return "it reads the product at other places than its own";
         }
         stmt.node = loops::Get{load->result, sums, loops::constant(sum(at->constant))};
+      } else if (load != nullptr && size_of(kernel_.buffers[result_].dtype) == 2 && is_tile(*load)) {
+        stmt.node = loops::Get{load->result, tile, loops::constant(0)};
       } else if (const auto* store = std::get_if<loops::Store>(&stmt.node)) {
         if (linear(store->offset, row_, column_) != Linear{result_columns_, 1, 0}) {
           return "it stores its result at other places than the product's";
@@ -137,6 +145,10 @@ class Tail {
       } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
         compute->loose = compute->loose || loose;
       }
+    }
+    if (functor_.tile) {
+      functor_.tile->array = tile;
+      kernel_.arrays.push_back({"tile", DType::kF32, 1});
     }
     kernel_.arrays[sums].size = static_cast<int64_t>(first_.size());
     if (first_.size() == 1 && result_columns_ != product_columns_) return "it leaves out columns of the product";
@@ -147,6 +159,7 @@ class Tail {
     codegen::for_each(kernel_.body, [&](const auto& node) {
       if constexpr (requires { node.buffer; }) read.insert(node.buffer);
     });
+    if (functor_.tile) read.insert(functor_.tile->buffer);
     functor_.members.assign(read.begin(), read.end());
     functor_.sums = sums;
     functor_.result = result;
@@ -162,8 +175,14 @@ class Tail {
     made.sums = static_cast<int>(first_.size());
     made.n = result_columns_;
     made.out = kernel_.buffers[result_].dtype;
+    if (functor_.tile) {
+      const auto& members = functor_.members;
+      const auto member = std::find(members.begin(), members.end(), functor_.tile->buffer) - members.begin();
+      made.tile = {static_cast<int>(member), functor_.tile->columns, kernel_.buffers[functor_.tile->buffer].dtype};
+    }
     return made;
   }
+  const std::vector<int64_t>& first() const { return first_; }
   std::vector<size_t> operands() const { return {functor_.members.begin(), functor_.members.end()}; }
 
  private:
@@ -196,6 +215,20 @@ class Tail {
         },
         stmt.node);
   }
+  // Whether a load reads the places of the result in an array of 16-bit floats, the first such, or its once more.
+  bool is_tile(const loops::Load& load) {
+    const auto at = linear(load.offset, row_, column_);
+    const bool plain = load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty();
+    const auto& shape = inputs_.at(load.buffer);
+    const DType dtype = kernel_.buffers[load.buffer].dtype;
+    if (!plain || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ || at->row != shape[1] ||
+        at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
+        (dtype != DType::kBF16 && dtype != DType::kF16) || shape[1] % 8 != 0) {
+      return false;
+    }
+    if (!functor_.tile) functor_.tile = codegen::Functor::Tile{0, load.buffer, shape[1], at->constant};
+    return functor_.tile->buffer == load.buffer && functor_.tile->first == at->constant;
+  }
   int64_t sum(int64_t column) {
     const auto found = std::find(first_.begin(), first_.end(), column);
     if (found != first_.end()) return found - first_.begin();
@@ -206,8 +239,9 @@ class Tail {
   int ends_;
   loops::Kernel kernel_;
   int product_, result_, row_ = 0, column_ = 0;
-  int64_t product_columns_, result_columns_;
-  std::vector<int64_t> first_;  // by sum: the product's column in column 0
+  int64_t product_columns_, result_columns_, rows_;
+  std::vector<std::vector<int64_t>> inputs_;  // the shapes
+  std::vector<int64_t> first_;                // by sum: the product's column in column 0
   codegen::Functor functor_;
 };
 
@@ -232,9 +266,12 @@ std::optional<size_t> only_reader(const plan::Plan& plan, ValueId value) {
 // Fills in the epilogue, or says why there is none.
 std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogue) {
   const plan::Segment &product = plan.segments[epilogue.product], &tail = plan.segments[epilogue.tail];
-  if (target.platform != Platform::kCuda) return "kernels of the CPU store the product";
+  const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
-  if (std::string why = grouped::why_not_hopper(problem, target); !why.empty()) return why;
+  if (on_cpu && (problem.mode != grouped::Mode::kRows || problem.scales != grouped::Scales::kNone)) {
+    return "it is no plain product of rows";
+  }
+  if (std::string why = on_cpu ? "" : grouped::why_not_hopper(problem, target); !why.empty()) return why;
   if (tail.outputs.size() != 1) return cat("it has ", tail.outputs.size(), " results");
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
   const bool is_float = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
@@ -250,6 +287,12 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
     const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
     Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], ends_input, target);
     if (std::string why = text.rewrite(); !why.empty()) return why;
+    if (on_cpu) {
+      const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];
+      epilogue.tile = tile_tail(tail.fusion, read, text.first(), target);
+      for (size_t i = 0; i < tail.inputs.size(); ++i) epilogue.operands.push_back(i);
+      return "";
+    }
     epilogue.functor = text.epilogue(target);
     epilogue.operands = text.operands();
   } catch (const UserError& error) {

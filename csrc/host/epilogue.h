@@ -5,12 +5,14 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/target.h"
 #include "grouped/cuda/grouped_cuda.h"
+#include "host/tile_tail.h"
 #include "plan/plan.h"
 
 namespace jf::host {
@@ -20,6 +22,7 @@ struct Epilogue {
   size_t tail;
   std::vector<size_t> operands;  // by member of the functor: the tail's input
   grouped::RowEpilogue functor;
+  std::optional<TileTail> tile = {};  // instead, on the CPU
 };
 
 struct Epilogues {

@@ -1,14 +1,17 @@
 #include "host/executable.h"
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "grouped/cpu/grouped_cpu.h"
+#include "host/ahead.h"
 #include "host/counters.h"
-#include "host/planned.h"
 #include "host/report.h"
 #include "host/request.h"
 #include "host/scratch.h"
+#include "runtime/background.h"
 #include "runtime/compile.h"
 #include "runtime/disassemble.h"
 #include "runtime/driver.h"
@@ -38,7 +41,11 @@ struct Addresses {
   }
 };
 
-void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, const runtime::Pool& pool) {
+using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
+
+// `tail`: the entry of the step's tail, with its arguments behind the product's.
+void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, HostEntry tail,
+                 const std::vector<int>& parameters, bool past_caches, const runtime::Pool& pool) {
   const grouped::Problem& p = step.problem;
   grouped::CpuArguments arguments;
   arguments.lhs = buffers[0];
@@ -46,11 +53,27 @@ void run_grouped(const GroupedStep& step, const Target& target, void* const* buf
   arguments.extents = static_cast<const int32_t*>(buffers[2]);
   arguments.starts = p.has_starts ? static_cast<const int32_t*>(buffers[3]) : nullptr;
   arguments.out = buffers[p.has_starts ? 4 : 3];
-  const Scratch scratch(grouped::cpu_workspace_bytes(p, target, pool.threads));
+  grouped::CpuTail cpu_tail;
+  if (step.tail) {
+    cpu_tail.n = step.tail->n;
+    cpu_tail.first = step.tail->first;
+    void* const* operands = buffers + (p.has_starts ? 5 : 4);
+    const auto product = std::find(parameters.begin(), parameters.end(), step.tail->product) - parameters.begin();
+    const int64_t pieces = divide_up(step.tail->n, grouped::kTailColumns);
+    cpu_tail.apply = [=, count = parameters.size()](int64_t row, int64_t piece, const void* at) {
+      std::array<void*, kMaxArguments> given;
+      std::copy_n(operands, count, given.begin());
+      given[product] = const_cast<void*>(at);
+      tail(given.data(), row * pieces + piece, past_caches);
+    };
+  }
+  const grouped::CpuTail* given_tail = step.tail ? &cpu_tail : nullptr;
+  const Scratch scratch(grouped::cpu_workspace_bytes(p, target, pool.threads, given_tail));
   const grouped::ParallelFor parallel{
       pool.threads,
       [&pool](int64_t tasks, const std::function<void(int64_t, int)>& fn) { runtime::parallel_for(pool, tasks, fn); }};
-  grouped::run_cpu(p, target, arguments, scratch.bytes(), parallel);
+  grouped::run_cpu(p, target, arguments, scratch.bytes(), parallel, given_tail);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // ends a tail's stores past the caches
 }
 
 const std::vector<BufferRef>& buffers_of(const Step& step) {
@@ -65,6 +88,11 @@ Target runnable_target(std::string_view text) {
     return device ? *device : target;
   }
   return target.isa > host_isa() ? host_target() : target;
+}
+
+// Whether a program of this target is to run in this process; an export may not be.
+bool is_for_here(const Target& target) {
+  return target.platform == Platform::kCuda ? runtime::cuda_target(0).has_value() : target.isa <= host_isa();
 }
 
 std::string key_of(std::string_view program, const Target& target) { return cat(print(target), '\n', program); }
@@ -112,9 +140,43 @@ void dump(const Program& program, const Target& target) {
   folder.write("sass.txt", instructions);
 }
 
+std::shared_ptr<Executable> make(Program program, std::string_view text, const Target& target) {
+  program.text = text;
+  dump(program, target);
+  return std::make_shared<Executable>(std::move(program), target);
+}
+
+// The binaries of all steps that have a source, several compiled at the same time.
+std::vector<std::shared_ptr<const runtime::Binary>> compile_all(const std::vector<CompiledStep>& steps,
+                                                                const Target& target) {
+  struct One {
+    runtime::Source source;
+    std::shared_ptr<const runtime::Binary> binary;
+    runtime::Job job;
+  };
+  if (steps.size() == 1) {
+    return {steps[0].source ? runtime::compile(steps[0].source->source, target) : nullptr};
+  }
+  std::vector<std::shared_ptr<One>> all(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].source) continue;
+    all[i] = std::make_shared<One>(One{steps[i].source->source, nullptr, {}});
+    // Owned by the job, too: where one fails, others still run.
+    all[i]->job = runtime::Job::begin([one = all[i], target] { one->binary = runtime::compile(one->source, target); });
+  }
+  std::vector<std::shared_ptr<const runtime::Binary>> binaries(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!all[i]) continue;
+    all[i]->job.finish();
+    binaries[i] = all[i]->binary;
+  }
+  return binaries;
+}
+
 }  // namespace
 
 Executable::Executable(Program program, const Target& target) : program_(std::move(program)), target_(target) {
+  std::vector<CompiledStep> compiled;
   for (const Step& step : program_.steps) {
     const auto* kernel = std::get_if<KernelStep>(&step);
     const size_t maps = kernel == nullptr ? 0 : kernel->kernel.maps.size();
@@ -123,24 +185,30 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
     const size_t most = kMaxArguments - 8 - maps * sizeof(runtime::TensorMap) / sizeof(void*);
     JF_REQUIRE(buffers_of(step).size() <= most, "[compile] a kernel of ", program_.name, " has ",
                buffers_of(step).size(), " buffers, the limit is ", most, "; fuse fewer values at once");
-    CompiledStep compiled = compiled_step(step, target_);
+    compiled.push_back(compiled_step(step, target_));
+  }
+  const auto binaries = compile_all(compiled, target_);
+  for (size_t i = 0; i < compiled.size(); ++i) {
     LoadedStep loaded;
-    loaded.buffers = std::move(compiled.buffers);
-    if (std::optional<StepSource>& source = compiled.source) {
-      loaded.binary = runtime::compile(source->source, target_);
-      loaded.launch = std::move(source->launch);
-      if (target_.platform == Platform::kCpu) {
-        loaded.host = runtime::load_host(loaded.binary);
-        const auto& buffers = kernel->kernel.buffers;
-        for (size_t b = 0; b < compiled.parameters.size(); ++b) {
-          const loops::Buffer& buffer = buffers.at(compiled.parameters[b]);
-          if (!buffer.written || buffer.bytes < runtime::kLargeOutput) continue;
-          // A part of a result is spread over all of it.
-          const auto [kind, number] = loaded.buffers[b];
-          loaded.large.push_back({b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
-        }
-        loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
+    loaded.buffers = std::move(compiled[i].buffers);
+    loaded.binary = binaries[i];
+    if (loaded.binary) loaded.launch = std::move(compiled[i].source->launch);
+    if (loaded.binary && target_.platform == Platform::kCpu) {
+      loaded.host = runtime::load_host(loaded.binary);
+      const auto* generated = std::get_if<KernelStep>(&program_.steps[i]);
+      const auto& buffers =
+          generated ? generated->kernel.buffers : std::get<GroupedStep>(program_.steps[i]).tail->kernel.buffers;
+      // The arguments of a grouped product's tail come last.
+      const size_t own = loaded.buffers.size() - compiled[i].parameters.size();
+      loaded.parameters = compiled[i].parameters;
+      for (size_t b = 0; b < compiled[i].parameters.size(); ++b) {
+        const loops::Buffer& buffer = buffers.at(compiled[i].parameters[b]);
+        if (!buffer.written || buffer.bytes < runtime::kLargeOutput) continue;
+        // A part of a result is spread over all of it.
+        const auto [kind, number] = loaded.buffers[own + b];
+        loaded.large.push_back({own + b, kind == BufferKind::kOutput ? program_.output_bytes[number] : buffer.bytes});
       }
+      loaded.host_entry = reinterpret_cast<HostEntry>(loaded.host->symbol(loaded.launch.entry));
     }
     steps_.push_back(std::move(loaded));
   }
@@ -152,13 +220,13 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
     const LoadedStep& step = steps_[i];
     const Addresses addresses(step.buffers, buffers);
     void* const* pointers = addresses.data.data();
+    const HostEntry entry = step.host_entry;
+    bool past_caches = true;
+    for (const auto& [buffer, bytes] : step.large) {
+      const bool fit = runtime::prepare_output(pointers[buffer], bytes);
+      if (bytes >= runtime::kBeyondCaches) past_caches &= fit;
+    }
     if (const auto* kernel = std::get_if<KernelStep>(&program_.steps[i])) {
-      const HostEntry entry = step.host_entry;
-      bool past_caches = true;
-      for (const auto& [buffer, bytes] : step.large) {
-        const bool fit = runtime::prepare_output(pointers[buffer], bytes);
-        if (bytes >= runtime::kBeyondCaches) past_caches &= fit;
-      }
       if (kernel->kernel.grid == 1) {
         entry(pointers, 0, past_caches);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // ends such stores, as the loop's counters do
@@ -167,7 +235,8 @@ void Executable::run_cpu(const CallBuffers& buffers, const runtime::Pool& pool) 
                               [&](int64_t task, int) { entry(pointers, task, past_caches); });
       }
     } else {
-      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, pool);
+      run_grouped(std::get<GroupedStep>(program_.steps[i]), target_, pointers, entry, step.parameters, past_caches,
+                  pool);
     }
   }
 }
@@ -213,9 +282,12 @@ int64_t workspace_bytes(const std::string& program, const std::string& target_te
   std::string key = key_of(program, target);
   if (const std::shared_ptr<Executable> found = executables().find(key)) return found->program().workspace_bytes;
   return reported(program, [&] {
-    Program planned = build(parse_request(program), target);
-    const int64_t bytes = planned.workspace_bytes;
-    keep_planned(std::move(key), std::move(planned));
+    auto planned = std::make_shared<Program>(build(parse_request(program), target));
+    const int64_t bytes = planned->workspace_bytes;
+    if (!is_for_here(target)) return bytes;
+    make_ahead(std::move(key), [planned, program, target] {
+      return reported(program, [&] { return make(std::move(*planned), program, target); });
+    });
     return bytes;
   });
 }
@@ -226,13 +298,10 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
   const std::string key = key_of(program, runnable);
   if (std::shared_ptr<Executable> found = executables().find(key)) return found;
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
-  const std::shared_ptr<Executable> executable = reported(program, [&] {
-    std::optional<Program> planned = take_planned(key);
-    Program built = planned ? std::move(*planned) : build(parse_request(program), runnable);
-    built.text = program;
-    dump(built, runnable);
-    return std::make_shared<Executable>(std::move(built), runnable);
-  });
+  std::shared_ptr<Executable> executable = take_ahead(key);
+  if (!executable) {
+    executable = reported(program, [&] { return make(build(parse_request(program), runnable), program, runnable); });
+  }
   count(Event::kBuilt);
   executables().add(key, executable);
   return executable;

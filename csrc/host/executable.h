@@ -53,6 +53,7 @@ class Executable {
     std::shared_ptr<const runtime::Binary> binary;  // nullptr for ahead-of-time compiled code
     std::shared_ptr<const runtime::HostModule> host;
     HostEntry host_entry = nullptr;
+    std::vector<int> parameters;     // of host_entry, by their numbers among the kernel's buffers
     std::vector<LargeResult> large;  // of a kernel on the CPU
     std::shared_ptr<const runtime::CudaModule> cuda;
     runtime::CuKernel kernel = nullptr;  // one handle serves every device
@@ -67,8 +68,8 @@ class Executable {
   std::array<std::atomic<bool>, kMaxDevices> loaded_{};
 };
 
-// Bytes of the extra uint8 result that holds values between segments. What is planned to say so is kept for
-// instantiate.
+// Bytes of the extra uint8 result that holds values between segments. What is planned to say so is compiled in the
+// background, for instantiate to take.
 int64_t workspace_bytes(const std::string& program, const std::string& target);
 
 // The executable of a program text for a target, shared by equal texts of this process.

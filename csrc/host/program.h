@@ -12,6 +12,7 @@
 #include "grouped/cuda/grouped_cuda.h"
 #include "grouped/problem.h"
 #include "host/facts.h"
+#include "host/tile_tail.h"
 #include "ir/fusion.h"
 #include "loops/kernel.h"
 #include "schedule/schedule.h"
@@ -32,12 +33,14 @@ struct KernelStep {
   std::vector<BufferRef> buffers;
 };
 // A hand-written grouped kernel; buffers lhs, rhs, extents[, starts][, scales of lhs, of rhs], out[, scratch memory of
-// CUDA kernels], then those of the epilogue, if there is one.
+// CUDA kernels], then those of the epilogue, or all of the tail's kernel, if there is one; the product, which is no
+// array then, is named as out.
 struct GroupedStep {
   std::string name;
   grouped::Problem problem;
   std::vector<BufferRef> buffers;
   std::optional<grouped::RowEpilogue> epilogue = {};
+  std::optional<TileTail> tail = {};
 };
 using Step = std::variant<KernelStep, GroupedStep>;
 // What a generated kernel was lowered from.

@@ -73,7 +73,8 @@ std::string step_name(const Step& step) {
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
   const auto& grouped = std::get<GroupedStep>(step);
-  return cat("grouped ", grouped.name, ": hand-written kernel", grouped.epilogue ? " with an epilogue" : "", "\n");
+  return cat("grouped ", grouped.name, ": hand-written kernel", grouped.epilogue ? " with an epilogue" : "",
+             grouped.tail ? cat(", which calls\n", print(grouped.tail->kernel)) : "\n");
 }
 
 }  // namespace
@@ -82,8 +83,10 @@ std::optional<StepSource> step_source(const Step& step, const Target& target) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) {
     return kernel_source(*kernel, codegen::generate({kernel->kernel}, target));
   }
-  if (target.platform == Platform::kCpu) return std::nullopt;
-  return grouped_source(std::get<GroupedStep>(step), target);
+  const auto& grouped = std::get<GroupedStep>(step);
+  if (target.platform != Platform::kCpu) return grouped_source(grouped, target);
+  if (!grouped.tail) return std::nullopt;
+  return kernel_source({grouped.tail->kernel, {}}, codegen::generate({grouped.tail->kernel}, target));
 }
 
 CompiledStep compiled_step(const Step& step, const Target& target) {
@@ -96,6 +99,15 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
       const auto at = std::find(anonymous.parameters.begin(), anonymous.parameters.end(), map.buffer);
       map.buffer = static_cast<int>(at - anonymous.parameters.begin());
     }
+    return result;
+  }
+  if (const auto& grouped = std::get<GroupedStep>(step); grouped.tail) {
+    const size_t own = grouped.buffers.size() - grouped.tail->kernel.buffers.size();
+    codegen::Anonymous anonymous = codegen::generate_anonymous(grouped.tail->kernel, target);
+    CompiledStep result{kernel_source({grouped.tail->kernel, {}}, std::move(anonymous.source)), {}, {}};
+    result.buffers.assign(grouped.buffers.begin(), grouped.buffers.begin() + static_cast<std::ptrdiff_t>(own));
+    for (int parameter : anonymous.parameters) result.buffers.push_back(grouped.buffers.at(own + parameter));
+    result.parameters = anonymous.parameters;
     return result;
   }
   CompiledStep result{step_source(step, target), std::get<GroupedStep>(step).buffers, {}};

@@ -27,7 +27,9 @@ struct StepPrinter {
   }
   std::string operator()(const GroupedStep& s) const {
     const grouped::Problem& p = s.problem;
-    const std::string out = s.epilogue ? cat(" -> epilogue n=", s.epilogue->n, " ", name(s.epilogue->out)) : "";
+    const std::string out = s.epilogue ? cat(" -> epilogue n=", s.epilogue->n, " ", name(s.epilogue->out))
+                            : s.tail   ? cat(" -> ", s.tail->kernel.name, " n=", s.tail->n)
+                                       : "";
     return cat("grouped ", s.name, " groups=", p.groups, " m=", p.m, " k=", p.k, " n=", p.n, " rows=", p.rows, " ",
                name(p.lhs), " -> ", name(p.out), out, " (", print(s.buffers), ")");
   }

@@ -54,8 +54,12 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   if (const Nest* n = std::get_if<Nest>(&attribute)) {
     text += cat(" n", n->axis, ",", n->most, ",", n->components);
     for (int64_t axis : n->by) text += cat(" b", axis);
+    for (int64_t number : n->also) text += cat(" o", number);
   }
-  if (const Combine* c = std::get_if<Combine>(&attribute)) text += cat(" r", c->rows, ",", c->components);
+  if (const Combine* c = std::get_if<Combine>(&attribute)) {
+    text += cat(" r", c->rows, ",", c->components);
+    for (int64_t rows : c->also) text += cat(" o", rows);
+  }
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
     text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales));
   return text;

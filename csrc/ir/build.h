@@ -55,24 +55,38 @@ class Builder {
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
   // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
-  // and a ragged axis. Extents with more axes stand for those before `axis`, too. Element by element, and along other
-  // axes, what `value` is computed from is partitioned. A start is brought into the axis; a row behind its end is the
-  // last one.
+  // and a ragged axis, also of a value that has another one. Extents with more axes stand for those before `axis`, too.
+  // Element by element, and along other axes, what `value` is computed from is partitioned. A start is brought into the
+  // axis; a row behind its end is the last one.
   ValueId partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   // Says that `nested` is this partition of `value`: what is computed from it reads no array of rows, such as of
   // per-component values that were taken for each row.
   void note_partition(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most, ValueId nested);
   // The same for each element of a ragged axis: axis `axis`, of extent 1, becomes one; see ir::Nest.
   ValueId stretch(ValueId value, ValueId extents, const Nest& nest);
-  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`.
+  // A dense value, whose axis i is axis dims[i] of `like`, of equal extent or 1, with the axes of nested `like`. Also
+  // one with some of the ragged axes of `like`.
   ValueId broadcast_like(ValueId value, ValueId like, std::span<const int64_t> dims);
   // The rows of all components in one axis of `rows` elements, those of g from starts[g] on; zeros elsewhere. Where
   // components overlap, the row of one of them. The last `components` axes of the extents are the component.
   ValueId combine(ValueId value, ValueId starts, int64_t rows, int64_t components = 1);
+  // The same of a value with several ragged axes: starts and rows for each of them, in their order.
+  ValueId combine(ValueId value, std::span<const ValueId> starts, std::span<const int64_t> rows);
   // A partition whose component has any number of axes; see ir::Nest.
   ValueId partition_of(ValueId value, ValueId starts, ValueId extents, const Nest& nest);
   // The rows of one component, as many as any can have: zeros behind its last one. Its axis goes.
   ValueId select(ValueId value, int64_t component);
+  // What other groupings of rows make, and where its components begin and end.
+  struct Nested {
+    ValueId value, starts, extents;
+  };
+  // Runs of `factor` rows get an axis of their own behind the ragged one, which counts them; the last one of a
+  // component is filled up with zeros. Rows move, so that components begin at multiples of `factor`.
+  Nested split(ValueId value, int64_t axis, int64_t factor);
+  // (component, ragged): all rows in one array, one component after another. (ragged, dense axis behind it, of size k):
+  // k times as many rows. (last outer axis of the extents, ragged): components of all its indices together, extents
+  // are summed. Rows move.
+  Nested merge(ValueId value, int64_t first, int64_t second);
   // `others`: starts, which are optional, then the scales of lhs and rhs if the attribute says that there are any.
   ValueId grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others, Grouped attribute,
                          DType dtype, const std::string& label = "");
@@ -117,6 +131,7 @@ class Builder {
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
+  ValueId partition_again(const Op& op, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   bool is_true(ValueId value) const;  // everywhere
   ValueId add_value(DType dtype, std::vector<Axis> axes);
   void push(Op op);
@@ -128,6 +143,18 @@ class Builder {
   ValueId nested_full(ValueId value, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
                       const Value& like);
   ValueId is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like);
+  void check_one(ValueId value, const char* op) const;
+  // A nested value's ragged axis and its extents, brought into bounds; `rows`: room for those of all components.
+  struct Groups {
+    int64_t axis, most;
+    std::vector<int64_t> shape;
+    ValueId extents;
+    int64_t rows;
+  };
+  Groups groups_of(ValueId value, const char* call);
+  ValueId times(ValueId value, int64_t factor);
+  ValueId one_after_another(ValueId extents);
+  ValueId that_fit(ValueId extents, ValueId starts, int64_t rows);
   void check_dense(ValueId value, int64_t axis, const char* op, const char* does, const char* instead) const;
   ValueId spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);
   ValueId spread_fold(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);

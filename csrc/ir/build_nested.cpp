@@ -68,10 +68,24 @@ ValueId Builder::partition_of(ValueId x, ValueId starts, ValueId extents, const 
 
 ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
                              const Value& like) {
-  const int axis = ragged_axis(like);
   std::vector<int64_t> flat = to;
-  flat[axis] = 1;
-  return stretch(broadcast(x, flat, dims), like.axes[axis].extents, {axis, to[axis], like.axes[axis].by});
+  std::vector<int> missing = ragged_axes(like);
+  const std::vector<Axis> own = fusion_.values[x].axes;
+  std::erase_if(missing, [&](int axis) {
+    const auto at = static_cast<size_t>(std::find(dims.begin(), dims.end(), axis) - dims.begin());
+    return at < std::min(dims.size(), own.size()) && own[at].extents >= 0;
+  });
+  for (int axis : missing) flat[axis] = 1;
+  ValueId result = broadcast(x, flat, dims);
+  for (int axis : missing) result = stretch(result, like.axes[axis].extents, {axis, to[axis], like.axes[axis].by});
+  return result;
+}
+
+// Views that take their way to the arrays know of one ragged axis.
+void Builder::check_one(ValueId x, const char* op) const {
+  const Value& nested = fusion_.values[x];
+  JF_REQUIRE(ragged_axes(nested).size() < 2, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
+             ", has several ragged axes; do so with the arrays before partition, or combine it first");
 }
 
 // `does` as in "its axis 1 cannot be padded".
@@ -86,6 +100,7 @@ void Builder::check_dense(ValueId x, int64_t axis, const char* op, const char* d
 
 // The operands of a partition or a stretch where it has some elements only.
 ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  check_one(op.output, "slice");
   const Value nested = fusion_.values[op.output];
   const int axis = ragged_axis(nested);
   const Axis& ragged = nested.axes[axis];
@@ -151,6 +166,7 @@ ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vect
 
 // As spread, of a partition or a stretch, along dense axes.
 ValueId Builder::spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to) {
+  check_one(op.output, "pad");
   const Nest& nest = std::get<Nest>(op.attribute);
   const Value nested = fusion_.values[op.output];
   const int axis = ragged_axis(nested);
@@ -193,6 +209,7 @@ ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vect
 }
 
 ValueId Builder::pad_nested(ValueId x, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding) {
+  check_one(x, "pad");
   const Value like = fusion_.values[x];
   bool nothing = false, pads = false;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -223,8 +240,10 @@ ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, co
     const Value& part = fusion_.values[id];
     JF_REQUIRE(ragged_axis(part) >= 0, "[concat] ", part.name, ", ", print_type(part),
                ", is dense, and others are nested; broadcast it like those");
+    check_one(id, "concat");
     check_dense(id, axis, "concat", "extended", "put arrays side by side before partition, or combine and then do");
   }
+  check_equal(fusion_, "concat", values);
   const Value like = fusion_.values[values.back()];
   ValueId result = -1;
   int64_t end = whole[axis];
@@ -320,6 +339,7 @@ ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
 }
 
 ValueId Builder::reshape_nested(ValueId x, const std::vector<int64_t>& to) {
+  check_one(x, "reshape");
   const Value nested = fusion_.values[x];
   JF_REQUIRE(product(shape(nested)) == product(to), "[reshape] ", print_type(fusion_, nested), " has ",
              product(shape(nested)), " elements, the new shape ", product(to));
@@ -347,6 +367,7 @@ ValueId Builder::select(ValueId x, int64_t component) {
   const Value nested = value(x, "select");
   const int axis = ragged_axis(nested);
   JF_REQUIRE(axis >= 0, "[select] expected a nested value, got ", print_type(nested), "; slice a dense one");
+  check_one(x, "select");
   const std::vector<int64_t>& by = nested.axes[axis].by;
   const int64_t components = nested.axes[by.back()].extent;
   JF_REQUIRE(component >= 0 && component < components, "[select] expected a component from 0 to ", components - 1,

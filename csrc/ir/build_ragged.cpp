@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "ir/build.h"
+#include "ir/ragged.h"
 #include "ir/text.h"
 #include "ir/verify.h"
 
@@ -10,8 +11,41 @@ namespace jf::ir {
 
 ValueId Builder::partition(ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most) {
   for (ValueId id : {x, starts, extents}) value(id, "partition");
-  infer(fusion_, OpKind::kPartition, {x, starts, extents}, Nest{axis, most}, {"", DType::kPred, {}});
+  const std::vector<int> ragged = ragged_axes(fusion_.values[x]);
+  if (ragged.empty()) {
+    infer(fusion_, OpKind::kPartition, {x, starts, extents}, Nest{axis, most}, {"", DType::kPred, {}});
+  } else {
+    check_level(fusion_, "partition", x, axis);
+    const auto outer = std::ssize(fusion_.values[extents].axes) - 1;
+    for (int64_t i = 0; i < outer; ++i) check_level(fusion_, "partition", x, i);
+  }
   return partitioned(x, starts, extents, axis, most);
+}
+
+// A partition again, along one more axis of its result.
+ValueId Builder::partition_again(const Op& op, ValueId starts, ValueId extents, int64_t axis, int64_t most) {
+  struct Cut {
+    int64_t axis, most;
+    ValueId starts, extents;
+  };
+  const Nest& nest = std::get<Nest>(op.attribute);
+  if (nest.components != 1) return -1;
+  std::vector<Cut> cuts = {{nest.axis, nest.most, op.inputs[1], op.inputs[2]}};
+  for (size_t i = 0; i < nest.also.size(); i += 2) {
+    cuts.push_back({nest.also[i], nest.also[i + 1], op.inputs[3 + i], op.inputs[4 + i]});
+  }
+  // Each of those made one axis more.
+  const std::vector<int> made = ragged_axes(fusion_.values[op.output]);
+  const auto before = std::count_if(made.begin(), made.end(), [&](int ragged) { return ragged < axis; });
+  cuts.push_back({axis - before, most, starts, extents});
+  std::sort(cuts.begin(), cuts.end(), [](const Cut& a, const Cut& b) { return a.axis < b.axis; });
+  Nest all{cuts[0].axis, cuts[0].most};
+  std::vector<ValueId> inputs = {op.inputs[0]};
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    if (i > 0) all.also.insert(all.also.end(), {cuts[i].axis, cuts[i].most});
+    inputs.insert(inputs.end(), {cuts[i].starts, cuts[i].extents});
+  }
+  return add_op(OpKind::kPartition, std::move(inputs), all, fusion_.values[op.output].dtype, {}, "");
 }
 
 void Builder::note_partition(ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most, ValueId nested) {
@@ -70,6 +104,13 @@ ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, int64_t
       } else if (!varies) {
         result = stretch(broadcast(op.inputs[0], to, where), extents, {axis + 1, most, by});
       }
+    } else if (op.kind == OpKind::kPartition && ragged_axis(fusion_.values[x]) >= 0) {
+      result = partition_again(op, starts, extents, axis, most);
+    } else if (op.kind == OpKind::kStretch) {
+      Nest nest = std::get<Nest>(op.attribute);
+      nest.axis += nest.axis > axis;
+      for (int64_t& by : nest.by) by += by > axis;
+      result = stretch(again(op.inputs[0], axis), op.inputs[1], nest);
     } else if (op.kind == OpKind::kTranspose && plain) {
       const int64_t source = dims->dims[axis];
       std::vector<int64_t> order;
@@ -101,21 +142,33 @@ ValueId Builder::stretch(ValueId x, ValueId extents, const Nest& nest) {
 
 ValueId Builder::broadcast_like(ValueId x, ValueId like, std::span<const int64_t> dims) {
   const std::vector<Axis> axes = value(like, "broadcast_like").axes;
-  const int axis = ragged_axis(fusion_.values[like]);
-  JF_REQUIRE(axis >= 0, "[broadcast_like] expected a nested value to be like, got a dense one; use broadcast");
+  const std::vector<int> ragged = ragged_axes(fusion_.values[like]);
+  JF_REQUIRE(!ragged.empty(), "[broadcast_like] expected a nested value to be like, got a dense one; use broadcast");
   const std::vector<int64_t> to = shape(fusion_.values[like]);
-  const Value& dense = value(x, "broadcast_like");
-  JF_REQUIRE(ragged_axis(dense) < 0, "[broadcast_like] ", dense.name, " is nested; use broadcast");
-  const auto along = std::find(dims.begin(), dims.end(), axis);
-  const bool one = along == dims.end() || (static_cast<size_t>(along - dims.begin()) < dense.axes.size() &&
-                                           dense.axes[along - dims.begin()].extent == 1);
-  JF_REQUIRE(one, "[broadcast_like] axis ", axis,
-             " is ragged, and a dense value has no rows for it; partition the value");
-  return nested_full(x, to, {dims.begin(), dims.end()}, {"", dense.dtype, axes});
+  const Value& own = value(x, "broadcast_like");
+  JF_REQUIRE(ragged_axes(own).size() < ragged.size(), "[broadcast_like] ", own.name, " is nested",
+             ragged.size() > 1 ? " as much" : "", "; use broadcast");
+  for (int axis : ragged) {
+    const auto along = static_cast<size_t>(std::find(dims.begin(), dims.end(), axis) - dims.begin());
+    const bool fits =
+        along >= std::min(dims.size(), own.axes.size()) || own.axes[along].extent == 1 || own.axes[along].extents >= 0;
+    JF_REQUIRE(fits, "[broadcast_like] axis ", axis,
+               " is ragged, and a dense value has no rows for it; partition the value");
+  }
+  return nested_full(x, to, {dims.begin(), dims.end()}, {"", own.dtype, axes});
 }
 
 ValueId Builder::combine(ValueId x, ValueId starts, int64_t rows, int64_t components) {
   return add_op(OpKind::kCombine, {x, starts}, Combine{rows, components}, value(x, "combine").dtype, {}, "");
+}
+
+ValueId Builder::combine(ValueId x, std::span<const ValueId> starts, std::span<const int64_t> rows) {
+  JF_REQUIRE(!starts.empty() && starts.size() == rows.size(),
+             "[combine] expected starts and rows for each ragged axis, got ", starts.size(), " and ", rows.size());
+  std::vector<ValueId> inputs = {x};
+  inputs.insert(inputs.end(), starts.begin(), starts.end());
+  Combine attribute{rows[0], 1, {rows.begin() + 1, rows.end()}};
+  return add_op(OpKind::kCombine, std::move(inputs), attribute, value(x, "combine").dtype, {}, "");
 }
 
 }  // namespace jf::ir

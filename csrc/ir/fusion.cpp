@@ -72,6 +72,14 @@ int ragged_axis(const Value& value) {
   return -1;
 }
 
+std::vector<int> ragged_axes(const Value& value) {
+  std::vector<int> axes;
+  for (size_t i = 0; i < value.axes.size(); ++i) {
+    if (value.axes[i].extents >= 0) axes.push_back(static_cast<int>(i));
+  }
+  return axes;
+}
+
 int64_t elements(const Value& value) {
   int64_t count = 1;
   for (const Axis& axis : value.axes) count *= axis.extent;

@@ -18,7 +18,7 @@
 // as the s32 value `extents` holds there, brought into [0, extent]. The others are never computed, read or stored, and
 // nothing folds them. What it is computed from and what is computed from it has the same axis; nested values live
 // inside of a kernel: `partition` makes them of an array, `combine` makes them one again, and a fold leaves a value for
-// each component.
+// each component. Several axes can be ragged, each by axes that are not: an element exists where each of them says so.
 //
 // Every node stands on this screen; they are made by ir/build.h, checked by ir/verify.h, printed and parsed by
 // ir/text.h.
@@ -154,13 +154,18 @@ struct Nest {
   int64_t axis = 0, most = 0;
   std::vector<int64_t> by = {};
   int64_t components = 1;
+  // partition: more axes of the operand that become ragged, behind `axis` and increasing, as axis, most, axis, most..;
+  // each has a component of one axis, and starts and extents of its own.
+  std::vector<int64_t> also = {};
   bool operator==(const Nest&) const = default;
 };
 // The component, of so many axes, goes and the ragged axis becomes one of `rows` elements: zeros where no component has
-// any.
+// any. `also`: the elements of what the other ragged axes become, in their order; then each has a component of one axis
+// and starts of its own.
 struct Combine {
   int64_t rows = 0;
   int64_t components = 1;
+  std::vector<int64_t> also = {};
   bool operator==(const Combine&) const = default;
 };
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
@@ -196,8 +201,9 @@ struct Fusion {
   bool operator==(const Fusion&) const = default;
 };
 
-// The position of a value's ragged axis; -1 where it is dense.
+// The position of a value's ragged axis, the first one of several; -1 where it is dense.
 int ragged_axis(const Value& value);
+std::vector<int> ragged_axes(const Value& value);
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
 // Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new

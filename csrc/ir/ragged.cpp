@@ -82,47 +82,61 @@ struct Nested {
       case OpKind::kSearch: refuse("search before partition, or combine it first");
       case OpKind::kPlace: refuse("put arrays side by side before partition");
       case OpKind::kSpread: refuse("spread is the compiler's own");
-      case OpKind::kPartition:
-      case OpKind::kStretch:
-        refuse(
-            "multi-level nesting, or a second ragged axis: fold or combine the first one, or keep it as a dense axis");
       default: break;
     }
   }
 };
 
-// Operands that must have the same axes.
-void check_equal(const Fusion& fusion, const OpInfo& op, const std::vector<ValueId>& inputs) {
-  for (ValueId id : inputs) {
-    const Value &a = fusion.values[inputs[0]], &b = fusion.values[id];
-    if (shape(a) != shape(b)) continue;  // refused for every value
-    const int x = ragged_axis(a), y = ragged_axis(b);
-    if (x < 0 && y < 0) continue;
-    JF_REQUIRE(x >= 0 && y >= 0, "[", op.name, "] ", x >= 0 ? a.name : b.name, ", ",
-               type(fusion, x >= 0 ? inputs[0] : id), ", is nested, and ", x >= 0 ? b.name : a.name, ", ",
-               type(fusion, x >= 0 ? id : inputs[0]), ", is dense; partition it or broadcast it like the nested one");
-    JF_REQUIRE(x == y && a.axes[x].by == b.axes[y].by, "[", op.name, "] ", a.name, ", ", type(fusion, inputs[0]),
-               ", and ", b.name, ", ", type(fusion, id), ", differ in their ragged axes; transpose one of them");
-    JF_REQUIRE(a.axes[x].extents == b.axes[y].extents, "[", op.name, "] ", a.name, " and ", b.name,
-               " have the extents of ", fusion.values[a.axes[x].extents].name, " and of ",
-               fusion.values[b.axes[y].extents].name, "; partition both by one value");
+}  // namespace
+
+// A component with components, or rows of rows.
+void check_level(const Fusion& fusion, const char* op, ValueId id, int64_t axis) {
+  const Value& value = fusion.values[id];
+  for (int ragged : ragged_axes(value)) {
+    const bool indexes = contains(value.axes[ragged].by, axis);
+    JF_REQUIRE(axis != ragged && !indexes, "[", op, "] ", value.name, ", ", type(fusion, id), ", is nested; ",
+               "multi-level nesting: its axis ", axis,
+               indexes ? " says which component an element is of" : " is ragged",
+               "; fold or combine it first, or keep the inner components as a dense axis");
   }
 }
 
-}  // namespace
+// Operands that must have the same axes.
+void check_equal(const Fusion& fusion, std::string_view op, std::span<const ValueId> inputs) {
+  for (ValueId id : inputs) {
+    const Value &a = fusion.values[inputs[0]], &b = fusion.values[id];
+    if (a.axes.size() != b.axes.size()) continue;  // refused for every value
+    const std::vector<int> x = ragged_axes(a), y = ragged_axes(b);
+    if (x.empty() && y.empty()) continue;
+    JF_REQUIRE(!x.empty() && !y.empty(), "[", op, "] ", x.empty() ? b.name : a.name, ", ",
+               type(fusion, x.empty() ? id : inputs[0]), ", is nested, and ", x.empty() ? a.name : b.name, ", ",
+               type(fusion, x.empty() ? inputs[0] : id),
+               ", is dense; partition it or broadcast it like the nested one");
+    bool same = x == y;
+    for (size_t i = 0; same && i < x.size(); ++i) same = a.axes[x[i]].by == b.axes[y[i]].by;
+    JF_REQUIRE(same, "[", op, "] ", a.name, ", ", type(fusion, inputs[0]), ", and ", b.name, ", ", type(fusion, id),
+               ", differ in their ragged axes; ",
+               x.size() == y.size() ? "transpose one of them" : "stretch or partition one like the other");
+    for (int axis : x) {
+      JF_REQUIRE(a.axes[axis].extents == b.axes[axis].extents, "[", op, "] ", a.name, " and ", b.name,
+                 " have the extents of ", fusion.values[a.axes[axis].extents].name, " and of ",
+                 fusion.values[b.axes[axis].extents].name, "; partition both by one value");
+    }
+  }
+}
 
 void check_nested(const Fusion& fusion, const OpInfo& op, const std::vector<ValueId>& inputs,
                   const Attribute& attribute) {
-  if (op.op_class == OpClass::kPointwise) check_equal(fusion, op, inputs);
+  if (op.op_class == OpClass::kPointwise) check_equal(fusion, op.name, inputs);
   // The others' operands after the first are checked where they are said to be dense.
   const bool all = op.op_class == OpClass::kGrouped || op.op_class == OpClass::kConcat || op.kind == OpKind::kTake ||
                    op.kind == OpKind::kSearch;
   for (size_t i = 0; i < inputs.size() && (i == 0 || all); ++i) {
     const Value& value = fusion.values[inputs[i]];
-    const int axis = ragged_axis(value);
-    if (axis < 0) continue;
     const bool stated = !std::holds_alternative<std::monostate>(attribute) || op.kind == OpKind::kReshape;
-    if (stated) Nested{fusion, op, inputs[i], axis, value.axes[axis].by}.check(attribute);
+    for (int axis : ragged_axes(value)) {
+      if (stated) Nested{fusion, op, inputs[i], axis, value.axes[axis].by}.check(attribute);
+    }
   }
 }
 
@@ -132,41 +146,82 @@ void renumber_by(std::vector<Axis>& axes, std::span<const int64_t> to) {
   }
 }
 
+namespace {
+
+// One axis of a partition's operand, and what becomes of it.
+struct Cut {
+  int64_t axis, most, components;
+  ValueId starts, extents;
+};
+
+// `value`: what the axes behind that of `cut` made of the operand.
+void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const Cut& cut) {
+  const Value &x = fusion.values[operand], &extents = fusion.values[cut.extents];
+  check_integers(fusion, cut.starts, "partition", "starts");
+  check_integers(fusion, cut.extents, "partition", "extents");
+  JF_REQUIRE(shape(fusion.values[cut.starts]) == shape(extents),
+             "[partition] starts and extents must have one shape, got ", type(fusion, cut.starts), " and ",
+             type(fusion, cut.extents));
+  JF_REQUIRE(cut.axis >= 0 && cut.axis < std::ssize(x.axes), "[partition] expected an axis below the rank of ",
+             type(fusion, operand), ", got ", cut.axis);
+  const int64_t rows = x.axes[cut.axis].extent;
+  JF_REQUIRE(cut.most >= 0 && cut.most <= rows, "[partition] axis ", cut.axis, " of ", type(fusion, operand), " has ",
+             rows, " elements; a component can have 0 to ", rows, " of them, got most=", cut.most);
+  const auto outer = std::ssize(extents.axes) - cut.components;
+  JF_REQUIRE(cut.components >= 1 && outer >= 0, "[partition] extents ", type(fusion, cut.extents), " have ",
+             extents.axes.size(), " axes; expected 1 or more to be the component, up to all of them, got ",
+             cut.components);
+  JF_REQUIRE(outer == 0 || outer == cut.axis, "[partition] extents of ", outer + 1, " axes, ",
+             type(fusion, cut.extents), ", are for axis ", outer, " of a value, got axis ", cut.axis,
+             "; extents of one axis are for any");
+  for (int ragged : ragged_axes(value)) {
+    for (int64_t by : value.axes[ragged].by) {
+      JF_REQUIRE(by != cut.axis, "[partition] multi-level nesting: axis ", cut.axis, " of ", type(fusion, operand),
+                 " indexes extents ", type(fusion, value.axes[ragged].extents),
+                 " and cannot be ragged; keep it as a dense axis");
+    }
+  }
+  Axis made{cut.most, AxisKind::kIteration, cut.extents, {}};
+  for (int64_t i = 0; i < outer; ++i) {
+    JF_REQUIRE(extents.axes[i].extent == x.axes[i].extent, "[partition] extents ", type(fusion, cut.extents),
+               " must begin with the first ", outer, " axes of ", type(fusion, operand));
+    value.axes[i].kind = AxisKind::kIteration;
+    made.by.push_back(i);
+  }
+  for (Axis& axis : value.axes) {
+    for (int64_t& by : axis.by) by += by > cut.axis ? cut.components : 0;
+  }
+  value.axes.erase(value.axes.begin() + cut.axis);
+  for (int64_t i = 0; i < cut.components; ++i) {
+    made.by.push_back(cut.axis + i);
+    value.axes.insert(value.axes.begin() + cut.axis + i, {extents.axes[outer + i].extent});
+  }
+  value.axes.insert(value.axes.begin() + cut.axis + cut.components, std::move(made));
+}
+
+}  // namespace
+
 Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute) {
   const Nest& nest = get<Nest>(attribute, "partition", "most=..., axis=...");
-  const Value &x = fusion.values[inputs[0]], &extents = fusion.values[inputs[2]];
-  check_integers(fusion, inputs[1], "partition", "starts");
-  check_integers(fusion, inputs[2], "partition", "extents");
-  JF_REQUIRE(shape(fusion.values[inputs[1]]) == shape(extents),
-             "[partition] starts and extents must have one shape, got ", type(fusion, inputs[1]), " and ",
-             type(fusion, inputs[2]));
-  const auto rank = static_cast<int64_t>(x.axes.size());
-  JF_REQUIRE(nest.axis >= 0 && nest.axis < rank, "[partition] expected an axis below the rank of ",
-             type(fusion, inputs[0]), ", got ", nest.axis);
+  const Value& x = fusion.values[inputs[0]];
+  JF_REQUIRE(ragged_axis(x) < 0, "[partition] ", x.name, ", ", type(fusion, inputs[0]),
+             ", is nested, and what it comes from is no array that can be partitioned along both axes; partition what "
+             "is computed element by element, or combine it first");
   JF_REQUIRE(nest.by.empty(), "[partition] takes no {by=...}");
-  const int64_t rows = x.axes[nest.axis].extent;
-  JF_REQUIRE(nest.most >= 0 && nest.most <= rows, "[partition] axis ", nest.axis, " of ", type(fusion, inputs[0]),
-             " has ", rows, " elements; a component can have 0 to ", rows, " of them, got most=", nest.most);
-  const auto outer = static_cast<int64_t>(extents.axes.size()) - nest.components;
-  JF_REQUIRE(nest.components >= 1 && outer >= 0, "[partition] extents ", type(fusion, inputs[2]), " have ",
-             extents.axes.size(), " axes; expected 1 or more to be the component, up to all of them, got ",
+  const size_t more = nest.also.size() / 2;
+  JF_REQUIRE(nest.also.size() % 2 == 0 && inputs.size() == 3 + 2 * more, "[partition] expected starts and extents for ",
+             "each of ", 1 + more, " axes, and also=[axis, most, ...], got ", inputs.size() - 1, " operands");
+  JF_REQUIRE(more == 0 || nest.components == 1, "[partition] of several axes has components of one axis each, got ",
              nest.components);
-  JF_REQUIRE(outer == 0 || outer == nest.axis, "[partition] extents of ", outer + 1, " axes, ", type(fusion, inputs[2]),
-             ", are for axis ", outer, " of a value, got axis ", nest.axis, "; extents of one axis are for any");
+  std::vector<Cut> cuts = {{nest.axis, nest.most, nest.components, inputs[1], inputs[2]}};
+  for (size_t i = 0; i < more; ++i) {
+    cuts.push_back({nest.also[2 * i], nest.also[2 * i + 1], 1, inputs[3 + 2 * i], inputs[4 + 2 * i]});
+    JF_REQUIRE(cuts[i].axis < cuts[i + 1].axis, "[partition] axes must increase, got ", cuts[i].axis, " and ",
+               cuts[i + 1].axis);
+  }
   Value result{"", x.dtype, x.axes};
-  Axis ragged{nest.most, AxisKind::kIteration, inputs[2], {}};
-  for (int64_t i = 0; i < outer; ++i) {
-    JF_REQUIRE(extents.axes[i].extent == x.axes[i].extent, "[partition] extents ", type(fusion, inputs[2]),
-               " must begin with the first ", outer, " axes of ", type(fusion, inputs[0]));
-    result.axes[i].kind = AxisKind::kIteration;
-    ragged.by.push_back(i);
-  }
-  result.axes.erase(result.axes.begin() + nest.axis);
-  for (int64_t i = 0; i < nest.components; ++i) {
-    ragged.by.push_back(nest.axis + i);
-    result.axes.insert(result.axes.begin() + nest.axis + i, {extents.axes[outer + i].extent});
-  }
-  result.axes.insert(result.axes.begin() + nest.axis + nest.components, std::move(ragged));
+  // The last one first: those before it stay where they are.
+  for (size_t i = cuts.size(); i-- > 0;) cut_axis(fusion, inputs[0], result, cuts[i]);
   return result;
 }
 
@@ -175,17 +230,19 @@ Value infer_stretch(const Fusion& fusion, const std::vector<ValueId>& inputs, co
   const Value &x = fusion.values[inputs[0]], &extents = fusion.values[inputs[1]];
   check_integers(fusion, inputs[1], "stretch", "extents");
   const auto rank = static_cast<int64_t>(x.axes.size());
+  JF_REQUIRE(nest.also.empty() && nest.components == 1, "[stretch] makes one axis ragged; stretch again for another");
   JF_REQUIRE(nest.axis >= 0 && nest.axis < rank && x.axes[nest.axis].extent == 1, "[stretch] axis ", nest.axis, " of ",
              type(fusion, inputs[0]), " must be one of extent 1");
+  check_level(fusion, "stretch", inputs[0], nest.axis);
   JF_REQUIRE(nest.most >= 0, "[stretch] expected most from 0 on, got ", nest.most);
   JF_REQUIRE(nest.by.size() == extents.axes.size(), "[stretch] needs an axis in by for each axis of extents ",
              type(fusion, inputs[1]), ", got ", nest.by.size());
   for (size_t i = 0; i < nest.by.size(); ++i) {
     const int64_t by = nest.by[i];
     const bool fits = by >= 0 && by < rank && by != nest.axis && x.axes[by].extent == extents.axes[i].extent &&
-                      std::count(nest.by.begin(), nest.by.end(), by) == 1;
+                      std::count(nest.by.begin(), nest.by.end(), by) == 1 && x.axes[by].extents < 0;
     JF_REQUIRE(fits, "[stretch] axis ", by, " of ", type(fusion, inputs[0]), " cannot index axis ", i, " of extents ",
-               type(fusion, inputs[1]), ": expected another axis of its extent, each once");
+               type(fusion, inputs[1]), ": expected another dense axis of its extent, each once");
   }
   Value result{"", x.dtype, x.axes};
   result.axes[nest.axis] = {nest.most, AxisKind::kBroadcast, inputs[1], nest.by};
@@ -194,23 +251,33 @@ Value infer_stretch(const Fusion& fusion, const std::vector<ValueId>& inputs, co
 
 Value infer_combine(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute) {
   const Combine& combine = get<Combine>(attribute, "combine", "rows=...");
-  const Value &x = fusion.values[inputs[0]], &starts = fusion.values[inputs[1]];
-  const int axis = ragged_axis(x);
-  JF_REQUIRE(axis >= 0, "[combine] expected a nested value, got ", type(fusion, inputs[0]), "; partition makes one");
-  check_integers(fusion, inputs[1], "combine", "starts");
-  const Axis& ragged = x.axes[axis];
-  JF_REQUIRE(shape(starts) == shape(fusion.values[ragged.extents]), "[combine] starts must have the shape of extents ",
-             type(fusion, ragged.extents), ", got ", type(fusion, inputs[1]));
-  JF_REQUIRE(combine.rows >= ragged.extent, "[combine] a component of ", type(fusion, inputs[0]), " can have ",
-             ragged.extent, " rows; expected room for as many or more, got rows=", combine.rows);
-  JF_REQUIRE(combine.components >= 1 && combine.components <= static_cast<int64_t>(ragged.by.size()),
-             "[combine] the components of ", type(fusion, inputs[0]), " have 1 to ", ragged.by.size(), " axes, got ",
-             combine.components);
-  const std::vector<int64_t> gone(ragged.by.end() - combine.components, ragged.by.end());
+  const Value& x = fusion.values[inputs[0]];
+  const std::vector<int> axes = ragged_axes(x);
+  JF_REQUIRE(!axes.empty(), "[combine] expected a nested value, got ", type(fusion, inputs[0]),
+             "; partition makes one");
+  JF_REQUIRE(axes.size() == inputs.size() - 1 && axes.size() == 1 + combine.also.size(), "[combine] ",
+             type(fusion, inputs[0]), " has ", axes.size(), " ragged axes; expected starts and rows for each, got ",
+             inputs.size() - 1, " and ", 1 + combine.also.size());
+  JF_REQUIRE(axes.size() == 1 || combine.components == 1, "[combine] of several ragged axes takes no components");
+  std::vector<int64_t> gone;
+  std::vector<int64_t> to = shape(x);
+  for (size_t i = 0; i < axes.size(); ++i) {
+    check_integers(fusion, inputs[1 + i], "combine", "starts");
+    const Axis& ragged = x.axes[axes[i]];
+    const int64_t rows = i == 0 ? combine.rows : combine.also[i - 1];
+    JF_REQUIRE(shape(fusion.values[inputs[1 + i]]) == shape(fusion.values[ragged.extents]),
+               "[combine] starts must have the shape of extents ", type(fusion, ragged.extents), ", got ",
+               type(fusion, inputs[1 + i]));
+    JF_REQUIRE(rows >= ragged.extent, "[combine] a component of ", type(fusion, inputs[0]), " can have ", ragged.extent,
+               " rows; expected room for as many or more, got rows=", rows);
+    JF_REQUIRE(combine.components >= 1 && combine.components <= std::ssize(ragged.by), "[combine] the components of ",
+               type(fusion, inputs[0]), " have 1 to ", ragged.by.size(), " axes, got ", combine.components);
+    gone.insert(gone.end(), ragged.by.end() - combine.components, ragged.by.end());
+    to[axes[i]] = rows;
+  }
   Value result{"", x.dtype, {}};
-  for (size_t i = 0; i < x.axes.size(); ++i) {
-    if (contains(gone, static_cast<int64_t>(i))) continue;
-    result.axes.push_back({static_cast<int>(i) == axis ? combine.rows : x.axes[i].extent});
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (!contains(gone, static_cast<int64_t>(i))) result.axes.push_back({to[i]});
   }
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ir/fusion.h"
@@ -11,6 +12,11 @@ namespace jf::ir {
 // Throws UserError where an op cannot take its operands because one of them is nested; it says what to do instead.
 void check_nested(const Fusion& fusion, const OpInfo& op, const std::vector<ValueId>& inputs,
                   const Attribute& attribute);
+
+// Throws where pointwise operands, or parts of one value, differ in their ragged axes.
+void check_equal(const Fusion& fusion, std::string_view op, std::span<const ValueId> inputs);
+// Throws where an axis of a value cannot become ragged, since it is or indexes another one's extents.
+void check_level(const Fusion& fusion, const char* op, ValueId value, int64_t axis);
 
 // As infer, which checks dtypes before.
 Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);

@@ -23,6 +23,9 @@ std::string print_dims(const std::vector<int64_t>& dims) {
 }
 
 std::string components(int64_t count) { return count == 1 ? "" : cat(", components=", count); }
+std::string also(const std::vector<int64_t>& more) {
+  return more.empty() ? "" : cat(", also=[", print_dims(more), "]");
+}
 
 struct AttributePrinter {
   std::string operator()(std::monostate) const { return ""; }
@@ -54,9 +57,11 @@ struct AttributePrinter {
   }
   std::string operator()(const Nest& n) const {
     return cat(" {most=", n.most, ", axis=", n.axis, n.by.empty() ? "" : cat(", by=[", print_dims(n.by), "]"),
-               components(n.components), "}");
+               components(n.components), also(n.also), "}");
   }
-  std::string operator()(const Combine& c) const { return cat(" {rows=", c.rows, components(c.components), "}"); }
+  std::string operator()(const Combine& c) const {
+    return cat(" {rows=", c.rows, components(c.components), also(c.also), "}");
+  }
   std::string operator()(const Grouped& g) const {
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
                kScalesNames[static_cast<size_t>(g.scales)], "}");
@@ -291,22 +296,27 @@ class Parser {
       expect('=');
       nest.axis = integer();
       while (accept(',')) {
-        const std::string next = word("by or components");
-        require(next == "by" || next == "components", "by or components before this");
+        const std::string next = word("by, components or also");
+        require(next == "by" || next == "components" || next == "also", "by, components or also before this");
         expect('=');
-        if (next == "by") {
-          nest.by = dims();
-        } else {
+        if (next == "components") {
           nest.components = integer();
+        } else {
+          (next == "by" ? nest.by : nest.also) = dims();
         }
       }
       result = nest;
     } else if (key == "rows") {
       Combine combine{integer()};
-      if (accept(',')) {
-        expect_word("components");
+      while (accept(',')) {
+        const std::string next = word("components or also");
+        require(next == "components" || next == "also", "components or also before this");
         expect('=');
-        combine.components = integer();
+        if (next == "components") {
+          combine.components = integer();
+        } else {
+          combine.also = dims();
+        }
       }
       result = combine;
     } else {

@@ -452,7 +452,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   const OpInfo& op = info(kind);
   const size_t arity = op.arity;
   const bool optional = kind == OpKind::kGroupedMatmul && inputs.size() > arity && inputs.size() <= arity + 3;
-  const bool many = (kind == OpKind::kConcat || kind == OpKind::kTake) && inputs.size() > arity;
+  const bool many =
+      (kind == OpKind::kConcat || kind == OpKind::kTake || kind == OpKind::kPartition || kind == OpKind::kCombine) &&
+      inputs.size() > arity;
   JF_REQUIRE(inputs.size() == arity || optional || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   for (ValueId id : inputs) {

@@ -23,7 +23,7 @@ IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, cons
   for (size_t i = 0; i < ragged.by.size(); ++i) weights[ragged.by[i]] = strides[i];
   const graph::Position p = at.position(weights);
   even = even && p.lane_step == 0;
-  IndexRead read{value, p.at, high, {}};
+  IndexRead read{ragged.axis, value, p.at, high, {}};
   for (const graph::Bound& bound : at.bounds()) {
     if (shares_variable(bound.index.at, p.at)) read.exists.push_back({bound.index.at, bound.bound});
   }
@@ -34,23 +34,32 @@ IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, cons
 
 std::vector<IndexRead> counts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
                                  bool folded, bool& even) {
-  if (!domain.ragged) return {};
-  const schedule::Ragged& ragged = *domain.ragged;
-  if (folded && !domain.reduced.empty() && domain.reduced[ragged.axis]) return {};
-  return {read_of(fusion, ragged, at, ragged.extents, domain.logical[ragged.axis], even)};
+  std::vector<IndexRead> result;
+  for (const schedule::Ragged& ragged : domain.ragged) {
+    if (folded && !domain.reduced.empty() && domain.reduced[ragged.axis]) continue;
+    result.push_back(read_of(fusion, ragged, at, ragged.extents, domain.logical[ragged.axis], even));
+  }
+  return result;
 }
 
 std::vector<IndexRead> starts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
                                  const ir::Op& op, bool& even) {
-  int64_t rows = 0;
-  if (const ir::Combine* combine = std::get_if<ir::Combine>(&op.attribute)) {
-    rows = combine->rows;
-  } else if (op.kind == ir::OpKind::kPartition) {
-    rows = fusion.values[op.inputs[0]].axes[std::get<ir::Nest>(op.attribute).axis].extent;
-  } else {
-    return {};
+  std::vector<IndexRead> result;
+  const ir::Combine* combine = std::get_if<ir::Combine>(&op.attribute);
+  if (combine == nullptr && op.kind != ir::OpKind::kPartition) return result;
+  for (size_t i = 0; i < domain.ragged.size(); ++i) {
+    const ir::ValueId starts = op.inputs[combine != nullptr ? 1 + i : 1 + 2 * i];
+    const int64_t rows = combine == nullptr ? fusion.values[op.inputs[0]].axes[partitioned_axis(op, i)].extent
+                         : i == 0           ? combine->rows
+                                            : combine->also[i - 1];
+    result.push_back(read_of(fusion, domain.ragged[i], at, starts, rows, even));
   }
-  return {read_of(fusion, *domain.ragged, at, op.inputs[1], rows, even)};
+  return result;
+}
+
+int64_t partitioned_axis(const ir::Op& op, size_t number) {
+  const auto& nest = std::get<ir::Nest>(op.attribute);
+  return number == 0 ? nest.axis : nest.also[2 * (number - 1)];
 }
 
 bool IndexReads::is_open(const IndexPtr& index) const {

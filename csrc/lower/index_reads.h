@@ -12,21 +12,25 @@
 
 namespace jf::lower {
 
-// One integer that an item of the loop tree needs: an element of an input, brought into [0, high].
+// One integer that an item of the loop tree needs: an element of an input, brought into [0, high]. It is of the index
+// along root axis `axis`.
 struct IndexRead {
+  int axis;
   ir::ValueId value;
   loops::IndexPtr offset;
   int64_t high;
   loops::Condition exists;  // where the offset is in bounds
 };
 
-// The count of the item's component, where it is computed or stored over a ragged axis; nothing elsewhere. `folded`: of
+// The counts of the item's components, where it is computed or stored over ragged axes; nothing elsewhere. `folded`: of
 // an item that stores. False in `even` where it differs between lanes.
 std::vector<IndexRead> counts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
                                  bool folded, bool& even);
 // Where the rows of its component begin, for a partition and for a store of what combine made.
 std::vector<IndexRead> starts_of(const ir::Fusion& fusion, const schedule::Domain& domain, const graph::Indexer& at,
                                  const ir::Op& op, bool& even);
+// Which axis of a partition's operand its ragged axis `number` stands for.
+int64_t partitioned_axis(const ir::Op& op, size_t number);
 
 // The reads that are known at one place of the loops. They are made as far out as the loops allow.
 class IndexReads {

@@ -114,13 +114,16 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
     JF_REQUIRE(op.kind != ir::OpKind::kCombine || !reads, "[lower] ", value, " is combined, and ",
                segment.values[reader.output].name, " reads it; make it an output, and read it in a fusion of its own");
   }
-  if (!domain.ragged) return;
+  if (domain.ragged.empty()) return;
   JF_REQUIRE(!schedule::is_bulk(domain), "[lower] ", value, " is nested and has bulk axes; load it by threads");
   if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
   std::vector<loops::IndexPtr> indices_of_loops(domain.loop.size(), loops::constant(0));
-  const graph::Position index = graph::Indexer(domain, indices_of_loops).at_root(domain.ragged->axis);
-  JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value, " lie along its ragged axis, ",
-             "of which each component has another number of elements; make a dense axis the vector axis");
+  for (const schedule::Ragged& ragged : domain.ragged) {
+    const graph::Position index = graph::Indexer(domain, indices_of_loops).at_root(ragged.axis);
+    JF_REQUIRE(!index.lane_step || *index.lane_step == 0, "[lower] the lanes of ", value,
+               " lie along its ragged axis, ",
+               "of which each component has another number of elements; make a dense axis the vector axis");
+  }
 }
 
 // What is computed is there at its own index only; an op that reads it elsewhere reads memory.

@@ -48,14 +48,14 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
   loops::Condition condition;
   std::optional<int64_t> limit;
   const std::vector<IndexRead> counts = this->counts(item);
-  if (!counts.empty()) {
-    const int axis = schedule_.domains[item.value].ragged->axis;
-    const graph::Position index = at.at_root(axis);
+  std::vector<int> counted;
+  for (const IndexRead& count : counts) {
+    const graph::Position index = at.at_root(count.axis);
     even_ = even_ && index.lane_step == 0;
-    condition.push_back({index.at, counts[0].high, reads_.variable(counts[0])});
+    condition.push_back({index.at, count.high, reads_.variable(count)});
+    counted.push_back(count.axis);
   }
-  for (const graph::Bound& bound :
-       at.bounds(folded, counts.empty() ? -1 : schedule_.domains[item.value].ragged->axis)) {
+  for (const graph::Bound& bound : at.bounds(folded, counted)) {
     if (bound.index.lane_step == 0) {
       const bool always = bound.index.at->kind == loops::IndexKind::kConst && bound.index.at->value < bound.bound;
       if (!always) condition.push_back({bound.index.at, bound.bound});
@@ -193,12 +193,15 @@ RegisterId Operands::search(const Item& item, const graph::Indexer& at, const lo
 
 RegisterId Operands::partition(const Item& item, const graph::Indexer& at, const loops::Condition& when) {
   const ir::Op& op = *item.op;
-  const schedule::Ragged& ragged = *schedule_.domains[item.value].ragged;
   const ir::Value& from = fusion_.values[op.inputs[0]];
-  const size_t axis = std::get<ir::Nest>(op.attribute).axis;
-  const int64_t stride = graph::strides(ir::shape(from))[axis];
-  const IndexPtr row = add(loops::variable(reads_.variable(starts(item)[0])), at.at_root(ragged.axis).at);
-  const IndexPtr place = mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride));
+  IndexPtr place = loops::constant(0);
+  const std::vector<IndexRead> starts = this->starts(item);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    const int64_t axis = partitioned_axis(op, i), stride = graph::strides(ir::shape(from))[axis];
+    const IndexPtr row = add(loops::variable(reads_.variable(starts[i])), at.at_root(starts[i].axis).at);
+    place =
+        add(std::move(place), mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride)));
+  }
   return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {});
 }
 

@@ -1,7 +1,9 @@
 #include "lower/prefetch.h"
 
+#include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -63,28 +65,49 @@ std::optional<int64_t> row_of(const Kernel& kernel, const Load& load, const For&
   return bytes >= kShortestRow && bytes <= kLongestRow ? row : std::nullopt;
 }
 
-// The dearest pass that loads a buffer has the most time to fetch its next row.
-void prefetch_in(const Kernel& kernel, For& rows) {
-  std::vector<For*> passes;
-  for (Stmt& stmt : rows.body) {
-    if (auto* pass = std::get_if<For>(&stmt.node)) passes.push_back(pass);
+// Passes that load a buffer, the dearest first; the later one of two.
+using Passes = std::vector<std::pair<int64_t, For*>>;
+
+// A pass that fetches two buffers has memory wait for it, and the next pass wait for memory: each buffer gets a pass of
+// its own, as far as they go, and the dearest, which has most time.
+std::map<int, For*> share_out(const std::map<int, Passes>& loading) {
+  std::vector<std::pair<int, const Passes*>> order;
+  for (const auto& [buffer, passes] : loading) order.emplace_back(buffer, &passes);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.second->size() < b.second->size(); });
+  std::map<For*, int> fetched;
+  std::map<int, For*> chosen;
+  for (const auto& [buffer, passes] : order) {
+    const auto best = std::min_element(passes->begin(), passes->end(), [&](const auto& a, const auto& b) {
+      return fetched[a.second] < fetched[b.second];
+    });
+    ++fetched[best->second];
+    chosen[buffer] = best->second;
   }
-  if (passes.empty()) return;
-  std::map<int, std::pair<int64_t, For*>> dearest;
-  for (For* pass : passes) {
+  return chosen;
+}
+
+void prefetch_in(const Kernel& kernel, For& rows) {
+  std::map<int, Passes> loading;
+  for (Stmt& stmt : rows.body) {
+    auto* pass = std::get_if<For>(&stmt.node);
+    if (pass == nullptr) continue;
     const int64_t cost = cost_of(pass->body);
+    std::set<int> loads;
     for_each(pass->body, [&](Body& body) {
-      for (const Stmt& stmt : body) {
-        const auto* load = std::get_if<Load>(&stmt.node);
-        if (load == nullptr || !row_of(kernel, *load, rows)) continue;
-        const auto [entry, fresh] = dearest.insert({load->buffer, {cost, pass}});
-        if (!fresh && cost >= entry->second.first) entry->second = {cost, pass};
+      for (const Stmt& inner : body) {
+        const auto* load = std::get_if<Load>(&inner.node);
+        if (load != nullptr && row_of(kernel, *load, rows)) loads.insert(load->buffer);
       }
     });
+    for (const int buffer : loads) loading[buffer].insert(loading[buffer].begin(), {cost, pass});
   }
-  for (const auto& [buffer, where] : dearest) {
+  for (auto& [buffer, passes] : loading) {
+    std::stable_sort(passes.begin(), passes.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  }
+  for (const auto& [buffer, pass] : share_out(loading)) {
     bool done = false;
-    for_each(where.second->body, [&, wanted = buffer](Body& body) {
+    for_each(pass->body, [&, wanted = buffer](Body& body) {
       for (size_t i = 0; i < body.size() && !done; ++i) {
         const auto* load = std::get_if<Load>(&body[i].node);
         if (load == nullptr || load->buffer != wanted) continue;

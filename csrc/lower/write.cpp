@@ -73,7 +73,7 @@ class Writer : Operands {
     for (const Node& inner : node.body) read_indices(inner);
     if (node.item < 0) return;
     const Item& item = tree_.items[node.item];
-    if (!schedule_.domains[item.value].ragged) return;
+    if (schedule_.domains[item.value].ragged.empty()) return;
     for (const std::vector<IndexRead>& reads : {counts(item), starts(item)}) {
       for (const IndexRead& read : reads) reads_.offer(read, next_variable_, threads_);
     }
@@ -346,10 +346,9 @@ class Writer : Operands {
     const auto [position_of_item, step] = position(at, weights);
     IndexPtr offset = add(position_of_item, loops::constant(to.offset));
     for (const IndexRead& start : starts(item)) {
-      const int axis = schedule_.domains[item.value].ragged->axis;
       const IndexPtr first = loops::variable(reads_.variable(start));
-      offset = add(mul(first, loops::constant(weights[axis])), std::move(offset));
-      when.push_back({add(first, at.at_root(axis).at), start.high});
+      offset = add(mul(first, loops::constant(weights[start.axis])), std::move(offset));
+      when.push_back({add(first, at.at_root(start.axis).at), start.high});
     }
     loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
     // Where all tasks, blocks or threads have the same element, the first one stores it.

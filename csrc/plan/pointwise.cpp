@@ -1,5 +1,7 @@
 #include "plan/pointwise.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "plan/pointwise_platforms.h"
 
@@ -31,12 +33,24 @@ struct Writer {
   void operator()(const CudaPointwise& p) const { schedule_cuda(scheduler, reference, p); }
 };
 
+// Rows enough that half as many blocks keep a GPU busy.
+constexpr int64_t kManyRows = 16 << 10;
+
+// Whether a kernel finds out where rows are before it reads them, so that a thread should have two on their way.
+bool finds_rows(const ir::Fusion& segment) {
+  return std::any_of(segment.ops.begin(), segment.ops.end(), [](const ir::Op& op) {
+    return op.kind == ir::OpKind::kSearch || (op.kind == ir::OpKind::kTake && op.inputs.size() > 1);
+  });
+}
+
 }  // namespace
 
 PointwiseParameters propose(const ir::Fusion& segment, const Target& target) {
   const Traffic facts = traffic(segment, segment.outputs.front());
   if (target.platform == Platform::kCpu) return propose_cpu(facts, target);
-  return propose_cuda(facts, target);
+  CudaPointwise p = propose_cuda(facts, target);
+  if (p.two_axes && p.unroll == 1 && finds_rows(segment) && facts.extents.front() >= kManyRows) p.unroll = 2;
+  return p;
 }
 
 std::string print(const PointwiseParameters& parameters) { return std::visit(Printer{}, parameters); }

@@ -44,6 +44,12 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   // What is read again and again comes from the cache, in as many accesses as it takes.
   Traffic streamed = traffic;
   for (Access& access : streamed.accesses) access.bytes = std::min(access.bytes, widest);
+  // Where all is one loop and lies side by side, its last vector may be a part of one.
+  const bool side_by_side = std::all_of(streamed.accesses.begin(), streamed.accesses.end(), [](const Access& access) {
+    const bool whole = access.edges.empty() || access.edges.back() == 0;
+    return access.bytes > 0 && access.steps.back() == 1 && whole;
+  });
+  if (streamed.extents.size() == 1 && side_by_side) streamed.extents[0] = round_up(streamed.extents[0], kMaxVectorBytes);
   // Small problems need threads more than wide accesses.
   p.lanes = vector_lanes(streamed, traffic.extents.size() - 1);
   while (p.lanes > 1 && elements / (p.lanes * kThreads) < target.multiprocessors) p.lanes /= 2;

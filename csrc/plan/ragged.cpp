@@ -16,6 +16,8 @@ using schedule::Scheduler;
 
 constexpr int64_t kMaxLanes = 16, kColumns = 16;
 constexpr int64_t kThreads = 256, kUnroll = 4;
+// Of a block that keeps the rows of a part, and registers of a thread for them.
+constexpr int64_t kKeepingThreads = 512, kKept = 64;
 // Elements below which another core gains nothing, and calls enough for any machine.
 constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
 
@@ -40,17 +42,17 @@ Together together(const ir::Fusion& segment) {
   Together all{schedule::unscheduled(segment).domains};
   for (const ir::Op& op : segment.ops) {
     const Domain& domain = all.domains[op.output];
-    if (!domain.ragged) continue;
+    if (domain.ragged.empty()) continue;
     const bool nested = ir::ragged_axis(segment.values[op.output]) >= 0;
     all.scans = all.scans || (nested && std::holds_alternative<ir::Scan>(op.attribute));
     all.inside = all.inside || all.scans || (nested && std::holds_alternative<ir::Reduce>(op.attribute));
     const int last = static_cast<int>(domain.logical.size()) - 1;
-    const std::vector<int>& by = domain.ragged->by;
-    const bool is_dense = last != domain.ragged->axis && std::find(by.begin(), by.end(), last) == by.end();
+    const std::vector<int>& by = domain.ragged[0].by;
+    const bool is_dense = last != domain.ragged[0].axis && std::find(by.begin(), by.end(), last) == by.end();
     if (is_dense) all.columns = std::max(all.columns, domain.logical[last]);
-    all.folded_by.resize(domain.ragged->by.size(), false);
-    for (size_t i = 0; i < domain.ragged->by.size() && !domain.reduced.empty(); ++i) {
-      all.folded_by[i] = all.folded_by[i] || domain.reduced[domain.ragged->by[i]];
+    all.folded_by.resize(domain.ragged[0].by.size(), false);
+    for (size_t i = 0; i < domain.ragged[0].by.size() && !domain.reduced.empty(); ++i) {
+      all.folded_by[i] = all.folded_by[i] || domain.reduced[domain.ragged[0].by[i]];
     }
   }
   return all;
@@ -85,7 +87,7 @@ std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& 
 ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
   ir::ValueId reference = -1;
   for (ir::ValueId id : among) {
-    const size_t rank = all.domains[id].ragged ? all.domains[id].logical.size() : 0;
+    const size_t rank = !all.domains[id].ragged.empty() ? all.domains[id].logical.size() : 0;
     if (rank > (reference < 0 ? 0 : all.domains[reference].logical.size())) reference = id;
   }
   return reference;
@@ -94,8 +96,8 @@ ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& am
 Shape shape_of(const Together& all, ir::ValueId reference) {
   JF_CHECK(reference >= 0, "a segment of nested values neither folds nor combines rows");
   const Domain& domain = all.domains[reference];
-  Shape shape{domain.logical, domain.ragged->axis};
-  const std::vector<int>& by = domain.ragged->by;
+  Shape shape{domain.logical, domain.ragged[0].axis};
+  const std::vector<int>& by = domain.ragged[0].by;
   const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
   const auto is_folded = [&](int axis) {
     const auto found = std::find(by.begin(), by.end(), axis);
@@ -192,7 +194,9 @@ void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) 
     loops.split(rows, p.rows);
     loops.parallelize(rows + 1, Parallel::kThreadY);
     column += 1;
-    if (p.unroll > 1) {
+    if (p.unroll > 1 && p.unroll >= loops.extent(rows)) {
+      loops.parallelize(rows, Parallel::kUnroll);
+    } else if (p.unroll > 1) {
       loops.split(rows, p.unroll);
       loops.parallelize(rows + 1, Parallel::kUnroll);
       column += 1;
@@ -210,6 +214,26 @@ void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) 
   if (outer == 0) return;
   loops.merge(outer);
   loops.parallelize(0, Parallel::kBlock);
+}
+
+// The rows of a segment in memory.
+std::vector<ir::ValueId> partitions(const ir::Fusion& segment) {
+  std::vector<ir::ValueId> values;
+  for (const ir::Op& op : segment.ops) {
+    if (op.kind == ir::OpKind::kPartition) values.push_back(op.output);
+  }
+  return values;
+}
+
+// Of folds after each other a block reads its rows once where its threads have room for them.
+void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
+  const int64_t rows = shape.extents[shape.ragged];
+  if (!folds_again(segment) || shape.folds_columns || !shape.folded.empty()) return;
+  const int64_t threads = power_of_two(rows, kKeepingThreads / p.columns), each = divide_up(rows, threads);
+  if (each * p.lanes * std::ssize(partitions(segment)) > kKept) return;
+  p.rows = threads;
+  p.unroll = each;
+  p.keep = true;
 }
 
 }  // namespace
@@ -245,12 +269,14 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   p.columns = power_of_two(divide_up(columns, p.lanes), kWarp);
   p.rows = power_of_two(rows, kThreads / p.columns);
   p.unroll = std::clamp<int64_t>(rows / p.rows, 1, kUnroll);
+  keep_rows(segment, shape, p);
   return p;
 }
 
 std::string print(const NestedParameters& p) {
   return cat("nested lanes=", p.lanes, " columns=", p.columns,
-             p.rows > 1 ? cat(" rows=", p.rows, " unroll=", p.unroll) : "", p.tasks > 1 ? cat(" tasks=", p.tasks) : "");
+             p.rows > 1 ? cat(" rows=", p.rows, " unroll=", p.unroll, p.keep ? " keep" : "") : "",
+             p.tasks > 1 ? cat(" tasks=", p.tasks) : "");
 }
 
 schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParameters& parameters, Platform platform) {
@@ -287,6 +313,10 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
     scheduler.parallelize_like(reference, like);
   }
   scheduler.inline_most();
+  if (p.keep) {
+    // Inside of the loops over blocks and columns.
+    for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, 2);
+  }
   return scheduler.schedule();
 }
 

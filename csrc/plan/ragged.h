@@ -20,6 +20,7 @@ struct NestedParameters {
   int64_t rows = 1;     // CUDA: threads along y
   int64_t unroll = 1;   // CUDA: rows of a thread that are on their way together
   int64_t tasks = 1;    // CPU: calls that other threads may take
+  bool keep = false;    // CUDA: `unroll` rows of a thread are all that it has, in registers from fold to fold
   bool operator==(const NestedParameters&) const = default;
 };
 

@@ -23,7 +23,8 @@ bool is_worth_gaps(const ir::Value& combined, int64_t rows) {
 
 ir::Fusion zeros_in_gaps(const ir::Fusion& fusion, const ir::Op& combine) {
   const ir::Value &nested = fusion.values[combine.inputs[0]], &out = fusion.values[combine.output];
-  const auto [rows, components] = std::get<ir::Combine>(combine.attribute);
+  const auto& to_rows = std::get<ir::Combine>(combine.attribute);
+  const int64_t rows = to_rows.rows, components = to_rows.components;
   const int axis = ir::ragged_axis(nested);
   const ir::Axis& ragged = nested.axes[axis];
   const std::vector<int64_t> all = ir::shape(fusion.values[ragged.extents]);

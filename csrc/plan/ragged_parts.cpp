@@ -42,7 +42,14 @@ class Rewriter {
     result_.name = whole.name;
     names_.insert(whole.name);
     for (const Value& value : whole.values) names_.insert(value.name);
-    for (const Op& op : whole.ops) defined_by_[op.output] = &op;
+    several_.resize(whole.values.size(), false);
+    for (const Op& op : whole.ops) {
+      defined_by_[op.output] = &op;
+      several_[op.output] = ir::ragged_axes(whole.values[op.output]).size() > 1;
+      for (ValueId id : op.inputs) {
+        several_[op.output] = several_[op.output] || (several_[id] && ir::ragged_axis(whole.values[id]) >= 0);
+      }
+    }
   }
 
   Fusion run() && {
@@ -87,10 +94,11 @@ class Rewriter {
 
   // How the components that belong to extents are cut.
   struct Cutting {
-    ValueId extents;
-    int64_t rows = 0;   // of a part, at least; 0 where components stay whole
-    int64_t parts = 0;  // of all components of an outer index
-    int64_t most = 0;   // rows of a component
+    ValueId extents = -1;
+    int64_t rows = 0;    // of a part, at least; 0 where components stay whole
+    int64_t parts = 0;   // of all components of an outer index
+    int64_t most = 0;    // rows of a component
+    bool exact = false;  // parts have no more rows than that, wherever components are
     auto operator<=>(const Cutting&) const = default;
   };
 
@@ -117,9 +125,47 @@ class Rewriter {
       return {ragged.extents, 0, 0, rows};
     }
     const int64_t of_part = divide_up(rows, wanted);
-    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows};
+    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows, share_no_rows(op.inputs[0])};
+  }
+  // Whether the components of a nested value begin where those before end, so that they have as many rows as the array.
+  bool share_no_rows(ValueId nested) const {
+    const Op* made = defined_by_[nested];
+    if (made->kind != OpKind::kPartition) {
+      return std::all_of(made->inputs.begin(), made->inputs.end(), [&](ValueId id) {
+        return ir::ragged_axis(whole_.values[id]) < 0 || made->kind == OpKind::kStretch || share_no_rows(id);
+      });
+    }
+    const auto defined = [&](ValueId id, OpKind kind) {
+      const Op* op = defined_by_[id];
+      return op != nullptr && op->kind == kind ? op : nullptr;
+    };
+    const Op* starts = defined(made->inputs[1], OpKind::kSub);
+    const Op* ends = starts == nullptr ? nullptr : defined(starts->inputs[0], OpKind::kScanSum);
+    if (ends == nullptr || ends->inputs[0] != starts->inputs[1]) return false;
+    const auto& scan = std::get<ir::Scan>(ends->attribute);
+    const bool last = scan.axis == std::ssize(whole_.values[ends->output].axes) - 1;
+    // Of the last ones there are the rows that the array has.
+    const ValueId extents = made->inputs[2];
+    const Op* present = defined(extents, OpKind::kMin);
+    return last && !scan.reverse && scan.parts == 0 && present != nullptr && present->inputs[0] == starts->inputs[1];
   }
   static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
+
+  // Components of values with several ragged axes stay whole.
+  ValueId whole_nested(ValueId id) {
+    if (ir::ragged_axis(whole_.values[id]) < 0) return renamed_[id];
+    if (const auto found = nested_.find({id, {}}); found != nested_.end()) return found->second;
+    const Op& op = *defined_by_[id];
+    const ValueId made =
+        whole_copied(op, fresh(name(id), "rows", whole_.values[id].dtype, ir::shape(whole_.values[id])));
+    nested_.emplace(std::pair(id, Cutting{}), made);
+    return made;
+  }
+  ValueId whole_copied(const Op& op, const Value& stated) {
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) inputs.push_back(whole_nested(id));
+    return add(op.kind, std::move(inputs), op.attribute, stated, op.label);
+  }
 
   ValueId leave(const Op& op) {
     const Cutting cut = cutting(op);
@@ -129,6 +175,7 @@ class Rewriter {
       const ValueId zero = add(OpKind::kConstant, {}, ir::zero_of(value.dtype), fresh(value.name, "zero", value.dtype));
       return add(OpKind::kBroadcast, {zero}, ir::Dims{}, value);
     }
+    if (several_[op.inputs[0]]) return whole_copied(op, value);
     if (const auto* combine = std::get_if<ir::Combine>(&op.attribute)) {
       const ValueId starts = starts_of_parts(op.inputs[1], cut, combine->rows);
       return add(op.kind, {nested(from, cut), starts}, *combine, value, op.label);
@@ -246,7 +293,9 @@ class Rewriter {
     for (int64_t dim = 0; dim < std::ssize(shape); ++dim) dims.push_back(dim > component ? dim + 1 : dim);
     one.insert(one.begin() + nest.axis, 1);
     const ValueId column = add(OpKind::kBroadcast, {own}, ir::Dims{dims}, fresh(value.name, "own", value.dtype, one));
-    const ValueId in_rows = made(OpKind::kStretch, {column, parts.extents}, nest);
+    ir::Nest of_part = nest;
+    if (cut.exact) of_part.most = cut.rows;
+    const ValueId in_rows = made(OpKind::kStretch, {column, parts.extents}, of_part);
     const ValueId power = made(OpKind::kExp, {made(OpKind::kSub, {rows, in_rows})});
     const ir::Reduce fold{{nest.axis}, 0};
     const ValueId partial = add(OpKind::kReduceSum, {power}, fold, fresh(value.name, "parts", value.dtype), op.label);
@@ -274,17 +323,22 @@ class Rewriter {
     Value stated = fresh(name(id), cut.rows > 0 ? "in_parts" : "rows", value.dtype);
     for (const ir::Axis& axis : value.axes) stated.axes.push_back({axis.extent});
     if (cut.rows > 0) stated.axes[component_axis(value)].extent = cut.parts;
+    const auto of_rows = [&](ir::Nest nest) {
+      if (cut.exact) nest.most = cut.rows;
+      return nest;
+    };
+    if (cut.exact) stated.axes[ir::ragged_axis(value)].extent = cut.rows;
     const ValueId extents = cut.rows > 0 ? parts_of(cut).extents : renamed_[cut.extents];
     if (op.kind == OpKind::kPartition) {
       const auto& nest = std::get<ir::Nest>(op.attribute);
       const int64_t rows = whole_.values[op.inputs[0]].axes[nest.axis].extent;
       const ValueId starts = starts_of_parts(op.inputs[1], cut, rows);
-      return add(op.kind, {renamed_[op.inputs[0]], starts, extents}, nest, stated, op.label);
+      return add(op.kind, {renamed_[op.inputs[0]], starts, extents}, of_rows(nest), stated, op.label);
     }
     if (op.kind == OpKind::kStretch) {
       const ValueId dense = cut.rows > 0 ? dense_of_parts(op.inputs[0], std::get<ir::Nest>(op.attribute).by, cut)
                                          : renamed_[op.inputs[0]];
-      return add(op.kind, {dense, extents}, op.attribute, stated, op.label);
+      return add(op.kind, {dense, extents}, of_rows(std::get<ir::Nest>(op.attribute)), stated, op.label);
     }
     std::vector<ValueId> inputs;
     for (ValueId input : op.inputs) inputs.push_back(nested(input, cut));
@@ -371,10 +425,23 @@ class Rewriter {
     return add(OpKind::kTake, {id, component}, ir::Take{{rank - 1}, {last}, from, none, ones}, stated);
   }
 
-  // By component: its first part and how many it has. By part: its component, where it begins in it, and its rows.
+  // By component: where its parts are and how many it has. By part: its component, where it begins in it, and its rows.
   struct Parts {
     ValueId first, counts, component, offset, extents;
   };
+  // Where components share rows there can be more of these than the array has: then parts are longer.
+  ValueId length_of_parts(ValueId count, const Cutting& cut, const std::vector<int64_t>& outer) {
+    const DType wide = DType::kS64;
+    const int64_t least = cut.parts - ir::shape(result_.values[count]).back(), last = std::ssize(outer);
+    const ValueId total =
+        compute(OpKind::kReduceSum, {compute(OpKind::kConvert, {count}, {}, wide)}, ir::Reduce{{last}, 0}, wide);
+    const ValueId even = compute(
+        OpKind::kDiv,
+        {compute(OpKind::kAdd, {total, full(least - 1, outer, wide)}, {}, wide), full(least, outer, wide)}, {}, wide);
+    return compute(
+        OpKind::kConvert,
+        {compute(OpKind::kClamp, {full(cut.rows, outer, wide), even, full(cut.most, outer, wide)}, {}, wide)});
+  }
   const Parts& parts_of(const Cutting& cut) {
     if (const auto found = parts_.find(cut); found != parts_.end()) return found->second;
     const ValueId count = clamped(renamed_[cut.extents], cut.most);
@@ -383,17 +450,7 @@ class Rewriter {
     std::vector<int64_t> outer(components.begin(), components.end() - 1), parts = outer, along(last);
     parts.push_back(cut.parts);
     std::iota(along.begin(), along.end(), 0);
-    // Where components share rows there can be more of these than the array has: then parts are longer.
-    const DType wide = DType::kS64;
-    const int64_t least = cut.parts - components.back();
-    const ValueId total =
-        compute(OpKind::kReduceSum, {compute(OpKind::kConvert, {count}, {}, wide)}, ir::Reduce{{last}, 0}, wide);
-    const ValueId even = compute(
-        OpKind::kDiv,
-        {compute(OpKind::kAdd, {total, full(least - 1, outer, wide)}, {}, wide), full(least, outer, wide)}, {}, wide);
-    const ValueId length =
-        compute(OpKind::kConvert,
-                {compute(OpKind::kClamp, {full(cut.rows, outer, wide), even, full(cut.most, outer, wide)}, {}, wide)});
+    const ValueId length = cut.exact ? full(cut.rows, outer) : length_of_parts(count, cut, outer);
     const auto everywhere = [&](const std::vector<int64_t>& shape) {
       return add(OpKind::kBroadcast, {length}, ir::Dims{along}, fresh(whole_.name, "numbers", DType::kS32, shape));
     };
@@ -402,7 +459,9 @@ class Rewriter {
     const ValueId counts = compute(OpKind::kDiv, {filled, of_component});
     const ValueId ends = compute(OpKind::kScanSum, {counts}, ir::Scan{last});
     const ValueId first = compute(OpKind::kSub, {ends, counts});
-    const ValueId number = add(OpKind::kIota, {}, ir::Dims{{last}}, fresh(whole_.name, "part", DType::kS32, parts));
+    // From the last one on: the caches then hold the first rows, where a kernel that reads the rows again begins.
+    const ValueId place = add(OpKind::kIota, {}, ir::Dims{{last}}, fresh(whole_.name, "part", DType::kS32, parts));
+    const ValueId number = compute(OpKind::kSub, {full(cut.parts - 1, parts), place});
     const ValueId component = compute(OpKind::kSearch, {ends, number}, ir::Search{false, along});
     const ValueId exists = compute(OpKind::kLt, {component, full(components.back(), parts)}, {}, DType::kPred);
     const auto where = [&](ValueId id) { return compute(OpKind::kSelect, {exists, id, full(0, parts)}); };
@@ -410,7 +469,8 @@ class Rewriter {
     const ValueId offset = compute(OpKind::kMul, {before, of_part});
     const ValueId rest = compute(OpKind::kSub, {of_parts(count, component), offset});
     const ValueId extents = where(compute(OpKind::kClamp, {full(0, parts), rest, of_part}));
-    return parts_.emplace(cut, Parts{first, counts, component, offset, extents}).first->second;
+    const ValueId place_of_last = compute(OpKind::kSub, {full(cut.parts, components), ends});
+    return parts_.emplace(cut, Parts{place_of_last, counts, component, offset, extents}).first->second;
   }
   ValueId starts_of_parts(ValueId starts, const Cutting& cut, int64_t rows) {
     if (cut.rows == 0) return renamed_[starts];
@@ -425,6 +485,7 @@ class Rewriter {
   Fusion result_;
   std::vector<ValueId> renamed_;  // by value of the whole, for dense ones
   std::vector<const Op*> defined_by_;
+  std::vector<bool> several_;  // by value: whether it comes from one with several ragged axes, in its kernel
   std::set<std::string> names_;
   std::map<std::pair<ValueId, Cutting>, ValueId> nested_;
   std::map<ValueId, ValueId> partials_;  // by what is folded: the folds of its parts

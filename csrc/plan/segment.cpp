@@ -185,10 +185,12 @@ class Drafter {
   // What a kernel folds: the shape and extents of rows, and the axes.
   std::vector<int64_t> folded_space(const Op& op) const {
     const ir::Value& from = fusion_.values[op.inputs[0]];
-    const ir::Axis& ragged = from.axes[ir::ragged_axis(from)];
     std::vector<int64_t> space = ir::shape(from);
-    space.push_back(ragged.extents);
-    space.insert(space.end(), ragged.by.begin(), ragged.by.end());
+    for (int axis : ir::ragged_axes(from)) {
+      const ir::Axis& ragged = from.axes[axis];
+      space.push_back(ragged.extents);
+      space.insert(space.end(), ragged.by.begin(), ragged.by.end());
+    }
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
     space.push_back(reduce == nullptr ? -std::get<ir::Combine>(op.attribute).components : 0);
     if (reduce != nullptr) space.insert(space.end(), reduce->dims.begin(), reduce->dims.end());

@@ -17,6 +17,7 @@
 #include "ir/build.h"
 #include "ir/text.h"
 #include "python/schedule_bindings.h"
+#include "runtime/background.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -206,8 +207,15 @@ void bind_builder(nb::module_& m) {
             return b.broadcast_like(value, like, dims);
           },
           "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
-      .def("combine", &Builder::combine, "value"_a, "starts"_a, "rows"_a, "components"_a = 1,
+      .def("combine", nb::overload_cast<ir::ValueId, ir::ValueId, int64_t, int64_t>(&Builder::combine), "value"_a,
+           "starts"_a, "rows"_a, "components"_a = 1,
            "The rows of all components of a nested value in one axis, zeros between them.")
+      .def(
+          "combine",
+          [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& starts, const std::vector<int64_t>& rows) {
+            return b.combine(value, starts, rows);
+          },
+          "value"_a, "starts"_a, "rows"_a, "The same of a value with several ragged axes.")
       .def(
           "partition",
           [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
@@ -216,6 +224,25 @@ void bind_builder(nb::module_& m) {
           "The same where the last `components` axes of the extents are the component.")
       .def("select", &Builder::select, "value"_a, "component"_a,
            "The rows of one component of a nested value, zeros behind the last one.")
+      .def(
+          "split",
+          [](Builder& b, ir::ValueId value, int64_t axis, int64_t factor) {
+            const Builder::Nested made = b.split(value, axis, factor);
+            return std::tuple(made.value, made.starts, made.extents);
+          },
+          "value"_a, "axis"_a, "factor"_a,
+          "(value, starts, extents) with runs of `factor` rows as an axis of their own, the last ones filled with "
+          "zeros.")
+      .def(
+          "merge",
+          [](Builder& b, ir::ValueId value, int64_t first, int64_t second) {
+            const Builder::Nested made = b.merge(value, first, second);
+            return std::tuple(made.value, made.starts, made.extents);
+          },
+          "value"_a, "first"_a, "second"_a,
+          "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
+          "of "
+          "its extents as one.")
       .def("output", &Builder::output, "value"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
@@ -247,6 +274,8 @@ void bind_targets(nb::module_& m) {
       "(path, version), or (None, why there is none).");
   m.def("host_compiler_ahead", &runtime::find_host_compiler_ahead,
         "Ask for the compiler's version in the background, once per process.");
+  m.def("end_background", &runtime::end_background, nb::call_guard<nb::gil_scoped_release>(),
+        "Wait for what is compiled in the background; nothing begins there afterwards.");
   m.def(
       "nvrtc",
       [] {

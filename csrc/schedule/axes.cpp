@@ -163,9 +163,9 @@ int scan_position(const Domain& domain, const std::string& value) {
 std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, ValueId value) {
   std::vector<int> nodes;
   for (size_t root = 0; root < domain.logical.size(); ++root) {
-    const bool joined =
-        domain.ragged && std::find(domain.ragged->by.end() - domain.ragged->combined, domain.ragged->by.end(),
-                                   static_cast<int>(root)) != domain.ragged->by.end();
+    const bool joined = std::any_of(domain.ragged.begin(), domain.ragged.end(), [&](const Ragged& ragged) {
+      return std::find(ragged.by.end() - ragged.combined, ragged.by.end(), static_cast<int>(root)) != ragged.by.end();
+    });
     const bool reduced = joined || (!domain.reduced.empty() && domain.reduced[root]);
     const Split* parts =
         domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
@@ -219,14 +219,19 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       if (static_cast<int64_t>(i) != dims->dims[0]) axes[i] = static_cast<int>(i);
     }
   } else if (const ir::Nest* nest = std::get_if<ir::Nest>(&op.attribute)) {
-    const auto axis = static_cast<size_t>(nest->axis);
     const bool partition = op.kind == ir::OpKind::kPartition;
+    const std::vector<int> ragged = ir::ragged_axes(fusion.values[op.output]);
     if (operand > 0) {
-      const std::vector<int64_t>& by = to[ir::ragged_axis(fusion.values[op.output])].by;
+      const std::vector<int64_t>& by = to[partition ? ragged[(operand - 1) / 2] : nest->axis].by;
       return {by.begin(), by.end()};
     }
+    std::vector<int64_t> cut = {nest->axis};
+    for (size_t i = 0; i < nest->also.size(); i += 2) cut.push_back(nest->also[i]);
+    int before = 0;
     for (size_t i = 0; i < from.size(); ++i) {
-      if (i != axis) axes[i] = static_cast<int>(partition && i > axis ? i + nest->components : i);
+      const bool is_cut = std::find(cut.begin(), cut.end(), static_cast<int64_t>(i)) != cut.end();
+      if (!is_cut) axes[i] = static_cast<int>(i) + before;
+      if (is_cut && partition) before += static_cast<int>(nest->components);
     }
   } else if (op.kind == ir::OpKind::kCombine) {
     for (size_t i = 0; operand == 0 && i < from.size(); ++i) axes[i] = static_cast<int>(i);

@@ -207,7 +207,7 @@ std::vector<ValueId> number_as_text(Fusion& fusion, Schedule& schedule) {
   moved.domains.resize(renumbered.size());
   for (size_t id = 0; id < renumbered.size(); ++id) {
     Domain& domain = moved.domains[renumbered[id]] = std::move(schedule.domains[id]);
-    if (domain.ragged) domain.ragged->extents = renumbered[domain.ragged->extents];
+    for (Ragged& ragged : domain.ragged) ragged.extents = renumbered[ragged.extents];
     for (Transform& transform : domain.transforms) {
       if (auto* insert = std::get_if<Insert>(&transform)) insert->like = renumbered[insert->like];
     }

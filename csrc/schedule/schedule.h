@@ -101,7 +101,7 @@ struct Domain {
   std::vector<int64_t> logical;       // extents of the root axes
   std::vector<bool> reduced;          // which of them are reduced; empty for none
   bool in_parts = false;              // also of a scan in parts, and of what spreads over parts
-  std::optional<Ragged> ragged = {};  // of a nested value, and of what is made of one
+  std::vector<Ragged> ragged = {};    // of a nested value, and of what is made of one; by axis
   int scanned = -1;                   // the root axis along which a value is carried; -1 for none
   std::vector<Transform> transforms;  // in the order they were made
   std::vector<LoopAxis> loop;         // what results

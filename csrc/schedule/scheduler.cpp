@@ -53,11 +53,13 @@ std::pair<int, int64_t> parts_along(const ir::Fusion& fusion, const ir::Op& op) 
   return {static_cast<int>(axis), fusion.values[op.inputs[0]].axes[axis].extent};
 }
 
-std::optional<Ragged> ragged(const ir::Value& value, int combined) {
-  const int axis = ir::ragged_axis(value);
-  if (axis < 0) return std::nullopt;
-  const std::vector<int64_t>& by = value.axes[axis].by;
-  return Ragged{axis, value.axes[axis].extents, {by.begin(), by.end()}, combined};
+std::vector<Ragged> ragged(const ir::Value& value, int combined) {
+  std::vector<Ragged> result;
+  for (int axis : ir::ragged_axes(value)) {
+    const std::vector<int64_t>& by = value.axes[axis].by;
+    result.push_back({axis, value.axes[axis].extents, {by.begin(), by.end()}, combined});
+  }
+  return result;
 }
 
 }  // namespace

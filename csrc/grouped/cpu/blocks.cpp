@@ -10,6 +10,9 @@ namespace {
 constexpr int64_t kRhsBytes = 256 << 10;
 constexpr int64_t kAccumulatorBytes = 320 << 10;
 
+// Of a piece of a line of sums, in multiply_few_rows: those of all rows stay in the first-level cache, or nearly.
+int64_t few_rows_bytes(int64_t rows) { return rows <= 4 ? 8192 : 2048; }
+
 int64_t round_down(int64_t value, int64_t multiple) { return std::max(multiple, value / multiple * multiple); }
 
 }  // namespace
@@ -19,21 +22,26 @@ Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_cont
   constexpr int64_t kStreamBytes = 2048;
   const int64_t tile = kernel.tile_columns;
   Blocks blocks;
-  if (depth_contiguous) {
-    blocks.columns = 128;
+  if (has_few_rows(kernel, extent, depth_contiguous)) {
+    const int64_t columns = few_rows_bytes(extent.rows) / kernel.accumulator_bytes;
+    blocks = {kernel.tile_rows, round_up(std::min(columns, extent.columns), tile), extent.depth};
   } else {
-    // With few rows reading rhs is the work: long pieces of its lines stream best.
-    blocks.columns = extent.rows <= kFewRows ? kStreamBytes / kernel.packed_bytes : 256;
-  }
-  blocks.columns = round_up(std::min(blocks.columns, extent.columns), tile);
-  const int64_t depth = round_up(std::max<int64_t>(extent.depth, 1), kernel.depth_granule);
-  const int64_t granule = 32;  // a multiple of every depth granule
-  blocks.depth = std::min(depth, round_down(kRhsBytes / (blocks.columns * kernel.packed_bytes), granule));
+    if (depth_contiguous) {
+      blocks.columns = 128;
+    } else {
+      // With few rows reading rhs is the work: long pieces of its lines stream best.
+      blocks.columns = extent.rows <= kFewRows ? kStreamBytes / kernel.packed_bytes : 256;
+    }
+    blocks.columns = round_up(std::min(blocks.columns, extent.columns), tile);
+    const int64_t depth = round_up(std::max<int64_t>(extent.depth, 1), kernel.depth_granule);
+    const int64_t granule = 32;  // a multiple of every depth granule
+    blocks.depth = std::min(depth, round_down(kRhsBytes / (blocks.columns * kernel.packed_bytes), granule));
 
-  blocks.rows = round_up(extent.rows, kernel.tile_rows);
-  if (blocks.depth < depth) {
-    const int64_t most = kAccumulatorBytes / (kernel.accumulator_bytes * blocks.columns);
-    blocks.rows = std::min(blocks.rows, round_down(most, kernel.tile_rows));
+    blocks.rows = round_up(extent.rows, kernel.tile_rows);
+    if (blocks.depth < depth) {
+      const int64_t most = kAccumulatorBytes / (kernel.accumulator_bytes * blocks.columns);
+      blocks.rows = std::min(blocks.rows, round_down(most, kernel.tile_rows));
+    }
   }
   // Smaller tasks when there are many workers; below four tiles the packing of rhs would show.
   const auto work = [&] { return static_cast<double>(blocks.rows) * blocks.columns * extent.depth; };

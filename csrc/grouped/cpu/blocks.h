@@ -22,6 +22,14 @@ struct Extent {
   int64_t depth = 0;
 };
 
+// Whether Kernel::multiply_few_rows computes the product.
+inline bool has_few_rows(const Kernel& kernel, const Extent& extent, bool depth_contiguous) {
+  return !depth_contiguous && extent.rows <= kernel.most_few_rows;
+}
+
+// Tasks of more than 256 columns have at most so many rows and columns.
+constexpr int64_t kMostRowsOfLongPieces = 64, kLongestPiece = 2048;
+
 // `share` is the work (rows * columns * depth) that one task should not exceed by much.
 Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_contiguous, double share);
 

@@ -21,17 +21,46 @@ struct Layout {
   int64_t packed = 0;        // lhs panels, behind the segments
   int64_t scratch = 0;       // of worker 0: one block of rhs, then the accumulators
   int64_t accumulators = 0;  // within a worker's scratch
+  int64_t tile = 0;          // of the product, for a tail; also within it
   int64_t worker_bytes = 0;
   int64_t bytes = 0;
 };
 
-Layout layout_of(const Problem& problem, const Kernel& kernel, int workers) {
+// For a tail: a task's part of the product, the columns of a row as far apart as in the whole product.
+constexpr int64_t kTileRows = 256, kTileColumns = 256, kZeroRows = 64;
+
+// Elements between two rows of the tile. Rows do not all begin in one set of the cache.
+int64_t tile_stride(const CpuTail& tail, int64_t columns) {
+  const auto [least, most] = std::minmax_element(tail.first.begin(), tail.first.end());
+  return round_up(*most - *least + columns, kTailColumns) + kTailColumns;
+}
+
+// A task of a product with a tail: whole pieces, of which the packed rhs takes no more room than before.
+Blocks with_tail(const Blocks& blocks, const Kernel& kernel) {
+  constexpr int64_t kGranule = 32;  // a multiple of every depth granule
+  const int64_t rows = kTileRows / kernel.tile_rows * kernel.tile_rows;
+  const int64_t columns = round_up(blocks.columns, kTailColumns);
+  int64_t depth = blocks.depth;
+  if (columns > blocks.columns) {
+    depth = std::min(depth, std::max(kGranule, depth * blocks.columns / columns / kGranule * kGranule));
+  }
+  return {std::min(blocks.rows, rows), columns, depth};
+}
+
+Layout layout_of(const Problem& problem, const Kernel& kernel, int workers, const CpuTail* tail) {
   const Extent largest = largest_extent(problem);
   Layout layout;
   layout.packed = round_up(segment_bound(problem) * static_cast<int64_t>(sizeof(Segment)), kAlignment);
   layout.scratch = layout.packed + round_up(packed_bound(problem, kernel) * kernel.packed_bytes, kAlignment);
   layout.accumulators = round_up(rhs_block_bytes(kernel, largest), kAlignment);
   layout.worker_bytes = layout.accumulators + round_up(accumulator_bytes(kernel, largest), kAlignment);
+  if (tail) {
+    layout.tile = layout.worker_bytes;
+    // Few rows have longer pieces of lines.
+    const int64_t elements = std::max(kTileRows * tile_stride(*tail, kTileColumns),
+                                      kMostRowsOfLongPieces * tile_stride(*tail, kLongestPiece));
+    layout.worker_bytes += round_up(elements * size_of(problem.out), kAlignment);
+  }
   layout.bytes = layout.scratch + workers * layout.worker_bytes;
   return layout;
 }
@@ -44,7 +73,8 @@ struct Run {
   std::byte* workspace;
   Layout layout;
   std::span<Segment> segments;
-  bool stream;      // stores go past the caches
+  bool stream;  // stores go past the caches
+  const CpuTail* tail;
   double work = 0;  // multiply-adds of all segments
   int64_t packs = 0;
   int64_t tasks = 0;
@@ -86,12 +116,16 @@ void plan_tasks(Run& run, int workers) {
   const double share = run.work / (4.0 * workers);
   int64_t packed = 0;
   for (Segment& segment : run.segments) {
-    const Extent& extent = segment.extent;
-    if (extent.depth == 0) {
+    Extent& extent = segment.extent;
+    if (run.tail) extent.columns = run.tail->n;
+    if (extent.depth == 0 && run.tail) {
+      segment.blocks = {kZeroRows, kTileColumns, 0};
+    } else if (extent.depth == 0) {
       segment.blocks = {zero_rows(run, extent), extent.columns, 0};
     } else {
       segment.blocks = choose_blocks(run.kernel, extent, run.problem.transpose_rhs, share);
     }
+    if (run.tail && extent.depth > 0) segment.blocks = with_tail(segment.blocks, run.kernel);
     segment.packed = packed;
     segment.first_pack = run.packs;
     segment.first_task = run.tasks;
@@ -136,42 +170,52 @@ void pack_task(const Run& run, int64_t index) {
   run.kernel.pack_lhs(pack);
 }
 
-void multiply_task(const Run& run, int64_t index, int worker) {
-  const Segment& segment = segment_at(run, index, &Segment::first_task);
-  const auto [rows, columns, depth] = segment.extent;
-  const Blocks& blocks = segment.blocks;
-  // Tasks on the same columns follow each other: their rhs is still in the shared cache.
-  const int64_t row_blocks = divide_up(rows, blocks.rows);
-  const int64_t column_blocks = divide_up(columns, blocks.columns);
-  const int64_t local = index - segment.first_task;
-  const int64_t row = local % row_blocks * blocks.rows;
-  const int64_t column = local / row_blocks % column_blocks * blocks.columns;
-  const int64_t entry = local / row_blocks / column_blocks;
+// Rows and columns of one entry of a segment.
+struct Block {
+  int64_t entry, row, column;
+  int64_t rows, columns;
+};
 
+// A block's sums over the whole depth, to `out`.
+void multiply_block(const Run& run, const Segment& segment, const Block& at, std::byte* scratch, void* out,
+                    int64_t out_stride, bool stream) {
+  const int64_t depth = segment.extent.depth, line = run.problem.n;
+  const Blocks& blocks = segment.blocks;
   MultiplyArguments block;
-  block.rows = std::min(blocks.rows, rows - row);
-  block.columns = std::min(blocks.columns, columns - column);
-  block.out = run.out(segment.out + (entry * rows + row) * columns + column);
-  block.out_stride = columns;
-  block.stream = run.stream;
-  if (depth == 0) {
-    run.kernel.fill_zero(block.out, block.rows * columns * size_of(run.problem.out), run.stream);
-    return;
-  }
-  std::byte* scratch = run.workspace + run.layout.scratch + worker * run.layout.worker_bytes;
+  block.rows = at.rows;
+  block.columns = at.columns;
+  block.out = out;
+  block.out_stride = out_stride;
+  block.stream = stream;
   block.lhs_depth = round_up(depth, run.kernel.depth_granule);
-  block.lhs = run.packed(segment.packed + entry * packed_elements(run.kernel, segment.extent) + row * block.lhs_depth);
+  block.lhs =
+      run.packed(segment.packed + at.entry * packed_elements(run.kernel, segment.extent) + at.row * block.lhs_depth);
   block.rhs = scratch;
   block.accumulators = scratch + run.layout.accumulators;
+  const int64_t rhs = segment.rhs + at.entry * depth * line;
+  if (has_few_rows(run.kernel, segment.extent, run.problem.transpose_rhs)) {
+    FewRowsArguments few;
+    few.lhs = block.lhs;
+    few.rows = at.rows;
+    few.rhs = run.rhs(rhs + at.column);
+    few.stride = line;
+    few.depth = depth;
+    few.columns = at.columns;
+    few.accumulators = block.accumulators;
+    few.out = out;
+    few.out_stride = out_stride;
+    few.stream = stream;
+    run.kernel.multiply_few_rows(few);
+    return;
+  }
 
   PackArguments pack;
   pack.depth_contiguous = run.problem.transpose_rhs;
-  pack.stride = pack.depth_contiguous ? depth : columns;
+  pack.stride = pack.depth_contiguous ? depth : line;
   pack.width = block.columns;
   pack.packed = scratch;
-  const int64_t rhs = segment.rhs + entry * depth * columns;
   const auto source = [&](int64_t k) {
-    return run.rhs(rhs + (pack.depth_contiguous ? column * depth + k : k * columns + column));
+    return run.rhs(rhs + (pack.depth_contiguous ? at.column * depth + k : k * line + at.column));
   };
   for (int64_t k = 0; k < depth; k += blocks.depth) {
     pack.source = source(k);
@@ -192,6 +236,61 @@ void multiply_task(const Run& run, int64_t index, int worker) {
       block.next.stride_bytes = pack.stride * element;
     }
     run.kernel.multiply(block);
+  }
+}
+
+// Rows and columns of the result as the tail makes them of the product, of zeros where the rows are of no group.
+void tail_block(const Run& run, const Segment& segment, const Block& at, std::byte* scratch) {
+  const CpuTail& tail = *run.tail;
+  const int64_t bytes = size_of(run.problem.out), least = *std::min_element(tail.first.begin(), tail.first.end());
+  const int64_t stride = tile_stride(tail, at.columns);
+  JF_CHECK(run.layout.tile + at.rows * stride * bytes <= run.layout.worker_bytes, at.rows, " rows of ", at.columns);
+  std::byte* tile = scratch + run.layout.tile;
+  for (int64_t first : tail.first) {
+    std::byte* part = tile + (first - least) * bytes;
+    if (segment.extent.depth == 0) {
+      for (int64_t i = 0; i < at.rows; ++i) run.kernel.fill_zero(part + i * stride * bytes, at.columns * bytes, false);
+    } else {
+      Block of_product = at;
+      of_product.column += first;
+      multiply_block(run, segment, of_product, scratch, part, stride, false);
+    }
+  }
+  const int64_t row = segment.out / run.problem.n + at.row;
+  for (int64_t i = 0; i < at.rows; ++i) {
+    // Where (0, 0) would be, of which the piece's offsets are counted; nothing is there.
+    const uintptr_t here = reinterpret_cast<uintptr_t>(tile + i * stride * bytes);
+    const uintptr_t product = here - static_cast<uintptr_t>(((row + i) * run.problem.n + at.column + least) * bytes);
+    for (int64_t column = 0; column < at.columns; column += kTailColumns) {
+      tail.apply(row + i, (at.column + column) / kTailColumns, reinterpret_cast<const void*>(product));
+    }
+  }
+}
+
+void multiply_task(const Run& run, int64_t index, int worker) {
+  const Segment& segment = segment_at(run, index, &Segment::first_task);
+  const auto [rows, columns, depth] = segment.extent;
+  const Blocks& blocks = segment.blocks;
+  // Tasks on the same columns follow each other: their rhs is still in the shared cache.
+  const int64_t row_blocks = divide_up(rows, blocks.rows);
+  const int64_t column_blocks = divide_up(columns, blocks.columns);
+  const int64_t local = index - segment.first_task;
+  Block at;
+  at.row = local % row_blocks * blocks.rows;
+  at.column = local / row_blocks % column_blocks * blocks.columns;
+  at.entry = local / row_blocks / column_blocks;
+  at.rows = std::min(blocks.rows, rows - at.row);
+  at.columns = std::min(blocks.columns, columns - at.column);
+  std::byte* scratch = run.workspace + run.layout.scratch + worker * run.layout.worker_bytes;
+  if (run.tail) {
+    tail_block(run, segment, at, scratch);
+    return;
+  }
+  std::byte* out = run.out(segment.out + (at.entry * rows + at.row) * columns + at.column);
+  if (depth == 0) {
+    run.kernel.fill_zero(out, at.rows * columns * size_of(run.problem.out), run.stream);
+  } else {
+    multiply_block(run, segment, at, scratch, out, columns, run.stream);
   }
 }
 
@@ -218,30 +317,31 @@ void for_each_task(const ParallelFor& parallel_for, bool alone, int64_t tasks, c
 
 }  // namespace
 
-int64_t cpu_workspace_bytes(const Problem& problem, const Target& target, int workers) {
-  return layout_of(problem, find_kernel(target.isa, problem.lhs, problem.out), workers).bytes;
+int64_t cpu_workspace_bytes(const Problem& problem, const Target& target, int workers, const CpuTail* tail) {
+  return layout_of(problem, find_kernel(target.isa, problem.lhs, problem.out), workers, tail).bytes;
 }
 
 void run_cpu(const Problem& problem, const Target& target, const CpuArguments& arguments,
-             std::span<std::byte> workspace, const ParallelFor& parallel_for) {
+             std::span<std::byte> workspace, const ParallelFor& parallel_for, const CpuTail* tail) {
   JF_CHECK(problem.lhs == problem.rhs, "lhs is ", name(problem.lhs), ", rhs is ", name(problem.rhs));
   JF_CHECK(problem.has_starts == (arguments.starts != nullptr), "has_starts is ", problem.has_starts);
   const Kernel& kernel = find_kernel(target.isa, problem.lhs, problem.out);
-  const Layout layout = layout_of(problem, kernel, parallel_for.workers);
+  const Layout layout = layout_of(problem, kernel, parallel_for.workers, tail);
   JF_CHECK(static_cast<int64_t>(workspace.size()) >= layout.bytes, workspace.size(), " of ", layout.bytes, " bytes");
   JF_CHECK(reinterpret_cast<uintptr_t>(workspace.data()) % kAlignment == 0, "workspace is not at a multiple of 64");
 
   const Extent largest = largest_extent(problem);
   const int64_t products = problem.mode == Mode::kRows ? 1 : problem.mode == Mode::kBatch ? problem.m : problem.groups;
-  const int64_t out_bytes = products * largest.rows * largest.columns * size_of(problem.out);
+  const int64_t columns = tail ? tail->n : largest.columns;
+  const int64_t out_bytes = products * largest.rows * columns * size_of(problem.out);
   if (out_bytes == 0) return;
-  const bool resident = runtime::prepare_output(arguments.out, out_bytes);
+  const bool resident = !tail && runtime::prepare_output(arguments.out, out_bytes);
   const bool aligned = reinterpret_cast<uintptr_t>(arguments.out) % kAlignment == 0 &&
                        problem.n * size_of(problem.out) % kAlignment == 0;
 
   std::span<Segment> table(reinterpret_cast<Segment*>(workspace.data()), segment_bound(problem));
   std::uninitialized_default_construct(table.begin(), table.end());
-  Run run{problem, kernel, arguments, workspace.data(), layout, {}, resident && aligned};
+  Run run{problem, kernel, arguments, workspace.data(), layout, {}, resident && aligned, tail};
   run.segments = find_segments(problem, arguments.extents, arguments.starts, table);
   plan_tasks(run, parallel_for.workers);
 

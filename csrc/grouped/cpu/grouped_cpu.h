@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "base/target.h"
 #include "grouped/problem.h"
@@ -30,12 +31,21 @@ struct CpuArguments {
   void* out = nullptr;
 };
 
+// What becomes of a product of kRows. It is called for pieces of rows of the result, each once, by any worker.
+constexpr int64_t kTailColumns = 128;  // of a piece; the last one of a row may be shorter
+struct CpuTail {
+  int64_t n = 0;               // columns of the result
+  std::vector<int64_t> first;  // the product's columns that an element of column 0 is made of
+  // `product`: where the product's element (0, 0) would be; those that the piece is made of are there.
+  std::function<void(int64_t row, int64_t piece, const void* product)> apply;
+};
+
 // Bytes of scratch memory that run_cpu needs. Throws UserError for dtypes that no kernel multiplies.
-int64_t cpu_workspace_bytes(const Problem& problem, const Target& target, int workers);
+int64_t cpu_workspace_bytes(const Problem& problem, const Target& target, int workers, const CpuTail* tail = nullptr);
 
 // Computes the product. The workspace starts at a multiple of 64 bytes; nothing else is allocated.
-// A group that starts before the end of an earlier one loses the rows they share.
+// A group that starts before the end of an earlier one loses the rows they share. With a tail `out` is not used.
 void run_cpu(const Problem& problem, const Target& target, const CpuArguments& arguments,
-             std::span<std::byte> workspace, const ParallelFor& parallel_for);
+             std::span<std::byte> workspace, const ParallelFor& parallel_for, const CpuTail* tail = nullptr);
 
 }  // namespace jf::grouped

@@ -48,6 +48,20 @@ struct MultiplyArguments {
   NextSource next;         // to prefetch meanwhile
 };
 
+// One panel of lhs, and rhs as it lies in memory, [depth, columns].
+struct FewRowsArguments {
+  const void* lhs = nullptr;
+  int64_t rows = 0;
+  const void* rhs = nullptr;
+  int64_t stride = 0;  // elements between two lines of rhs
+  int64_t depth = 0;
+  int64_t columns = 0;
+  void* accumulators = nullptr;
+  void* out = nullptr;
+  int64_t out_stride = 0;  // elements
+  bool stream = false;     // as in MultiplyArguments
+};
+
 struct Kernel {
   int tile_rows = 0;
   int tile_columns = 0;
@@ -55,9 +69,11 @@ struct Kernel {
   int depth_granule = 0;      // elements of depth that are packed together
   int packed_bytes = 0;       // of one packed element
   int accumulator_bytes = 0;  // of one sum
+  int most_few_rows = 0;      // that multiply_few_rows takes
   void (*pack_lhs)(const PackArguments&) = nullptr;
   void (*pack_rhs)(const PackArguments&) = nullptr;
   void (*multiply)(const MultiplyArguments&) = nullptr;
+  void (*multiply_few_rows)(const FewRowsArguments&) = nullptr;
   void (*fill_zero)(void* out, int64_t bytes, bool stream) = nullptr;
 };
 

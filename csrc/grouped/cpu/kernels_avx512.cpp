@@ -2,7 +2,7 @@
 #include "grouped/cpu/machine_avx512.h"
 
 // After Machine:
-#include "grouped/cpu/multiply.h"
+#include "grouped/cpu/kernel_of.h"
 
 namespace jf::grouped::cpu {
 

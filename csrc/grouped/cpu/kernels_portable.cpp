@@ -50,7 +50,7 @@ struct Machine {
 }  // namespace jf::grouped::cpu
 
 // After Machine:
-#include "grouped/cpu/multiply.h"
+#include "grouped/cpu/kernel_of.h"
 
 namespace jf::grouped::cpu {
 namespace {

@@ -118,6 +118,19 @@ inline Tile<Op, Out> tile_of_rows(int64_t rows, std::integer_sequence<int, kRow.
   return kTiles[rows - 1];
 }
 
+// As write_row, of `columns` columns if that is less.
+template <class Op, class Out>
+inline void write_columns(Out* out, Register<typename Op::Sum> left, Register<typename Op::Sum> right, int64_t columns,
+                          bool stream) {
+  if (columns < kTileColumns<Op>) {
+    Out row[kTileColumns<Op>];
+    write_row<Op>(row, left, right, false);
+    std::memcpy(out, row, columns * sizeof(Out));
+  } else {
+    write_row<Op>(out, left, right, stream);
+  }
+}
+
 // Writes a stored tile, or a part of one, as rows of the result.
 template <class Op, class Out>
 void write_tile(const typename Op::Sum* tile, Out* out, int64_t out_stride, int64_t rows, int64_t columns,
@@ -125,14 +138,7 @@ void write_tile(const typename Op::Sum* tile, Out* out, int64_t out_stride, int6
   using Sum = Register<typename Op::Sum>;
   constexpr int kCount = kLanes<typename Op::Sum>;
   for (int64_t i = 0; i < rows; ++i, out += out_stride, tile += 2 * kCount) {
-    const Sum left = load<Sum>(tile), right = load<Sum>(tile + kCount);
-    if (columns < 2 * kCount) {
-      Out row[2 * kCount];
-      write_row<Op>(row, left, right, false);
-      std::memcpy(out, row, columns * sizeof(Out));
-    } else {
-      write_row<Op>(out, left, right, stream);
-    }
+    write_columns<Op>(out, load<Sum>(tile), load<Sum>(tile + kCount), columns, stream);
   }
 }
 
@@ -184,51 +190,6 @@ inline void fill_zero(void* out, int64_t bytes, bool stream) {
     Machine::fence();
   }
   std::memset(to, 0, end - to);
-}
-
-template <class Op, class In, class Out>
-constexpr Kernel make_kernel() {
-  Kernel kernel;
-  kernel.tile_rows = Op::kTileRows;
-  kernel.tile_columns = kTileColumns<Op>;
-  kernel.row_granule = Op::kRowGranule;
-  kernel.depth_granule = Op::kDepthGranule;
-  kernel.packed_bytes = sizeof(typename Op::Word) / Op::kElements;
-  kernel.accumulator_bytes = sizeof(typename Op::Sum);
-  if constexpr (requires { &Op::pack_lhs; }) {
-    kernel.pack_lhs = Op::pack_lhs;
-  } else {
-    kernel.pack_lhs = pack<Op, In, Op::kTileRows, Op::kRowGranule>;
-  }
-  kernel.pack_rhs = pack<Op, In, kTileColumns<Op>, kTileColumns<Op>>;
-  kernel.multiply = multiply<Op, Out>;
-  kernel.fill_zero = fill_zero;
-  return kernel;
-}
-
-template <class Op, class In, class Out>
-constexpr Kernel kKernel = make_kernel<Op, In, Out>();
-
-// The kernel of Op for these dtypes of up to 32 bits.
-template <class Op, class In>
-const Kernel* kernel_into(DType out) {
-  switch (out) {
-    case DType::kF32: return &kKernel<Op, In, float>;
-    case DType::kF16: return &kKernel<Op, In, Half>;
-    case DType::kBF16: return &kKernel<Op, In, Brain>;
-    default: return nullptr;
-  }
-}
-
-// Multiply-add in f32 for floats of up to 32 bits, in f64 for f64.
-inline const Kernel* fma_kernel(DType in, DType out) {
-  switch (in) {
-    case DType::kF32: return kernel_into<FmaOp<float>, float>(out);
-    case DType::kF16: return kernel_into<FmaOp<float>, Half>(out);
-    case DType::kBF16: return kernel_into<FmaOp<float>, Brain>(out);
-    case DType::kF64: return out == DType::kF64 ? &kKernel<FmaOp<double>, double, double> : nullptr;
-    default: return nullptr;
-  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,6 +48,13 @@ struct RowEpilogue {
   int sums = 1;                      // of an element of the result
   int64_t n = 0;                     // columns of the result
   DType out = DType::kF32;           // its type
+  // An array [m, columns] of 16-bit floats that it reads at the places of the result: by a tensor map.
+  struct Tile {
+    int member;
+    int64_t columns;
+    DType dtype;
+  };
+  std::optional<Tile> tile;
 };
 
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.

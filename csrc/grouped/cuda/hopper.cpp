@@ -71,8 +71,9 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
   const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
+  const int64_t pieces = p.scales == Scales::kBlocks ? 0 : 2 * 2 * 8;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(stages + kResults + scales + kUnits + barriers, kSharedAlign);
+  return round_up(stages + kResults + scales + kUnits + pieces + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -176,9 +177,15 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
                       : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
-  return {{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
-          {1, rhs},
-          {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
+  std::vector<CudaMap> maps{{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
+                            {1, rhs},
+                            {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
+  if (epilogue && epilogue->tile) {
+    const int members = out + 2;
+    maps.push_back({members + epilogue->tile->member,
+                    matrices(0, p.m, epilogue->tile->columns, epilogue->tile->dtype, kWarpgroupRows)});
+  }
+  return maps;
 }
 
 std::string_view header(const Problem& p) {
@@ -246,7 +253,10 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     members += cat(i > 0 ? ", e" : "e", i);
   }
   s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
-  s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
+  const bool tile = epilogue && epilogue->tile;
+  s += cat("    const __grid_constant__ jf::TensorMap out_map,",
+           tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
+           " long long m, long long k, long long n, long long groups,\n");
   s += "    long long) {\n";
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
@@ -254,7 +264,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
   s += "static_cast<int>(k), static_cast<int>(n)";
-  if (epilogue) s += cat(", Epilogue{", members, "}");
+  if (epilogue) s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   if (scaled)
     s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
   s += ");\n}\n";

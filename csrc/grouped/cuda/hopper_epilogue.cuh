@@ -7,7 +7,10 @@
 //     struct alignas(4) Row { .. };                    // what depends on the row alone
 //     Group group(int group) const;
 //     Row row(const Group&, int row) const;
-//     float at(const Group&, const Row&, const float (&sums)[kSums], int row, int column) const;
+//     static constexpr int kTiles = 1, kTileColumn = 0;  // arrays read at the result's places, from this column on: 0,
+//     1 using Tile = bf16;                               // their type, 16-bit float tile(int row, int column) const;
+//     // what they hold there float at(const Group&, const Row&, const float (&sums)[kSums], float tile, int row, int
+//     column) const;
 //   };
 //
 // A row is evaluated once in a warp. Padding rows get what the functor makes of zeros; they follow all groups, and
@@ -21,7 +24,7 @@ namespace jf::grouped {
 
 // The sums are the result.
 struct NoEpilogue {
-  static constexpr int kSums = 0;
+  static constexpr int kSums = 0, kTiles = 0;
 };
 
 // Padding rows are zeros, whatever the functor would make of them.
@@ -43,35 +46,54 @@ __device__ __forceinline__ T shuffle(const T& value, int from) {
   return result;
 }
 
-// One warpgroup: its sums, 64 columns of the product in each of two slices by a tile's rows, become results, in the
-// first slice alone where two sums make one. Column `column` of the result belongs to the first of the slice.
+constexpr int kRowsOfWarp = 32;
+// Rows and columns that do not exist are others again: what they give is not stored.
+template <class Epilogue>
+__device__ __forceinline__ typename Epilogue::Row row_of_lane(const Epilogue& epilogue,
+                                                              const typename Epilogue::Group& of_group,
+                                                              const RowUnit& unit, int r) {
+  return epilogue.row(of_group, min(unit.row + r + static_cast<int>(threadIdx.x % 32), unit.row + unit.count - 1));
+}
+
+// One warpgroup: its sums, 64 columns of the product in a slice by a tile's rows, become results, in the first of two
+// slices where two sums make one. In kResults slices from `slice` on, in the rows r to r + 7 of the unit; column
+// `column` of the result belongs to the first of them. `tile`: as the sums of a slice.
+template <int kResults, int kRows, class Epilogue>
+__device__ __forceinline__ void apply_to_eight(const Epilogue& epilogue, const typename Epilogue::Group& of_group,
+                                               const typename Epilogue::Row& evaluated, float (&sums)[2][kRows / 2],
+                                               const float (&tile)[4], const RowUnit& unit, int r, int slice,
+                                               int column, int n) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, last = unit.row + unit.count - 1;
+#pragma unroll
+  for (int next = 0; next < 2; ++next) {
+    const int within = lane % 4 * 2 + next, here = min(unit.row + r + within, last);
+    const auto own = shuffle(evaluated, r % kRowsOfWarp + within);
+#pragma unroll
+    for (int i = 0; i < kResults * 2; ++i) {
+      const int half = i % 2, from = slice + i / 2, at = r / 2 + half * 2 + next;
+      const int to = min(column + i / 2 * 64 + warp * 16 + lane / 4 + half * 8, n - 1);
+      const float read = tile[half * 2 + next];
+      if constexpr (Epilogue::kSums == 2) {
+        sums[0][at] = epilogue.at(of_group, own, {sums[0][at], sums[1][at]}, read, here, to);
+      } else {
+        sums[from][at] = epilogue.at(of_group, own, {sums[from][at]}, read, here, to);
+      }
+    }
+  }
+}
+
+// All of them.
 template <int kRows, class Epilogue>
 __device__ __forceinline__ void apply(const Epilogue& epilogue, float (&sums)[2][kRows / 2], const RowUnit& unit,
                                       int column, int n) {
-  constexpr int kSlice = 64, kRowsOfWarp = 32, kResults = Epilogue::kSums == 2 ? 1 : 2;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = unit.row, last = row + unit.count - 1;
+  constexpr int kResults = Epilogue::kSums == 2 ? 1 : 2;
   const typename Epilogue::Group of_group = epilogue.group(unit.group);
   typename Epilogue::Row evaluated;
 #pragma unroll
   for (int r = 0; r < kRows; r += 8) {
     if (r % 16 == 0 && r >= unit.count) return;
-    // Rows and columns that do not exist are others again: what they give is not stored.
-    if (r % kRowsOfWarp == 0) evaluated = epilogue.row(of_group, min(row + r + lane, last));
-#pragma unroll
-    for (int next = 0; next < 2; ++next) {
-      const int within = lane % 4 * 2 + next, here = min(row + r + within, last);
-      const auto own = shuffle(evaluated, r % kRowsOfWarp + within);
-#pragma unroll
-      for (int i = 0; i < kResults * 2; ++i) {
-        const int slice = i / 2, at = r / 2 + i % 2 * 2 + next;
-        const int to = min(column + slice * kSlice + warp * 16 + lane / 4 + i % 2 * 8, n - 1);
-        if constexpr (Epilogue::kSums == 2) {
-          sums[0][at] = epilogue.at(of_group, own, {sums[0][at], sums[1][at]}, here, to);
-        } else {
-          sums[slice][at] = epilogue.at(of_group, own, {sums[slice][at]}, here, to);
-        }
-      }
-    }
+    if (r % kRowsOfWarp == 0) evaluated = row_of_lane(epilogue, of_group, unit, r);
+    apply_to_eight<kResults, kRows>(epilogue, of_group, evaluated, sums, {}, unit, r, 0, column, n);
   }
 }
 
@@ -89,7 +111,7 @@ __device__ __forceinline__ void apply_to_padding(const Epilogue& epilogue, const
 #pragma unroll
         for (int c = 0; c < kPerChunk; ++c) {
           const float zeros[Epilogue::kSums] = {};
-          chunk[c] = Narrow<Out>::from(epilogue.at(of_group, own, zeros, row, i + c));
+          chunk[c] = Narrow<Out>::from(epilogue.at(of_group, own, zeros, epilogue.tile(row, i + c), row, i + c));
         }
         uint4 words;
         memcpy(&words, chunk, sizeof(words));

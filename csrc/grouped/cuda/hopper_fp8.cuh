@@ -27,7 +27,7 @@ struct HopperProduct<Fp8<kLhsE5M2, kRhsE5M2>> {
 
 // An epilogue: see hopper_epilogue.cuh.
 struct RowColumnScales {
-  static constexpr int kSums = 1;
+  static constexpr int kSums = 1, kTiles = 0;
   const float* rows;     // [m]
   const float* columns;  // [groups, n]
   int n;
@@ -40,7 +40,7 @@ struct RowColumnScales {
   };
   __device__ __forceinline__ Group group(int group) const { return {columns + static_cast<long long>(group) * n}; }
   __device__ __forceinline__ Row row(const Group&, int row) const { return {__ldg(rows + row)}; }
-  __device__ __forceinline__ float at(const Group& group, const Row& row, const float (&sums)[1], int,
+  __device__ __forceinline__ float at(const Group& group, const Row& row, const float (&sums)[1], float, int,
                                       int column) const {
     return sums[0] * row.scale * __ldg(group.columns + column);
   }

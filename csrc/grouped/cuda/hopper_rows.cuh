@@ -13,7 +13,7 @@
 //   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
-//             half a unit's columns, and K-major boxes are {64, 64, 1}
+//             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
 //   next      zero when the kernel starts: clusters take units as they come
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
@@ -21,6 +21,7 @@
 #pragma once
 
 #include "grouped/cuda/hopper_epilogue.cuh"
+#include "grouped/cuda/hopper_exchange.cuh"
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/ptx_hopper.cuh"
@@ -73,7 +74,8 @@ class HopperRows {
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
     unsigned long long full[kStages], empty[kStages];
     unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
-    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages
+    unsigned long long turn[kMultipliers];           // the other warpgroup has waited for all its stages
+    unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
   };
   static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
 
@@ -82,7 +84,8 @@ class HopperRows {
 
   static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const TensorMap& rhs,
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
-                                             int k, int n, const Epilogue& epilogue = {}) {
+                                             int k, int n, const Epilogue& epilogue = {},
+                                             const TensorMap* tile_map = nullptr) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -103,7 +106,7 @@ class HopperRows {
       }
     } else {
       ptx::take_registers<232>();
-      kernel.multiply(out_map, out, steps, n, epilogue);
+      kernel.multiply(out_map, out, steps, n, epilogue, tile_map);
       if constexpr (!kZeroPadding<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
         apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kAll + warp % kAll, gridDim.x * kAll);
@@ -134,6 +137,7 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
       ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
       ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
+      for (int j = 0; j < 2; ++j) ptx::mbarrier_init(address(&shared_.piece_full[i][j]), 1);
     }
     ptx::mbarrier_init_fence();
   }
@@ -235,22 +239,29 @@ class HopperRows {
 
   // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n,
-                                           const Epilogue& epilogue) {
+                                           const Epilogue& epilogue, const TensorMap* tile_map) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
+    HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
+                                                  tile_map);
     RingPlace<kStages> place;
     place.skip(self * steps);
     Sums sums;
     for (unsigned parity = 0;; parity ^= 1) {
       const RowUnit unit = read_unit<true>(self, parity);
       if (unit.group == RowUnit::kEnd) break;
+      if constexpr (Epilogue::kTiles > 0) exchange.begin(unit, n);
       // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
       // stages before. The first turn of the first is free.
       ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
       multiply_rows<kFewest>(sums, place, unit.count, steps);
       place.skip(steps);
+      if constexpr (Epilogue::kTiles > 0) {
+        exchange.finish(epilogue, sums, out_map, out, unit, n);
+        continue;
+      }
       if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
       store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
       if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);

@@ -50,19 +50,7 @@ class HopperStore {
       }
       meet();
       put(buffer, sums, first);
-      ptx::fence_async_shared();
-      meet();
-      if (first + kStoreRows <= count) {
-        if (thread() == 0) {
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            ptx::tile_store(&map, buffer + part * kPartBytes, column + part * kStoreColumns, row + first);
-          }
-        }
-      } else {
-        copy_rows(buffer, out + static_cast<long long>(row + first) * n + column, count - first, n - column, n);
-      }
-      if (thread() == 0) ptx::bulk_commit();
+      send(buffer, map, out, row + first, count - first, column, n);
     }
   }
 
@@ -71,7 +59,24 @@ class HopperStore {
     if (thread() == 0) ptx::bulk_wait_read<0>();
   }
 
- private:
+  // What the warpgroup has put into a buffer: kStoreRows rows from `row` on, or the `rows` that are left.
+  static __device__ __forceinline__ void send(unsigned buffer, const TensorMap& map, Out* out, int row, int rows,
+                                              int column, int n) {
+    ptx::fence_async_shared();
+    meet();
+    if (rows >= kStoreRows) {
+      if (thread() == 0) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          ptx::tile_store(&map, buffer + part * kPartBytes, column + part * kStoreColumns, row);
+        }
+      }
+    } else {
+      copy_rows(buffer, out + static_cast<long long>(row) * n + column, rows, n - column, n);
+    }
+    if (thread() == 0) ptx::bulk_commit();
+  }
+
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x % kThreads); }
   // At a barrier that only this warpgroup uses.
   static __device__ __forceinline__ void meet() { ptx::meet<kThreads>(1 + threadIdx.x / kThreads); }
@@ -83,7 +88,7 @@ class HopperStore {
 
   // Rows [first, first + kStoreRows) of the tile.
   template <int kSums>
-  __device__ __forceinline__ void put(unsigned buffer, const float (&sums)[kSums], int first) {
+  static __device__ __forceinline__ void put(unsigned buffer, const float (&sums)[kSums], int first) {
     const int lane = thread() % 32, warp = thread() / 32;
     if constexpr (kSize == 2) {
       // Matrices of 8 rows by 8 columns, two of each way at once.
@@ -109,7 +114,8 @@ class HopperStore {
     }
   }
 
-  __device__ __forceinline__ void copy_rows(unsigned buffer, Out* to, int rows, int columns, long long pitch) {
+ private:
+  static __device__ __forceinline__ void copy_rows(unsigned buffer, Out* to, int rows, int columns, long long pitch) {
     constexpr int kChunks = kSlice / kPerChunk;
     for (int i = thread(); i < rows * kChunks; i += kThreads) {
       const int row = i / kChunks, chunk = i % kChunks;

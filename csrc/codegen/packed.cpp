@@ -1,0 +1,67 @@
+#include "codegen/packed.h"
+
+#include <map>
+
+namespace jf::codegen {
+namespace {
+
+using namespace loops;
+
+struct Finder {
+  const Kernel& kernel;
+  std::set<RegisterId> loaded = {};       // from a buffer of bf16
+  std::set<int> filled = {}, other = {};  // arrays that such registers are put in; those that stay as they are
+  std::map<RegisterId, int> array_of = {};
+
+  // What an op makes of two arrays in each of several places, the compiler makes once and keeps instead of both.
+  void operator()(const Compute& compute) {
+    std::set<int> read;
+    for (RegisterId operand : compute.operands) {
+      if (const auto own = array_of.find(operand); own != array_of.end()) read.insert(own->second);
+    }
+    if (read.size() > 1) other.merge(read);
+    if (compute.op == ir::OpKind::kConvert && read.size() == 1) array_of[compute.result] = *read.begin();
+  }
+  void operator()(const Get& get) { array_of[get.result] = get.array; }
+
+  void operator()(const Load& load) {
+    if (kernel.buffers.at(load.buffer).dtype == DType::kBF16) loaded.insert(load.result);
+  }
+  void operator()(const Set& set) {
+    (loaded.count(set.value) > 0 && !set.existing ? filled : other).insert(set.array);
+    array_of[set.value] = set.array;
+  }
+  void operator()(const Declare& declare) {
+    if (declare.fill) other.insert(declare.array);
+  }
+  void operator()(const Accumulate& accumulate) { other.insert(accumulate.array); }
+  void operator()(const Combine& combine) { other.insert(combine.arrays.begin(), combine.arrays.end()); }
+  void operator()(const Scan& scan) { other.insert(scan.carry); }
+  void operator()(const ScanThreads& scan) { other.insert({scan.array, scan.carry}); }
+  void operator()(const TurnedLoad& load) { other.insert(load.array); }
+  void operator()(const For& loop) { body(loop.body); }
+  void operator()(const Vector& vector) { body(vector.body); }
+  void operator()(const Guard& guard) { body(guard.body); }
+  template <class Statement>
+  void operator()(const Statement&) {}
+
+  void body(const Body& statements) {
+    for (const Stmt& stmt : statements) std::visit(*this, stmt.node);
+  }
+};
+
+}  // namespace
+
+std::set<int> packed_arrays(const Kernel& kernel) {
+  if (kernel.width < 2) return {};
+  Finder finder{.kernel = kernel};
+  finder.body(kernel.body);
+  std::set<int> packed;
+  for (int array : finder.filled) {
+    const Array& own = kernel.arrays.at(array);
+    if (own.dtype == DType::kBF16 && own.size > 1 && finder.other.count(array) == 0) packed.insert(array);
+  }
+  return packed;
+}
+
+}  // namespace jf::codegen

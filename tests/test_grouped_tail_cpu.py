@@ -1,0 +1,87 @@
+"""What follows a grouped product on the CPU is computed of each block of it: what joins, and the numbers."""
+
+import re
+
+import grouped_reference as ref
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_grouped_epilogue import EDGES, TAILS, activated, arrays, shapes, truth
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+M = 700
+
+
+def steps(f, arguments):
+    """Return the steps from the product on of a function's program on the CPU, as text."""
+    text = jax.jit(f).trace(*arguments).lower(lowering_platforms=("cpu",)).as_text()
+    programs = [
+        p.replace("\\0A", "\n").replace("\\22", '"') for p in re.findall(r'program = "((?:[^"\\]|\\.)*)"', text)
+    ]
+    [program] = [p for p in programs if "grouped_matmul(" in p]
+    host = _core.stages(program, _core.host_target())["host"]
+    return host[host.index("  grouped ") :].splitlines()
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_follows_a_product_is_its_tail(tail):
+    [product] = steps(TAILS[tail][0], shapes())
+    assert "-> bf16 -> " in product
+
+
+def test_what_reads_other_rows_stays_apart():
+    def some(x, w, e):
+        return jf.grouped_matmul(x, w, e)[::2] + 1
+
+    product, after = steps(jf.fuse(some), shapes()[:3])
+    assert "-> bf16 (" in product and "launch" in after
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("tail", ["bias, swiglu and scale", "a residual beside another column"])
+def test_numbers(tail, edge):
+    given = arrays(EDGES[edge])
+    want = truth(tail, *given)
+    owned = ref.owned_rows(EDGES[edge], M)
+    given[0] = jnp.where(owned[:, None], given[0], jnp.nan)  # padding is never read
+    assert_close(jax.jit(TAILS[tail][0])(*given), want, jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "transpose", "dtype"),
+    [(7, 2, False, "bfloat16"), (33, 100, True, "float16"), (600, 450, False, "bfloat16"),
+     (600, 450, True, "bfloat16"), (64, 2304, False, "float16")],
+)  # fmt: skip
+def test_shapes(k, n, transpose, dtype):
+    """Columns that are no multiple of a piece, depths in several blocks, groups of few rows and of many."""
+    extents = [300, 0, 1, 5, 9, 70, 15]
+    x, w, e, b, s, _ = arrays(extents, dtype, 450, k, n)
+    rhs = w.mT if transpose else w
+    f = jax.jit(lambda *a: jf.grouped_matmul(*a[:3], transpose_rhs=transpose, bias=a[3], activation="geglu",
+                                             row_scale=a[4]))  # fmt: skip
+    product = jf.grouped_matmul(x, rhs, e, transpose_rhs=transpose).astype(jnp.float32)
+    ids = np.minimum(np.searchsorted(np.cumsum(extents), np.arange(450), side="right"), 6)
+    y = product + b.astype(jnp.float32)[ids]
+    want = jax.nn.gelu(y[:, : n // 2]) * y[:, n // 2 :] * s[:, None]
+    assert_close(f(x, rhs, e, b, s), jnp.where((jnp.arange(450) < 400)[:, None], want, 0), dtype)
+
+
+def test_gaps_between_groups():
+    x, w, e, *_ = arrays([40, 0, 3, 200], m=400, k=48, n=256)
+    starts = jnp.asarray([5, 50, 60, 100], jnp.int32)
+    nt = jf.NestedTensor(x, e, starts)
+    got = jf.grouped_matmul(nt, w, activation="silu").data
+    want = jax.nn.silu(jnp.asarray(ref.rows(np.asarray(x), np.asarray(w), e, starts), jnp.float32))
+    assert_close(got, want, jnp.bfloat16)
+
+
+def test_a_large_result_past_the_caches():
+    x, w, e, *_ = arrays([4000, 1, 95], m=4096, k=16, n=1024)
+    want = jax.nn.silu(jnp.asarray(ref.rows(np.asarray(x), np.asarray(w), e), jnp.float32))
+    f = jax.jit(activated("silu"))
+    for _ in range(2):  # in fresh pages, and again
+        assert_close(f(x, w, e), want, jnp.bfloat16)

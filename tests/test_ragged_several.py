@@ -1,0 +1,282 @@
+"""Values with several ragged axes: two axes of one array, and all pairs of rows within each component."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from random_several import Program
+from test_cuda_sources import nvrtc_or_skip
+from test_ragged_plans import interpreted
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+G, F, M, N = 3, 2, 11, 9
+
+
+def spans(sizes):
+    sizes = np.asarray(sizes, np.int32)
+    return (np.cumsum(sizes) - sizes).astype(np.int32), sizes
+
+
+S1, E1 = spans([2, 0, 5])
+S2, E2 = spans([4, 3])
+
+
+def two(b):
+    x = b.input("x", "f32", [M, N])
+    s1, e1 = b.input("starts", "s32", [G]), b.input("sizes", "s32", [G])
+    s2, e2 = b.input("tiles", "s32", [F]), b.input("widths", "s32", [F])
+    return b.partition(b.partition(b.pointwise("exp", [x]), s1, e1, 0, M), s2, e2, 2, N), (s1, e1), (s2, e2)
+
+
+def matrix():
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (M, N)).astype(np.float32)
+    x[E1.sum() :], x[:, E2.sum() :] = np.nan, np.nan
+    return x
+
+
+def blocks(x):
+    return [[np.exp(x[s : s + n, t : t + k]) for t, k in zip(S2, E2)] for s, n in zip(S1, E1)]
+
+
+def several_outputs():
+    b = jf.ir.Builder("two")
+    n, (s1, _), (s2, _) = two(b)
+    b.output(b.reduce("reduce_sum", n, [1, 3]))
+    b.output(b.reduce("reduce_max", n, [1, 2, 3]))
+    b.output(b.combine(b.reduce("reduce_sum", n, [2, 3]), s1, M))
+    b.output(b.combine(b.pointwise("neg", [n]), [s1, s2], [M, N + 2]))
+    return b.finish()
+
+
+def check_several_outputs(run):
+    x = matrix()
+    sums, largest, rows, whole = run(several_outputs(), x, S1, E1, S2, E2)
+    assert_close(sums, [[p.sum() for p in row] for row in blocks(x)])
+    assert_close(np.asarray(largest)[[0, 2]], [max(p.max() for p in blocks(x)[g]) for g in (0, 2)])
+    assert np.isneginf(largest[1])
+    want = np.zeros((M, N + 2), np.float32)
+    want[: E1.sum(), : E2.sum()] = -np.exp(x[: E1.sum(), : E2.sum()])
+    assert_close(rows, -want.sum(1))
+    assert_close(whole, want)
+
+
+def test_text():
+    fusion = several_outputs()
+    text = str(fusion)
+    assert jf.ir.Fusion(text) == fusion
+    assert "f32[3,ragged 11 of sizes by 0,2,ragged 9 of widths by 2] = partition(" in text
+    assert "{most=11, axis=0, also=[1,9]}" in text and "{rows=11, also=[11]}" in text
+
+
+def test_two_axes_of_one_array(device):
+    check_several_outputs(jf.ir.run)
+
+
+@pytest.mark.parametrize("run", [jf.ir.evaluate, interpreted], ids=["op by op", "loops for cuda"])
+def test_two_axes_of_one_array_elsewhere(run):
+    check_several_outputs(run)
+
+
+def test_extents_of_an_outer_axis_beside_others(device):
+    """[D, tokens, h] with extents [D, E] of the tokens, and extents [F] of h: matched by position."""
+    b = jf.ir.Builder("outer")
+    x = b.input("x", "f32", [2, M, N])
+    s1, e1 = b.input("starts", "s32", [2, G]), b.input("sizes", "s32", [2, G])
+    s2, e2 = b.input("tiles", "s32", [F]), b.input("widths", "s32", [F])
+    n = b.partition(b.partition(x, s2, e2, 2, N), s1, e1, 1, M)
+    b.output(b.reduce("reduce_sum", n, [2, 4]))
+    b.output(b.combine(n, [s1, s2], [M, N]))
+    fusion = b.finish()
+    assert "f32[2,3,ragged 11 of sizes by 0 1,2,ragged 9 of widths by 3]" in str(fusion)
+    x = np.stack([np.log(np.exp(matrix())), matrix() + 1])
+    starts, sizes = (np.stack(a) for a in zip(spans([2, 0, 5]), spans([0, 4, 3])))
+    sums, whole = jf.ir.run(fusion, x, starts, sizes, S2, E2)
+    want = np.zeros_like(x)
+    for d in range(2):
+        want[d, : sizes[d].sum(), : E2.sum()] = x[d, : sizes[d].sum(), : E2.sum()]
+        for g in range(G):
+            rows = x[d, starts[d, g] : starts[d, g] + sizes[d, g]]
+            assert_close(sums[d, g], [rows[:, t : t + k].sum() for t, k in zip(S2, E2)])
+    assert_close(whole, want)
+
+
+def attention(groups, mq, mk, d):
+    """Return softmax(q k^T) v of the rows of each component, and the scores as blocks of one matrix."""
+    b = jf.ir.Builder("attention")
+    q, k, v = b.input("q", "f32", [mq, d]), b.input("k", "f32", [mk, d]), b.input("v", "f32", [mk, d])
+    sq, eq, sk, ek = (b.input(name, "s32", [groups]) for name in ("sq", "eq", "sk", "ek"))
+    q, k, v = b.partition(q, sq, eq, 0, mq), b.partition(k, sk, ek, 0, mk), b.partition(v, sk, ek, 0, mk)
+    pairs = [groups, mq, mk, d]
+
+    def of_queries(x):
+        return b.stretch(b.broadcast(x, [groups, mq, 1, d], [0, 1, 3]), ek, 2, mk, [0])
+
+    def of_keys(x):
+        return b.stretch(b.broadcast(x, [groups, 1, mk, d], [0, 2, 3]), eq, 1, mq, [0])
+
+    scores = b.reduce("reduce_sum", b.pointwise("mul", [of_queries(q), of_keys(k)]), [3])
+    largest = b.broadcast_like(b.reduce("reduce_max", scores, [2]), scores, [0, 1])
+    power = b.pointwise("exp", [b.pointwise("sub", [scores, largest])])
+    total = b.broadcast(b.reduce("reduce_sum", power, [2]), [groups, mq, d], [0, 1])
+    out = b.reduce("reduce_sum", b.pointwise("mul", [b.broadcast(power, pairs, [0, 1, 2]), of_keys(v)]), [2])
+    b.output(b.combine(b.pointwise("div", [out, total]), sq, mq))
+    b.output(b.combine(scores, [sq, sk], [mq, mk]))
+    return b.finish()
+
+
+@pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])
+def test_every_pair_of_rows_of_a_component(device, run):
+    if run is interpreted and device.platform != "cpu":
+        pytest.skip("no device takes part")
+    mq, mk, d = 8, 10, 4
+    (sq, eq), (sk, ek) = spans([3, 0, 5]), spans([4, 2, 3])
+    q, k, v = (np.random.default_rng(i).normal(size=(n, d)).astype(np.float32) for i, n in enumerate([mq, mk, mk]))
+    k[ek.sum() :], v[ek.sum() :] = np.nan, np.nan
+    rows, scores = run(attention(G, mq, mk, d), q, k, v, sq, eq, sk, ek)
+    want_rows, want = np.zeros((mq, d)), np.zeros((mq, mk))
+    for a, m, c, n in zip(sq, eq, sk, ek):
+        block = q[a : a + m] @ k[c : c + n].T
+        want[a : a + m, c : c + n] = block
+        power = np.exp(block - block.max(1, keepdims=True, initial=-9))
+        want_rows[a : a + m] = power / power.sum(1, keepdims=True) @ v[c : c + n]
+    assert_close(scores, want)
+    assert_close(rows, want_rows)
+
+
+def test_sizes_that_do_not_fit_stay_in_bounds(device):
+    x, wild = np.random.default_rng(1).normal(size=(M, N)).astype(np.float32), np.array([-3, 2**31 - 1, 4], np.int32)
+    arrays = x, np.array([5, -7, 2**30], np.int32), wild, np.array([8, 2], np.int32), np.array([100, 3], np.int32)
+    b = jf.ir.Builder("wild")
+    n, *_ = two(b)
+    b.output(b.reduce("reduce_sum", n, [1, 3]))
+    fusion = b.finish()
+    assert_close(jf.ir.run(fusion, *arrays)[0], jf.ir.evaluate(fusion, *arrays)[0])
+
+
+def test_derivatives():
+    b = jf.ir.Builder("two")
+    n, *_ = two(b)
+    b.output(b.reduce("reduce_sum", n, [1, 3]))
+    fusion, x = b.finish(), matrix()
+    got = jax.grad(lambda x: jf.ir.run(fusion, x, S1, E1, S2, E2)[0].sum())(jnp.asarray(x))
+    exists = np.isfinite(x)
+    assert_close(got, np.where(exists, np.exp(np.where(exists, x, 0)), 0))
+
+
+def test_a_schedule_by_hand(machine):
+    b = jf.ir.Builder("by_hand")
+    n, *_ = two(b)
+    b.output(b.reduce("reduce_sum", n, [1, 3]))
+    fusion = b.finish()
+    [out] = fusion.outputs
+    for calls in (
+        [("reorder", [0, 2, 1, 3]), ("parallelize", 0, machine.outer)],
+        [("reorder", [0, 2, 1, 3]), ("merge", 0), ("split", 1, 4), ("merge", 2), ("parallelize", 0, machine.outer)],
+        [("reorder", [2, 0, 3, 1]), ("split", 3, 3), ("split", 2, 2), ("reorder", [0, 1, 2, 4, 3, 5])],
+    ):
+        scheduler = jf.ir.Scheduler(fusion)
+        for call, *arguments in calls:
+            getattr(scheduler, call)(out, *arguments)
+        scheduler.transform_like(out)
+        scheduler.parallelize_like(out)
+        scheduler.inline_most()
+        x = matrix()
+        [got] = machine.run(scheduler.schedule, x, S1, E1, S2, E2)
+        assert_close(got, [[p.sum() for p in row] for row in blocks(x)])
+
+
+def start():
+    b = jf.ir.Builder("two")
+    return (b, *two(b))
+
+
+REFUSED = {
+    "a fold of one component": (
+        lambda b, n, a, c: b.reduce("reduce_sum", n, [1, 2]),
+        r"axis 2 is its component, whose elements have extents of their own along ragged axis 3",
+    ),
+    "other extents of the second": (
+        lambda b, n, a, c: b.pointwise(
+            "add", [n, b.partition(b.reduce("reduce_sum", n, [3]), c[0], b.input("o", "s32", [F]), 2, F)]
+        ),
+        r"\[partition\] .* is nested, and what it comes from is no array",
+    ),
+    "extents that differ": (
+        lambda b, n, a, c: b.pointwise(
+            "add",
+            [n, b.partition(b.partition(b.input("y", "f32", [M, N]), *a, 0, M), c[0], b.input("o", "s32", [F]), 2, N)],
+        ),
+        r"\[add\] .* have the extents of widths and of o; partition both by one value",
+    ),
+    "one ragged axis and two": (
+        lambda b, n, a, c: b.pointwise("add", [n, b.partition(b.input("y", "f32", [M, F, N]), *a, 0, M)]),
+        r"differ in their ragged axes; stretch or partition one like the other",
+    ),
+    "starts for one of them": (
+        lambda b, n, a, c: b.combine(n, a[0], M),
+        r"has 2 ragged axes; expected starts and rows for each, got 1 and 1",
+    ),
+    "a slice": (
+        lambda b, n, a, c: b.slice(n, [0, 0, 0, 0], [1, 1, 1, 1], [2, M, F, N]),
+        r"\[slice\] .* has several ragged axes; do so with the arrays before partition",
+    ),
+    "a pad": (
+        lambda b, n, a, c: b.pad(n, [0, 0, 0, 0], [0, 0, 1, 0], b.constant("f32", 0.0)),
+        r"\[pad\] .* has several ragged axes",
+    ),
+    "a concat": (lambda b, n, a, c: b.concat([n, n], 2), r"\[concat\] .* has several ragged axes"),
+    "a reshape": (lambda b, n, a, c: b.reshape(n, [G, M, F * N]), r"\[reshape\] .* has several ragged axes"),
+    "one component": (lambda b, n, a, c: b.select(n, 0), r"\[select\] .* has several ragged axes"),
+    "rows that index extents": (
+        lambda b, n, a, c: b.partition(
+            b.partition(b.input("y", "f32", [M, N]), b.input("s", "s32", [M, F]), b.input("e", "s32", [M, F]), 1, N),
+            *a,
+            0,
+            M,
+        ),
+        r"multi-level nesting: its axis 0 says which component",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    make, message = REFUSED[case]
+    with pytest.raises(jf.UserError, match=message):
+        make(*start())
+
+
+def check(program, run):
+    try:
+        results = run(program.fusion, *program.operands())
+    except jf.UserError as error:
+        assert "no loops go together" in str(error)
+        return 0
+    for got, want in zip(results, program.want, strict=True):
+        np.testing.assert_array_equal(np.isinf(got), np.isinf(want))
+        finite = np.isfinite(want)
+        assert_close(np.where(finite, got, 0), np.where(finite, want, 0), "float32", scale=20)
+    return 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs(device, seed):
+    assert check(Program(seed), jf.ir.run)
+
+
+def test_random_programs_as_loops_for_cuda():
+    assert sum(check(Program(seed), interpreted) for seed in range(6, 22)) > 13
+
+
+def test_random_programs_op_by_op():
+    assert check(Program(23), jf.ir.evaluate)
+
+
+def test_cuda_sources_compile():
+    nvrtc_or_skip()
+    for fusion in several_outputs(), attention(G, 8, 10, 4):
+        for _, _, cubin in _core.compile_cuda(str(fusion), _core.cuda_target_for(90)):
+            assert cubin
