@@ -83,8 +83,8 @@ def quantize(x: Any, format: str, *, dtype: Any = None, block: Block | None = No
     """Store floating-point numbers in few bits, with a float32 scale for each block of them.
 
     The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
-    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN or an
-    infinity becomes NaN.
+    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN
+    or an infinity becomes NaN.
 
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
     an error; take `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
