@@ -7,6 +7,7 @@ from ._explain import explain
 from ._fuse import fuse
 from ._grouped_matmul import grouped_matmul, ragged_dot, ragged_dot_general
 from ._nested import NestedTensor, as_flattened, as_nested, debug_checks
+from ._packed_weights import PackedWeights, repack_weights
 from ._quant import ScaledTensor, dequantize, quantize
 from ._scaled_matmul import scaled_grouped_matmul
 
@@ -15,6 +16,7 @@ __version__ = "0.2.0"
 __all__ = [
     "InternalError",
     "NestedTensor",
+    "PackedWeights",
     "ScaledTensor",
     "UserError",
     "as_flattened",
@@ -32,6 +34,7 @@ __all__ = [
     "quantize",
     "ragged_dot",
     "ragged_dot_general",
+    "repack_weights",
     "scaled_grouped_matmul",
 ]
 

@@ -57,7 +57,9 @@ def doctor() -> Diagnosis:
         rows.append(
             ("CUDA grouped matmul", _grouped_kernels(cuda) if cuda_reason is None else finding, cuda_reason is None)
         )
-        scaled = "fp8 on tensor cores (wgmma)" if " sm=90 " in cuda else "operands become float32: no fp8 kernel here"
+        scaled = "operands become float32, 4-bit weights the dtype of the rows: no fp8 or 4-bit kernel here"
+        if " sm=90 " in cuda:
+            scaled = "fp8 on tensor cores (wgmma), 4-bit weights decoded for bf16 rows"
         rows.append(("CUDA scaled matmul", scaled if cuda_reason is None else finding, cuda_reason is None))
     return Diagnosis(tuple(rows))
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _fp4
 from jax_fuser._nested_tensor import NestedTensor
 
 # Elements along the last axes that share a scale; None is the whole axis.
@@ -30,6 +31,9 @@ FORMATS = {
     "fp8_row": Format(_FLOAT8, ((None,),), "one f32 scale for each row of the last axis"),
     "fp8_tensor": Format(_FLOAT8, ((),), "one f32 scale"),
     "fp8_block": Format(_FLOAT8, ((128,), (128, 128)), "an f32 scale for each block of the last axis, or last two"),
+    "nvfp4": Format(("e2m1",), ((16,),), "an e4m3 scale for each 16 elements, two elements to a byte"),
+    "mxfp4": Format(("e2m1",), ((32,),), "an e8m0 scale for each 32 elements, two elements to a byte"),
+    "int4": Format(("int4",), ((32,), (64,), (128,)), "a bf16 scale for each block, two elements to a byte"),
 }
 
 
@@ -45,9 +49,9 @@ class ScaledTensor:
     A pytree of `data`, `scales` and `global_scale`; checks nothing, so that it can carry axes or specs.
 
     Args:
-        data: elements, or a NestedTensor of them.
-        scales: float32, one for each block of the last axes of `data`: blocks count along those axes, except that an
-            axis within one block is left out.
+        data: elements, or a NestedTensor of them; those of four bits two to a byte, the first in the low half.
+        scales: float32 (float8 or bfloat16 for elements of four bits), one for each block of the last axes of `data`:
+            blocks count along those axes, except that an axis within one block is left out.
         global_scale: a factor of all elements, or None.
         format: name of the format, a key of `FORMATS`.
         block: elements along the last axes that share a scale; `(None,)` is a whole row, `()` everything.
@@ -67,8 +71,10 @@ class ScaledTensor:
 
     @property
     def shape(self) -> Any:
-        """Shape of the data."""
-        return self.data.shape
+        """Shape of the elements."""
+        if self.format not in _fp4.FORMATS:
+            return self.data.shape
+        return *self.data.shape[:-1], 2 * self.data.shape[-1]
 
     def __repr__(self) -> str:
         def kind(x: Any) -> str:
@@ -79,12 +85,18 @@ class ScaledTensor:
         return f"ScaledTensor({self.format}{block}, {kind(self.data)}, scales {kind(self.scales)}{extra})"
 
 
-def quantize(x: Any, format: str, *, dtype: Any = None, block: Block | None = None) -> ScaledTensor:
+def quantize(
+    x: Any, format: str, *, dtype: Any = None, block: Block | None = None, global_scale: Any = None
+) -> ScaledTensor:
     """Store floating-point numbers in few bits, with a float32 scale for each block of them.
 
     The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
     elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN
     or an infinity becomes NaN.
+
+    Elements of four bits are e2m1 floats or integers from -7 to 7. A scale is rounded to its type before elements are
+    divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest
+    for "int4", a seventh of the largest magnitude.
 
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
     an error; take `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
@@ -92,9 +104,12 @@ def quantize(x: Any, format: str, *, dtype: Any = None, block: Block | None = No
     Args:
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
         format: "fp8_row" (a scale for each row `[..]`), "fp8_tensor" (one scale), or "fp8_block" (a scale for each 128
-            elements of the last axis).
+            elements of the last axis); of four bits "nvfp4", "mxfp4" or "int4".
         dtype: of the elements: float8_e4m3fn, the default, or float8_e5m2.
         block: of "fp8_block": `(128,)`, the default, for activations, or `(128, 128)` of the last two axes for weights.
+            Of "int4": `(32,)`, the default, `(64,)` or `(128,)`; the last axis is a multiple of a block of four bits.
+        global_scale: of "nvfp4": number that brings scales into the range of e4m3, such as `448 * 6 / max(abs(x))`;
+            the result holds its inverse.
 
     Returns:
         `ScaledTensor` with `data` of the shape of `x`.
@@ -116,17 +131,30 @@ def quantize(x: Any, format: str, *, dtype: Any = None, block: Block | None = No
     block = row.blocks[0] if block is None else tuple(block)
     if block not in row.blocks:
         raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
-    name = np.dtype(dtype if dtype is not None else row.dtypes[0]).name
+    if global_scale is not None and format != "nvfp4":
+        raise ValueError(f"quantize: global_scale= is for nvfp4, got {format}")
+    name = row.dtypes[0] if dtype is None else np.dtype(dtype).name
     if name not in row.dtypes:
         raise TypeError(f"quantize: {format} has elements {list(row.dtypes)}, got {name}")
     nested = x if isinstance(x, NestedTensor) else None
     data = jnp.asarray(x if nested is None else nested.data)
+    four_bits = format in _fp4.FORMATS
     if not jnp.issubdtype(data.dtype, jnp.floating):
         raise TypeError(f"quantize: x must hold floats, got {data.dtype}")
     if data.ndim < max(len(block), 1):
         raise ValueError(
             f"quantize: {format} with blocks {block} needs {max(len(block), 1)} axes or more, got {data.shape}"
         )
+    if four_bits:
+        if data.shape[-1] % _only(block):
+            raise ValueError(
+                f"quantize: the last axis must be a multiple of the block of {_only(block)}, got {data.shape[-1]}; pad "
+                "it with zeros"
+            )
+        elements, scales = _quantize_four_bits(data, global_scale, format, _only(block))
+        factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
+        packed = elements if nested is None else nested.replace(data=elements)
+        return ScaledTensor(packed, scales, factor, format, block)
     if nested is not None and len(block) != 1:
         # Blocks reach over several rows: those of no component must not count.
         keep = nested.row_mask()
@@ -171,6 +199,23 @@ def _no_derivative(dtype: str, block: Block, primals: Any, tangents: Any) -> Any
         f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); take jax.lax.stop_gradient of "
         "its argument, or give what you compute a rule by jax.custom_vjp"
     )
+
+
+def _only(block: Block) -> int:
+    (size,) = block
+    assert size is not None
+    return size
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _quantize_four_bits(x: jax.Array, global_scale: Any, format: str, block: int) -> tuple[jax.Array, jax.Array]:
+    return _fp4.quantize_four_bits(x, format, global_scale, block)
+
+
+@_quantize_four_bits.defjvp
+def _no_derivative_of_four_bits(format: str, block: int, primals: Any, tangents: Any) -> Any:
+    return _no_derivative(format, (block,), primals, tangents)
 
 
 def _largest(x: jax.Array, block: Block) -> jax.Array:
@@ -220,6 +265,9 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
     nested = x.data if isinstance(x.data, NestedTensor) else None
     data = x.data if nested is None else nested.data
-    wide = data.astype(jnp.float32) * spread(x.scales, x.block, data.shape)
+    if x.format in _fp4.FORMATS:
+        wide = _fp4.dequantize_four_bits(data, x.scales, x.format)
+    else:
+        wide = data.astype(jnp.float32) * spread(x.scales, x.block, data.shape)
     wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

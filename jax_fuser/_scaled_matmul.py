@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi
+from jax_fuser import _core, _ffi, _fp4
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._packed_matmul import multiply_packed
+from jax_fuser._packed_weights import PackedWeights, repack_weights
 from jax_fuser._quant import ScaledTensor, spread
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
@@ -39,7 +41,7 @@ def scaled_grouped_matmul(
     preferred_element_type: Any = jnp.bfloat16,
     validate: bool = True,
 ) -> Any:
-    """Multiply the rows of each group by the group's matrix; both are 8-bit floats with scales.
+    """Multiply the rows of each group by the group's matrix: 8-bit floats with scales, or weights of four bits.
 
     The product of what the operands stand for, `dequantize(lhs) @ dequantize(rhs)[group].T`. Groups need no alignment,
     padding rows are never read and give zero, and a NaN stays in its row or group.
@@ -49,15 +51,21 @@ def scaled_grouped_matmul(
     in float32 after each 128 elements. The CPU, and GPUs without that kernel (a warning says why), convert the operands
     to float32 first.
 
-    Not differentiable: raises an error. The gradients take operands that are quantized along another axis; that of
-    `lhs` is this function again, `scaled_grouped_matmul(quantize(dy, f), quantize(jnp.swapaxes(w, 1, 2), f), sizes)`.
-    There is none yet for that of `rhs`, which sums over rows: use `grouped_matmul` on wider floats.
+    Weights of four bits, from `repack_weights`, take rows of ordinary floats. On those GPUs a kernel decodes them, for
+    bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to
+    bfloat16. Elsewhere they become an array of the dtype of `lhs` first. This product is differentiable in `lhs`.
+
+    8-bit floats are not differentiable and raise an error. The gradients take operands that are quantized along another
+    axis; that of `lhs` is this function again,
+    `scaled_grouped_matmul(quantize(dy, f), quantize(jnp.swapaxes(w, 1, 2), f), sizes)`. There is none yet for that of
+    `rhs`, which sums over rows: use `grouped_matmul` on wider floats.
 
     Args:
         lhs: `ScaledTensor` of rows `(m, k)` with `group_sizes`, or of a NestedTensor `[groups, ragged, k]`; format
             "fp8_row", "fp8_tensor", or "fp8_block" with blocks `(128,)`. `k` is a multiple of 16.
         rhs: `ScaledTensor` `(groups, n, k)`: of format "fp8_row" or "fp8_tensor" for such `lhs`, or "fp8_block" with
-            blocks `(128, 128)`. Either operand may be e4m3 or e5m2.
+            blocks `(128, 128)`. Either operand may be e4m3 or e5m2. Or `PackedWeights`, with `lhs` an array or
+            NestedTensor of floats; a `ScaledTensor` of "nvfp4", "mxfp4" or "int4" is repacked first, in every call.
         group_sizes: integers `(groups,)`; only with rows.
         transpose_rhs: must be True: the tensor cores read 8-bit operands with `k` as the last axis alone.
         preferred_element_type: bfloat16, float16 or float32.
@@ -79,6 +87,12 @@ def scaled_grouped_matmul(
         >>> jf.scaled_grouped_matmul(x, w, jnp.array([2, 0, 3])).shape
         (5, 8)
     """
+    if isinstance(rhs, ScaledTensor) and rhs.format in _fp4.FORMATS:
+        rhs = repack_weights(rhs)
+    if isinstance(rhs, PackedWeights):
+        if not transpose_rhs:
+            raise ValueError("scaled_grouped_matmul: weights of four bits are (groups, n, k), got transpose_rhs=False")
+        return multiply_packed(lhs, rhs, group_sizes, preferred_element_type, validate)
     for name, operand in (("lhs", lhs), ("rhs", rhs)):
         if not isinstance(operand, ScaledTensor):
             raise TypeError(

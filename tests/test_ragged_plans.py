@@ -203,7 +203,8 @@ def test_groups_that_follow_each_other(device, shape, dtype):
     groups, rows, columns = shape
     fusion = contiguous(*shape, dtype)
     # The rows of each part are read once.
-    planned = [line for line in jf.ir.lower(fusion, "cuda").as_text("schedule").splitlines() if ": nested lanes" in line]
+    text = jf.ir.lower(fusion, "cuda").as_text("schedule")
+    planned = [line for line in text.splitlines() if ": nested lanes" in line]
     assert planned[0].endswith(" keep")
     for sizes in [*sizes_of(groups, rows).values(), [rows] * groups]:
         x, _, starts, extents = inputs(sizes, rows, columns, dtype)

@@ -25,6 +25,10 @@ namespace jf::grouped {
 enum class Mode : uint8_t { kRows, kContraction, kBatch };
 enum class Scales : uint8_t { kNone, kRows, kBlocks };
 
+// What rhs holds: numbers, or for kRows u32 pieces of codes of four bits with their scales, in the order of
+// cuda/four_bit.cuh, of bf16 weights [groups, n, k]. Scales of int4 belong to 32 or 64 weights.
+enum class Weights : uint8_t { kNumbers, kMxfp4, kNvfp4, kInt4By32, kInt4By64 };
+
 struct Problem {
   Mode mode = Mode::kRows;
   int64_t groups = 0;  // entries of extents
@@ -38,6 +42,7 @@ struct Problem {
   DType lhs = DType::kF32;
   DType rhs = DType::kF32;
   DType out = DType::kF32;
+  Weights weights = Weights::kNumbers;
 
   bool operator==(const Problem&) const = default;
 };

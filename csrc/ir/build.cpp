@@ -61,7 +61,8 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
     for (int64_t rows : c->also) text += cat(" o", rows);
   }
   if (const Grouped* g = std::get_if<Grouped>(&attribute))
-    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales));
+    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales), ",",
+                static_cast<int>(g->weights), ",", g->columns);
   return text;
 }
 

@@ -18,6 +18,21 @@ constexpr auto kOps = std::to_array<OpInfo>({
 
 const OpInfo& info(OpKind kind) { return kOps[static_cast<size_t>(kind)]; }
 
+namespace {
+
+constexpr std::string_view kWeightNames[] = {"numbers", "mxfp4", "nvfp4", "int4x32", "int4x64"};
+
+}  // namespace
+
+std::string_view name(GroupedWeights weights) { return kWeightNames[static_cast<size_t>(weights)]; }
+
+GroupedWeights parse_weights(std::string_view name) {
+  for (size_t i = 1; i < std::size(kWeightNames); ++i) {
+    if (name == kWeightNames[i]) return static_cast<GroupedWeights>(i);
+  }
+  throw UserError(cat("[grouped_matmul] weights must be mxfp4, nvfp4, int4x32 or int4x64, got '", name, "'"));
+}
+
 const OpInfo* find_op(std::string_view name) {
   for (const OpInfo& op : kOps) {
     if (op.name == name) return &op;

@@ -169,6 +169,8 @@ struct Combine {
   bool operator==(const Combine&) const = default;
 };
 enum class GroupedMode : uint8_t { kRows, kContraction, kBatch };
+// What rhs holds, as in grouped/problem.h.
+enum class GroupedWeights : uint8_t { kNumbers, kMxfp4, kNvfp4, kInt4By32, kInt4By64 };
 // What the elements of 8-bit floats are multiplied by: see grouped/problem.h.
 enum class GroupedScales : uint8_t { kNone, kRows, kBlocks };
 constexpr int64_t kScaleBlock = 128;  // elements along one axis
@@ -177,8 +179,13 @@ struct Grouped {
   GroupedMode mode = GroupedMode::kRows;
   bool transpose_rhs = false;
   GroupedScales scales = GroupedScales::kNone;
+  GroupedWeights weights = GroupedWeights::kNumbers;
+  int64_t columns = 0;  // of the result, where rhs does not say
   bool operator==(const Grouped&) const = default;
 };
+std::string_view name(GroupedWeights weights);  // "mxfp4", .., "int4x64"
+// Throws UserError for another name.
+GroupedWeights parse_weights(std::string_view name);
 using Attribute =
     std::variant<std::monostate, Constant, Dims, Slice, Pad, Take, Search, Place, Reduce, Scan, Nest, Combine, Grouped>;
 

@@ -63,8 +63,10 @@ struct AttributePrinter {
     return cat(" {rows=", c.rows, components(c.components), also(c.also), "}");
   }
   std::string operator()(const Grouped& g) const {
+    const bool numbers = g.weights == GroupedWeights::kNumbers;
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
-               kScalesNames[static_cast<size_t>(g.scales)], "}");
+               kScalesNames[static_cast<size_t>(g.scales)],
+               numbers ? "" : cat(", weights=", name(g.weights), ", columns=", g.columns), "}");
   }
 };
 
@@ -332,12 +334,20 @@ class Parser {
       }
       require(known, "rows, contraction or batch before this");
       skip();
-      if (at_ < text_.size() && text_[at_] != '}') {
+      if (at_ < text_.size() && text_[at_] != '}' && text_[at_] != ',') {
         expect_word("transpose_rhs");
         grouped.transpose_rhs = true;
         skip();
       }
-      if (at_ < text_.size() && text_[at_] != '}') {
+      if (accept(',')) {
+        expect_word("weights");
+        expect('=');
+        grouped.weights = parse_weights(word("a format of weights"));
+        expect(',');
+        expect_word("columns");
+        expect('=');
+        grouped.columns = integer();
+      } else if (at_ < text_.size() && text_[at_] != '}') {
         const std::string scales = " " + word("scaled_rows or scaled_blocks");
         require(scales == kScalesNames[1] || scales == kScalesNames[2], "scaled_rows or scaled_blocks before this");
         grouped.scales = scales == kScalesNames[1] ? GroupedScales::kRows : GroupedScales::kBlocks;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
 
@@ -377,11 +378,12 @@ struct Inference {
 
   Value grouped(const Value& stated) const {
     const Grouped& g = get<Grouped>("mode=...");
+    const bool numbers = g.weights == GroupedWeights::kNumbers;
     const bool scaled = g.scales != GroupedScales::kNone;
     JF_REQUIRE(scaled == is_float8(in(0).dtype) && scaled == is_float8(in(1).dtype),
                "[grouped_matmul] 8-bit floats need scales, and only they have any, got ", type(0), " and ", type(1));
-    JF_REQUIRE(scaled || in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0),
-               " and ", type(1));
+    JF_REQUIRE(scaled || !numbers || in(0).dtype == in(1).dtype,
+               "[grouped_matmul] lhs and rhs must have one dtype, got ", type(0), " and ", type(1));
     const size_t indices = inputs.size() - (scaled ? 2 : 0);
     JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
                scaled ? ", scales of lhs, scales of rhs" : "", ", got ", inputs.size(), " operands");
@@ -390,6 +392,7 @@ struct Inference {
                  i == 2 ? "extents" : "starts", " must be s32[groups], got ", type(i));
       JF_REQUIRE(shape(in(i)) == shape(in(2)), "[grouped_matmul] starts must have the shape of extents, got ", type(3));
     }
+    if (!numbers) return packed_weights(g, stated);
     const std::vector<int64_t> a = shape(in(0)), b = shape(in(1));
     const int64_t groups = in(2).axes[0].extent;
     const bool rank_ok = g.mode == GroupedMode::kRows          ? a.size() == 2 && b.size() == 3
@@ -429,6 +432,23 @@ struct Inference {
         break;
     }
     return result;
+  }
+
+  // rhs [groups, columns / 128, k / 64, words of a piece]: codes, scales and a factor, see grouped/cuda/four_bit.cuh.
+  Value packed_weights(const Grouped& g, const Value& stated) const {
+    constexpr int64_t kColumns = 128, kDepth = 64;
+    const bool two_words = g.weights == GroupedWeights::kNvfp4 || g.weights == GroupedWeights::kInt4By32;
+    const int64_t words = kColumns * kDepth / 8 + (two_words ? 2 : 1) * kColumns / 2 + 4;
+    const std::vector<int64_t> a = shape(in(0));
+    JF_REQUIRE(g.mode == GroupedMode::kRows && !g.transpose_rhs && a.size() == 2 && in(0).dtype == DType::kBF16,
+               "[grouped_matmul] weights ", name(g.weights), " need mode rows and lhs bf16[m, k], got ", type(0));
+    JF_REQUIRE(g.columns >= 0, "[grouped_matmul] columns must not be negative, got ", g.columns);
+    const std::vector<int64_t> expected = {in(2).axes[0].extent, divide_up(g.columns, kColumns),
+                                           divide_up(a[1], kDepth), words};
+    JF_REQUIRE(in(1).dtype == DType::kU32 && shape(in(1)) == expected, "[grouped_matmul] expected weights ",
+               name(g.weights), " as u32[", expected[0], ",", expected[1], ",", expected[2], ",", expected[3],
+               "], got ", type(1));
+    return {"", stated.dtype, {{a[0]}, {g.columns}}};
   }
 };
 

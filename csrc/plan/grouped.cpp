@@ -4,6 +4,8 @@
 
 namespace jf::plan {
 
+static_assert(static_cast<int>(ir::GroupedWeights::kInt4By64) == static_cast<int>(grouped::Weights::kInt4By64));
+
 grouped::Problem grouped_problem(const ir::Fusion& segment) {
   JF_CHECK(segment.ops.size() == 1 && segment.ops[0].kind == ir::OpKind::kGroupedMatmul, segment.name,
            " is not one grouped product");
@@ -22,6 +24,7 @@ grouped::Problem grouped_problem(const ir::Fusion& segment) {
   problem.lhs = lhs.dtype;
   problem.rhs = rhs.dtype;
   problem.out = segment.values[op.output].dtype;
+  problem.weights = static_cast<grouped::Weights>(attribute.weights);
   switch (attribute.scales) {
     case ir::GroupedScales::kNone: break;
     case ir::GroupedScales::kRows: problem.scales = grouped::Scales::kRows; break;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "grouped/cuda/hopper.h"
+#include "grouped/cuda/hopper_four_bit.h"
 
 namespace jf::grouped {
 namespace {
@@ -276,11 +277,16 @@ int64_t cuda_scratch_bytes(const Problem& p) {
 }
 
 CudaKernel cuda_kernel(const Problem& p, const Target& target) {
+  if (p.weights != Weights::kNumbers) return four_bit_kernel(p, choose_four_bit(p, target), target);
   return why_not_hopper(p, target).empty() ? hopper_kernel(p, choose_hopper(p, target), target)
                                            : cuda_kernel(p, choose(p, target), target);
 }
 
 void require_kernel(const Problem& p, const Target& target) {
+  if (p.weights != Weights::kNumbers) {
+    const std::string why = why_not_four_bit(p, target);
+    JF_REQUIRE(why.empty(), "[scaled_grouped_matmul] no kernel takes packed weights here: ", why, "; unpack them");
+  }
   if (p.scales == Scales::kNone) return;
   const std::string why = why_not_hopper(p, target);
   JF_REQUIRE(why.empty(), "[scaled_grouped_matmul] no kernel takes ", name(p.lhs), " * ", name(p.rhs), " here: ", why,
@@ -288,6 +294,7 @@ void require_kernel(const Problem& p, const Target& target) {
 }
 
 std::string describe(const Problem& p, const Target& target) {
+  if (p.weights != Weights::kNumbers) return print(choose_four_bit(p, target));
   const std::string why = why_not_hopper(p, target);
   if (why.empty()) return cat("wgmma, ", print(choose_hopper(p, target)));
   const CudaConfig c = choose(p, target);

@@ -283,6 +283,7 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
                ", it has that of 9.0");
   }
   if (p.mode == Mode::kBatch) return "the ragged axis is a batch axis";
+  if (p.weights != Weights::kNumbers) return "weights of four bits have a kernel of their own";
   const bool scaled = p.scales != Scales::kNone, narrow = p.out == DType::kBF16 || p.out == DType::kF16;
   if (scaled ? !narrow && p.out != DType::kF32 : p.lhs != p.rhs || size_of(p.lhs) != 2 || !has_tensor_cores(p)) {
     return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out),

@@ -21,7 +21,8 @@ class HopperStore {
   static constexpr int kRowBytes = 128;                    // of a buffer: the span of the swizzle
   static constexpr int kStoreColumns = kRowBytes / kSize;  // of one tensor copy
   static constexpr int kParts = kSlice / kStoreColumns;    // tensor copies side by side
-  static constexpr int kStoreRows = 64 / kParts;           // 8 KiB
+  static constexpr int kMostRows = 64 / kParts;            // 8 KiB
+  static constexpr int kStoreRows = kRows < kMostRows ? kRows : kMostRows;
   static constexpr int kPartBytes = kStoreRows * kRowBytes;
   static constexpr int kPerChunk = 16 / kSize;  // elements of 16 bytes
 

@@ -1,0 +1,155 @@
+#include "grouped/cuda/hopper_four_bit.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/integers.h"
+
+namespace jf::grouped {
+namespace {
+
+constexpr int kCapability = 90;  // alone: other GPUs have no wgmma
+constexpr int kThreads = 384;
+constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
+constexpr int kDepth = 64, kColumns = 128;
+constexpr int kSharedAlign = 1024;
+constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
+constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
+
+bool two_scale_words(Weights weights) { return weights == Weights::kNvfp4 || weights == Weights::kInt4By32; }
+
+int64_t piece_bytes(Weights weights) { return kColumns * kDepth / 2 + (two_scale_words(weights) ? 2 : 1) * 256 + 16; }
+
+// As in HopperFourBit and HopperStore.
+int64_t pieces(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
+int64_t store_rows(const Problem& p, const FourBitConfig& c) {
+  return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
+}
+
+int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
+  const int64_t stage = round_up(pieces(c) * (c.rows * kRowBytes + piece_bytes(c.weights)), kSharedAlign);
+  const int64_t results = 4 * (size_of(p.out) / 2) * store_rows(p, c) * kRowBytes;
+  constexpr int64_t kUnits = 2 * (16 + 2 * 8);
+  return round_up(c.stages * stage + results + kUnits + c.stages * 16, kSharedAlign);
+}
+
+std::string_view format(Weights weights) {
+  switch (weights) {
+    case Weights::kMxfp4: return "mxfp4";
+    case Weights::kNvfp4: return "nvfp4";
+    case Weights::kInt4By32:
+    case Weights::kInt4By64: return "int4";
+    case Weights::kNumbers: break;
+  }
+  JF_CHECK(false, "no format of four bits");
+}
+
+std::string_view device_format(Weights weights) {
+  switch (weights) {
+    case Weights::kMxfp4: return "Mxfp4";
+    case Weights::kNvfp4: return "Nvfp4";
+    case Weights::kInt4By32: return "Int4<32>";
+    case Weights::kInt4By64: return "Int4<64>";
+    case Weights::kNumbers: break;
+  }
+  JF_CHECK(false, "no format of four bits");
+}
+
+// [rows, columns] with boxes of so many rows of kRowBytes.
+runtime::TensorLayout matrix(int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
+  const int64_t size = size_of(dtype);
+  runtime::TensorLayout layout;
+  layout.axes = 2;
+  layout.element_bytes = static_cast<int>(size);
+  layout.extents = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
+  layout.stride_bytes = {static_cast<uint64_t>(size), static_cast<uint64_t>(columns * size)};
+  layout.box = {static_cast<uint32_t>(kRowBytes / size), static_cast<uint32_t>(box_rows)};
+  layout.swizzle = kRowBytes;
+  return layout;
+}
+
+std::string text(const Problem& p, const FourBitConfig& c, std::string_view entry, int64_t shared) {
+  const std::string_view out = device_type(p.out);
+  std::string s = "#include \"grouped/cuda/hopper_four_bit.cuh\"\n\n";
+  s += cat("// ", print(c), "\n");
+  s += cat("using Tile = jf::grouped::FourBitTile<", c.rows, ", ", c.stages, ", ", c.blocks, ">;\n");
+  s += cat("using Kernel = jf::grouped::HopperFourBit<jf::grouped::", device_format(c.weights), ", ", out, ", Tile, ",
+           p.has_starts ? "true" : "false", ">;\n");
+  s += cat("static_assert(Kernel::kSharedBytes == ", shared,
+           ", \"the launch gives the kernel its shared memory\");\n\n");
+  s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", ", c.blocks, ") void ", entry, "(\n");
+  s += cat("    const jf::bf16*, const unsigned char* pieces, const int* extents, ",
+           p.has_starts ? "const int* starts, " : "", out, "* out,\n");
+  s += "    unsigned* next, const __grid_constant__ jf::TensorMap lhs_map,\n";
+  s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
+  s += "    long long) {\n";
+  s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
+  s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
+           ", static_cast<int>(groups), static_cast<int>(m)};\n");
+  s += "  Kernel::run(memory, lhs_map, pieces, out_map, ragged, out, next, static_cast<int>(k),\n";
+  s += "              static_cast<int>(n));\n}\n";
+  return s;
+}
+
+}  // namespace
+
+std::string print(const FourBitConfig& c) {
+  return cat("wgmma, ", format(c.weights), " weights in registers, tile=", c.rows, "x", kColumns, " stages=", c.stages,
+             " blocks=", c.blocks);
+}
+
+std::string why_not_four_bit(const Problem& p, const Target& target) {
+  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+    return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
+  }
+  if (p.mode != Mode::kRows || p.weights == Weights::kNumbers) return "it takes rows times packed weights of four bits";
+  const bool known_out = p.out == DType::kBF16 || p.out == DType::kF16 || p.out == DType::kF32;
+  if (p.lhs != DType::kBF16 || !known_out) return cat(name(p.lhs), " -> ", name(p.out), ", it takes bf16 rows");
+  if (p.k % 8 != 0 || p.n % 8 != 0) return cat("k=", p.k, " or n=", p.n, " is no multiple of 8");
+  if (p.m == 0 || p.k == 0 || p.n == 0 || p.groups == 0) return "an operand is empty";
+  for (const int64_t size : {p.m, p.k, p.n, p.groups}) {
+    if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
+  }
+  return "";
+}
+
+FourBitConfig choose_four_bit(const Problem& p, const Target& target) {
+  const std::string why = why_not_four_bit(p, target);
+  JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
+  FourBitConfig c;
+  c.weights = p.weights;
+  // Of an average group. A tile that a group fills badly costs stages, one that it does not fit in streams rhs again.
+  const int64_t rows = divide_up(p.m, p.groups);
+  c.rows = rows <= 16 ? 32 : rows <= 48 ? 64 : rows <= 96 ? 128 : 256;
+  // Few rows leave the time to the copies and to the decoding of weights, which two blocks hide from each other.
+  c.blocks = c.rows == 32 ? 2 : 1;
+  constexpr int kMostStages = 8;
+  const auto fits = [&] {
+    return c.blocks * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;
+  };
+  for (c.stages = kMostStages; c.stages > 2 && !fits();) --c.stages;
+  return c;
+}
+
+CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Target& target) {
+  const std::string why = why_not_four_bit(p, target);
+  JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
+  const int64_t shared = shared_bytes(p, c);
+  JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
+             " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
+  CudaKernel kernel;
+  kernel.entry = "jf_grouped_four_bit";
+  kernel.block = kThreads;
+  kernel.shared_bytes = static_cast<int>(shared);
+  kernel.counts = true;
+  const int box_rows = c.rows < 64 ? 16 : 64;
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)}, {out_argument(p), matrix(p.m, p.n, p.out, store_rows(p, c))}};
+  // Every group and every stretch of padding may end in a part tile.
+  const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
+  const int64_t units = (divide_up(p.m, c.rows) + parts - 1) * divide_up(p.n, kColumns);
+  kernel.grid = std::min<int64_t>(units, int64_t{target.multiprocessors} * c.blocks);
+  kernel.instantiation = text(p, c, kernel.entry, shared);
+  return kernel;
+}
+
+}  // namespace jf::grouped

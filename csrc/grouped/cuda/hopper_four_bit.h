@@ -1,0 +1,30 @@
+// The kernel of grouped products with packed weights of four bits: compute capability 9.0 alone.
+#pragma once
+
+#include <string>
+
+#include "grouped/cuda/grouped_cuda.h"
+
+namespace jf::grouped {
+
+struct FourBitConfig {
+  Weights weights = Weights::kMxfp4;
+  int rows = 0;    // of a tile, the most
+  int stages = 0;  // of shared memory, of a piece or two
+  int blocks = 1;  // of a multiprocessor
+
+  bool operator==(const FourBitConfig&) const = default;
+};
+
+// "wgmma, mxfp4 weights in registers, tile=32x128 stages=5 blocks=2"
+std::string print(const FourBitConfig& config);
+
+// Why the kernel does not take the problem; empty where it does.
+std::string why_not_four_bit(const Problem& problem, const Target& target);
+
+// For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
+// four.
+FourBitConfig choose_four_bit(const Problem& problem, const Target& target);
+CudaKernel four_bit_kernel(const Problem& problem, const FourBitConfig& config, const Target& target);
+
+}  // namespace jf::grouped

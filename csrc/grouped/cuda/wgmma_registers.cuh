@@ -1,0 +1,43 @@
+// Warpgroup products whose first operand lies in registers: d[64, n] += a[64, 16] * b[16, n], bf16.
+//
+// A thread holds the four words of `a` that mma_m16n8k16 takes: rows lane / 4 and 8 further of its warp's sixteen,
+// contraction indices lane % 4 * 2 and the next, then the same 8 indices further. b lies in shared memory, K-major. The
+// words may change only when the product has been waited for.
+#pragma once
+
+#include "grouped/cuda/ptx_hopper.cuh"
+
+namespace jf::ptx {
+
+// The numbers name the operands behind the sums.
+template <int kColumns>
+struct WgmmaRegisters;
+
+#define JF_WGMMA_REGISTERS(COLUMNS, SUMS, A0, A1, A2, A3, B, ADD)                                               \
+  template <>                                                                                                   \
+  struct WgmmaRegisters<COLUMNS> {                                                                              \
+    template <int kSize>                                                                                        \
+    static __device__ __forceinline__ void run(float (&sums)[kSize], const unsigned* a, unsigned b, int add) {  \
+      static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                         \
+      asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS \
+                   "k16.f32.bf16.bf16 {" JF_NAMES_##SUMS "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B    \
+                                                         ", add, 1, 1, 0;}"                                     \
+                   : JF_SUMS_##SUMS(sums)                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_description(b)), "r"(add)            \
+                   : "memory");                                                                                 \
+    }                                                                                                           \
+  };
+
+JF_WGMMA_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13)
+JF_WGMMA_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21)
+JF_WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)
+JF_WGMMA_REGISTERS(96, 48, 48, 49, 50, 51, 52, 53)
+JF_WGMMA_REGISTERS(128, 64, 64, 65, 66, 67, 68, 69)
+JF_WGMMA_REGISTERS(160, 80, 80, 81, 82, 83, 84, 85)
+JF_WGMMA_REGISTERS(192, 96, 96, 97, 98, 99, 100, 101)
+JF_WGMMA_REGISTERS(224, 112, 112, 113, 114, 115, 116, 117)
+JF_WGMMA_REGISTERS(256, 128, 128, 129, 130, 131, 132, 133)
+
+#undef JF_WGMMA_REGISTERS
+
+}  // namespace jf::ptx

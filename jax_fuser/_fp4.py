@@ -1,0 +1,118 @@
+"""Weights of four bits: `nvfp4`, `mxfp4` and `int4`, how they are made from floats and what they stand for.
+
+Codes travel two to a byte along the last axis, the first in the low half; blocks of a scale lie along that axis too.
+
+    format   code                          block        scale            value
+    nvfp4    e2m1                          16           e4m3             code * scale * a factor
+    mxfp4    e2m1                          32           e8m0             code * scale
+    int4     two's complement              32, 64, 128  bf16 or f32      code * scale
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FORMATS = ("nvfp4", "mxfp4", "int4")
+_FLT_MAX = np.finfo(np.float32).max
+_E2M1_MAX, _E4M3_MAX = 6.0, 448.0
+# What the eight magnitudes of e2m1 are, and from where on a number is nearer to the next: half way to an even one.
+_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_BEYOND = (np.nextafter(np.float32(0.25), np.float32(1)), 0.75, np.nextafter(np.float32(1.25), np.float32(2)), 1.75,
+           np.nextafter(np.float32(2.5), np.float32(3)), 3.5, np.nextafter(np.float32(5), np.float32(6)))  # fmt: skip
+
+
+def pack(codes: jax.Array) -> jax.Array:
+    """Put codes `(.., k)` of four bits two to a byte."""
+    low, high = codes[..., 0::2], codes[..., 1::2]
+    return (low.astype(jnp.uint8) & 15) | (high.astype(jnp.uint8) << 4)
+
+
+def unpack(data: jax.Array) -> jax.Array:
+    """Take bytes apart: codes `(.., k)`, uint8."""
+    return jnp.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 2 * data.shape[-1])
+
+
+def quantize_four_bits(x: jax.Array, format: str, global_scale: Any, block: int) -> tuple[jax.Array, jax.Array]:
+    """Return the packed codes `(.., k / 2)` and the scales `(.., k / block)` of `x` `(.., k)`.
+
+    A scale is rounded before values are divided by it, so that codes are the nearest under the scale that is stored.
+    """
+    blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    # Backends differ in whether a maximum keeps a NaN.
+    largest = jnp.where(jnp.isnan(blocks).any(axis=-1), jnp.float32(np.nan), jnp.max(jnp.abs(blocks), axis=-1))
+    # Compilers divide by a constant in either way; this one they do not know.
+    most = jax.lax.optimization_barrier(jnp.float32(7 if format == "int4" else _E2M1_MAX))
+    if format == "nvfp4":
+        scale = largest / most
+        inverse_global = jnp.float32(1)
+        if global_scale is not None:
+            scale = scale * global_scale
+            inverse_global = 1 / global_scale
+        scales = _clip(scale, _E4M3_MAX).astype(jnp.float8_e4m3fn)
+        factor = jnp.minimum(1 / (scales.astype(jnp.float32) * inverse_global), _FLT_MAX)
+        codes = to_e2m1(blocks * factor[..., None])
+    elif format == "mxfp4":
+        exponent = _exponent_above(largest * np.float32(1 / _E2M1_MAX))
+        scales = exponent.astype(jnp.uint8).view(jnp.float8_e8m0fnu)
+        codes = to_e2m1(blocks * _power(254 - exponent)[..., None])
+    else:
+        scales = (largest / most).astype(jnp.bfloat16)
+        wide = scales.astype(jnp.float32)[..., None]
+        # Rounding may have made the scale smaller than a seventh of the largest value.
+        codes = jnp.clip(jnp.round(blocks / jnp.where(wide == 0, 1, wide)), -7, 7).astype(jnp.int8).view(jnp.uint8)
+    return pack(codes.reshape(x.shape)), scales
+
+
+def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax.Array:
+    """Return codes times their scales, float32 `(.., k)`."""
+    codes = unpack(data)
+    if format == "int4":
+        values = ((codes ^ 8).astype(jnp.int8) - 8).astype(jnp.float32)
+    else:
+        values = from_e2m1(codes)
+    wide = scale_values(scales)
+    size = values.shape[-1] // scales.shape[-1] if scales.shape[-1] else 1
+    return (values.reshape(*scales.shape, size) * wide[..., None]).reshape(values.shape)
+
+
+def to_e2m1(x: jax.Array) -> jax.Array:
+    """Return the codes, uint8, of the nearest e2m1 values; ties go to the even code, what is too large to 6."""
+    magnitude = jnp.abs(x)
+    code = sum((magnitude >= np.float32(limit)).astype(jnp.uint8) for limit in _BEYOND)
+    return code | (jnp.signbit(x).astype(jnp.uint8) << 3)
+
+
+def from_e2m1(codes: jax.Array) -> jax.Array:
+    """Return the values of e2m1 codes, float32."""
+    table = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
+    return jnp.asarray(table)[codes]
+
+
+def scale_values(scales: jax.Array) -> jax.Array:
+    """Return scales as float32, e8m0 without a detour through numbers that a backend flushes to zero."""
+    if scales.dtype != jnp.float8_e8m0fnu:
+        return scales.astype(jnp.float32)
+    exponent = scales.view(jnp.uint8).astype(jnp.int32)
+    return jnp.where(exponent == 255, jnp.float32(np.nan), _power(exponent))
+
+
+def _clip(x: jax.Array, most: float) -> jax.Array:
+    return jnp.where(x > most, jnp.float32(most), x)  # a NaN stays one
+
+
+def _power(exponent: jax.Array) -> jax.Array:
+    """2 to the exponent less 127, exact from 2^-126 on; that of 0 is 2^-127."""
+    exponent = exponent.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(jnp.where(exponent == 0, 1 << 22, exponent << 23), jnp.float32)
+
+
+def _exponent_above(x: jax.Array) -> jax.Array:
+    """The exponent, biased by 127, of the smallest power of two that is not below `x` >= 0; 255 for a NaN."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0)
+    exponent = jnp.where(bits <= 1 << 22, 0, exponent)
+    return jnp.where(jnp.isnan(x), 255, jnp.minimum(exponent, 254))

@@ -1,0 +1,177 @@
+"""The grouped product with packed weights of four bits, as one JAX primitive.
+
+    lhs (m, k), pieces of weights (groups, n, k)  ->  (m, n)
+
+On GPUs of compute capability 9.0 a kernel decodes the weights on their way to the tensor cores; elsewhere they become
+an array of the dtype of lhs first. Differentiable in lhs; its cotangent is the product with that array.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser import _core, _ffi
+from jax_fuser._grouped_primitive import product
+from jax_fuser._nested_checks import check_extents, check_order, index_array
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._packed_weights import PackedWeights, unpack_weights
+from jax_fuser._ragged_dot import to_extents
+from jax_fuser._row_groups import ordered_starts, spans
+from jax_fuser._varying import same_varying
+
+packed_p = jax.extend.core.Primitive("jax_fuser_packed_matmul")
+_FUNCTION = "scaled_grouped_matmul"
+
+
+def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: Any, validate: bool) -> Any:
+    """Check the operands of `scaled_grouped_matmul` with rows of floats and packed weights, and multiply them."""
+    nested = lhs if isinstance(lhs, NestedTensor) else None
+    starts = None
+    if nested is not None:
+        if group_sizes is not None:
+            raise TypeError(f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor")
+        data, extents = nested.data, nested.extents
+        if nested.gapped and extents.ndim == 1:
+            if validate:
+                check_order(_FUNCTION, nested.starts, extents)
+            starts = ordered_starts(nested.starts, extents, nested.capacity)
+    else:
+        if group_sizes is None:
+            raise TypeError(f"{_FUNCTION}: lhs is an array, so group_sizes= is needed")
+        data, extents = jnp.asarray(lhs), index_array(_FUNCTION, "group_sizes", group_sizes, validate)
+    groups, _, k = weights.shape
+    if not jnp.issubdtype(data.dtype, jnp.floating):
+        raise TypeError(f"{_FUNCTION}: weights of four bits need lhs of floats, got {data.dtype}")
+    if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
+        raise ValueError(
+            f"{_FUNCTION}: weights {weights.shape} as (groups, n, k) need lhs (m, {k}) and group_sizes ({groups},), "
+            f"got {data.shape} and {extents.shape}"
+        )
+    if nested is None:
+        if validate:
+            check_extents(_FUNCTION, extents, data.shape[0], 0)
+        extents = to_extents(extents, data.shape[0])
+    out = packed_product(data, weights, extents, starts, dtype=np.dtype(dtype))
+    return out if nested is None else nested.replace(data=out)
+
+
+def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any = None, *, dtype: Any) -> jax.Array:
+    """Multiply the rows of each group by its weights; rows of no group give zero."""
+    operands = (lhs, weights.pieces, extents) if starts is None else (lhs, weights.pieces, extents, starts)
+    return packed_p.bind(
+        *same_varying(*operands),
+        format=weights.format,
+        block=weights.block,
+        n=weights.n,
+        dtype=np.dtype(dtype),
+    )
+
+
+def why_no_kernel(lhs: Any, n: int, dtype: Any) -> str | None:
+    """Say why this product has no kernel on GPUs; None where it has one."""
+    target = _ffi.target_text("cuda")
+    if " sm=90 " not in target:
+        return f"the kernel is for compute capability 9.0, the target is {target}"
+    if lhs.dtype != jnp.bfloat16:
+        return f"the kernel takes bfloat16 rows, got {lhs.dtype}"
+    if dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+        return f"the kernel gives 16-bit floats or float32, not {np.dtype(dtype)}"
+    if lhs.shape[1] % 8 or n % 8:
+        return f"the kernel takes k and n in multiples of 8, got {lhs.shape[1]} and {n}"
+    if lhs.size == 0 or n == 0:
+        return "an operand is empty"
+    return _ffi.can_compile("cuda")
+
+
+def _weights(lhs: Any, pieces: Any, params: Any) -> PackedWeights:
+    return PackedWeights(pieces, params["format"], params["block"], params["n"], lhs.shape[-1])
+
+
+def _plain(lhs: Any, pieces: Any, extents: Any, *starts: Any, **params: Any) -> jax.Array:
+    weights = unpack_weights(_weights(lhs, pieces, params), lhs.dtype)
+    return product(lhs, weights, extents, *starts, mode="rows", dtype=params["dtype"], transpose_rhs=True)
+
+
+def _abstract_eval(lhs: Any, pieces: Any, extents: Any, *starts: Any, n: int, dtype: Any, **_: Any) -> Any:
+    fits = lhs.ndim == 2 and pieces.ndim == 4 and extents.shape == pieces.shape[:1]
+    if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in (extents, *starts)):
+        got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, pieces, extents, *starts))
+        raise ValueError(f"scaled_grouped_matmul: operands do not fit packed weights: {got}")
+    sharding = lhs.sharding.update(spec=jax.P(lhs.sharding.spec[0], None))
+    return lhs.update(shape=(lhs.shape[0], n), dtype=dtype, weak_type=False, sharding=sharding)
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: int, dtype: str) -> str:
+    builder = _core.Builder("packed_matmul")
+    names = ("lhs", "weights", "extents", "starts")
+    values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
+    starts = values[3] if len(values) == 4 else None
+    label = "packed_matmul"
+    builder.output(builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, label, weights=weights, columns=n))
+    return builder.finish()
+
+
+_lower_plain = mlir.lower_fun(_plain, multiple_results=False)
+
+
+def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
+    why = why_no_kernel(ctx.avals_in[0], params["n"], params["dtype"])
+    if why is not None:
+        if ctx.avals_out[0].size:
+            warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
+        return _lower_plain(ctx, *operands, **params)
+    types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in ctx.avals_in)
+    weights = params["format"] if params["format"] != "int4" else f"int4x{params['block']}"
+    program = _program(types, weights, params["n"], _ffi.known_dtype_name(params["dtype"]))
+    return _ffi.emit_program(ctx, operands, program, platform="cuda")
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    out = packed_p.bind(*primals, **params)
+    if type(tangents[0]) is ad.Zero:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, packed_p.bind(*same_varying(tangents[0], *primals[1:]), **params)
+
+
+def _transpose(cotangent: Any, lhs: Any, pieces: Any, *indices: Any, **params: Any) -> list[Any]:
+    nothing = [None] * (1 + len(indices))
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(lhs.aval.to_ct_aval()), *nothing]
+    weights = unpack_weights(_weights(lhs.aval, pieces, params), lhs.aval.dtype)
+    return [product(cotangent, weights, *indices, mode="rows", dtype=lhs.aval.dtype), *nothing]
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    lhs, pieces, *indices = args
+    if all(d is None for d in dims[1:]):
+        # Contiguous groups stay contiguous when every row becomes as many as the batch has.
+        lhs = jnp.moveaxis(lhs, dims[0], 1)
+        m, size, k = lhs.shape
+        starts, extents = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
+        indices = [extents * size] if len(indices) == 1 else [extents * size, starts * size]
+        out = packed_p.bind(lhs.reshape(m * size, k), pieces, *indices, **params)
+        return out.reshape(m, size, -1), 1
+    return jax.vmap(functools.partial(_plain, **params), in_axes=tuple(dims))(*args), 0
+
+
+@functools.partial(jax.jit, static_argnames=("format", "block", "n", "dtype"))
+def _run(*operands: Any, **params: Any) -> jax.Array:
+    return packed_p.bind(*operands, **params)
+
+
+packed_p.def_impl(_run)
+packed_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[packed_p] = _jvp
+ad.primitive_transposes[packed_p] = _transpose
+batching.primitive_batchers[packed_p] = _batch
+mlir.register_lowering(packed_p, _lower_plain)
+mlir.register_lowering(packed_p, _lower_cuda, platform="cuda")

@@ -1,0 +1,251 @@
+"""Weights of four bits in the order in which the kernels of GPUs of compute capability 9.0 read them.
+
+`csrc/grouped/cuda/four_bit.cuh` describes pieces of 128 columns by 64 contraction indices. The order is the same for
+every size, so that weights are put into it once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fuser._fp4 import FORMATS, from_e2m1, unpack
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import ScaledTensor
+
+_STATIC = {"static": True}
+_COLUMNS, _DEPTH = 128, 64  # of a piece
+# The rows of a product and their order in memory: slice of 64 columns, warp, row of eight, which half of sixteen.
+_ROWS = (2, 4, 8, 2)
+# Contraction indices likewise: product of sixteen, half of it, lane of four, which of two.
+_INDICES = (4, 2, 4, 2)
+_NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to this
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights `(groups, n, k)` of four bits, ordered by `repack_weights`.
+
+    Attributes:
+        pieces: uint32 `(groups, columns, depths, words)`: codes, scales and a factor of 128 columns by 64 contraction
+            indices.
+        format: "nvfp4", "mxfp4" or "int4".
+        block: weights of a scale, as the pieces have them.
+        n, k: columns and contraction indices of the weights.
+    """
+
+    pieces: Any
+    format: str = field(metadata=_STATIC)
+    block: int = field(metadata=_STATIC)
+    n: int = field(metadata=_STATIC)
+    k: int = field(metadata=_STATIC)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`(groups, n, k)`."""
+        return self.pieces.shape[0], self.n, self.k
+
+
+def repack_weights(weights: ScaledTensor) -> PackedWeights:
+    """Order weights of four bits as the kernel for GPUs of compute capability 9.0 reads them.
+
+    Done once, when weights are loaded. The bits stay as many; columns are filled up to a multiple of 128 and
+    contraction indices to one of 64. Values stay the same, but for float32 scales of "int4", which are rounded to
+    bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
+
+    Args:
+        weights: `ScaledTensor` `(groups, n, k)` of format "nvfp4", "mxfp4" or "int4"; its `global_scale` is a number or
+            `(groups, 1, 1)`. Not differentiable.
+
+    Returns:
+        `PackedWeights`, which `scaled_grouped_matmul` takes as `rhs`.
+
+    Raises:
+        TypeError: no `ScaledTensor`, or of another format.
+        ValueError: not three axes, or scales that do not fit them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.repack_weights(jf.quantize(jnp.ones((3, 200, 64)), "mxfp4")).shape
+        (3, 200, 64)
+    """
+    if not isinstance(weights, ScaledTensor) or weights.format not in FORMATS:
+        got = weights.format if isinstance(weights, ScaledTensor) else type(weights).__name__
+        raise TypeError(f"repack_weights: expected a ScaledTensor of format {', '.join(FORMATS)}, got {got}")
+    if isinstance(weights.data, NestedTensor) or weights.data.ndim != 3:
+        raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
+    groups, n, k = weights.shape
+    (block,) = weights.block
+    assert block is not None
+    fitting = (groups, n, k // block)
+    if k % block or weights.scales.shape != fitting:
+        raise ValueError(
+            f"repack_weights: weights {weights.shape} with blocks of {block} need scales {fitting}, got "
+            f"{weights.scales.shape}"
+        )
+    return _repack(weights.data, weights.scales, weights.global_scale, format=weights.format, block=block)
+
+
+@functools.partial(jax.jit, static_argnames=("format", "block"))
+def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, *, format: str, block: int) -> PackedWeights:
+    groups, n, k = *data.shape[:2], 2 * data.shape[2]
+    factors = jnp.ones(groups, jnp.float32)
+    if global_scale is not None:
+        factors = jnp.broadcast_to(jnp.asarray(global_scale, jnp.float32).reshape(-1), (groups,))
+    if format == "int4":
+        fields = jax.lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.uint16)
+        if block == 128:
+            fields, block = jnp.repeat(fields, 2, axis=2), 64
+    elif format == "mxfp4":
+        exponents = jax.lax.bitcast_convert_type(scales, jnp.uint8).astype(jnp.int32)
+        # Relative to the largest of the group, so that no scale leaves the range of bf16.
+        largest = jnp.max(jnp.where(exponents == 255, 1, exponents), axis=(1, 2)).clip(1)
+        fields = jnp.where(exponents == 255, 255, (exponents - largest[:, None, None] + 253).clip(0))
+        factors = factors * jax.lax.bitcast_convert_type(largest.astype(jnp.uint32) << 23, jnp.float32)
+    else:
+        fields = jnp.asarray(_E5M3)[jax.lax.bitcast_convert_type(scales, jnp.uint8)]
+        factors = factors * np.float32(2**_NVFP4_EXPONENT)
+    order = functools.partial(_order_group, format=format, block=block)
+    pieces = jax.lax.map(lambda group: order(*group), (data, scales, fields))
+    # Copies are multiples of 16 bytes.
+    factor = jax.lax.bitcast_convert_type(factors, jnp.uint32)[:, None, None, None]
+    factor = jnp.pad(jnp.broadcast_to(factor, (*pieces.shape[:3], 1)), ((0, 0), (0, 0), (0, 0), (0, 3)))
+    return PackedWeights(jnp.concatenate([pieces, factor], axis=3), format, block, n, k)
+
+
+def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, format: str, block: int) -> jax.Array:
+    """Pieces `(columns, depths, words)` of one group."""
+    codes = unpack(data)
+    n, k = codes.shape
+    across, down = -(-n // _COLUMNS), -(-k // _DEPTH)
+    if format == "int4":
+        codes = codes ^ 8  # plus 8
+    else:
+        wide = jnp.repeat(_code_change(scales), k // scales.shape[1], axis=1)
+        codes = (codes ^ (wide & 8)) & jnp.where(wide & 1, 0, 15).astype(jnp.uint8)
+    codes = jnp.pad(codes, ((0, across * _COLUMNS - n), (0, down * _DEPTH - k))).astype(jnp.uint32)
+    codes = codes.reshape(across, *_ROWS[:2], _ROWS[3], _ROWS[2], down, *_INDICES)
+    # To columns, depths, slice, warp, row, lane, product; summed over: half of rows, half of indices, which of two.
+    codes = codes.transpose(0, 5, 1, 2, 4, 8, 6, 3, 7, 9)
+    words = jnp.zeros(codes.shape[:-3], jnp.uint32)
+    for half in range(2):
+        for far in range(2):
+            for high in range(2):
+                words |= _place(codes[..., half, far, high], half + 2 * far, high, format)
+    words = words.reshape(across, down, -1)
+    return jnp.concatenate([words, _order_scales(fields, across, down, block, format)], axis=2)
+
+
+def _place(code: jax.Array, pair: int, high: int, format: str) -> jax.Array:
+    """The bits of a word that hold a code of that pair, in its low or high half."""
+    if format == "int4":
+        return code << (4 * pair + 16 * high)
+    sign, magnitude = code >> 3, code & 7
+    if pair == 3:
+        return (magnitude >> 1 | (magnitude & 1) << 4 | sign << 3) << (16 * high)
+    return _rotate_left((magnitude << 6 | sign << 15) << (16 * high), 3 * pair)
+
+
+def _order_scales(fields: jax.Array, across: int, down: int, block: int, format: str) -> jax.Array:
+    blocks = _DEPTH // block
+    fields = fields.astype(jnp.uint32)
+    pad = ((0, across * _COLUMNS - fields.shape[0]), (0, down * blocks - fields.shape[1]))
+    fields = jnp.pad(fields, pad).reshape(across, *_ROWS[:2], _ROWS[3], _ROWS[2], down, blocks)
+    fields = fields.transpose(0, 5, 1, 2, 4, 6, 3)  # columns, depths, slice, warp, row, block, half
+    shift = {"int4": 0, "mxfp4": 7, "nvfp4": 4}[format]
+    words = fields[..., 0] << shift | fields[..., 1] << (shift + 16)
+    if format != "int4":
+        # Two blocks to a word, the second rotated by eight bits.
+        words = words.reshape(*words.shape[:-1], blocks // 2, 2)
+        words = words[..., 0] | _rotate_left(words[..., 1], 8)
+    return words.reshape(across, down, -1)
+
+
+def _rotate_left(word: jax.Array, bits: int) -> jax.Array:
+    return word if bits == 0 else word << bits | word >> (32 - bits)
+
+
+def _code_change(scales: jax.Array) -> jax.Array:
+    """What a block's scale does to its codes: 8 turns their signs, 1 makes them zeros. Scales become positive, and one
+    that is zero or NaN needs no code."""
+    bits = jax.lax.bitcast_convert_type(scales, jnp.uint8)
+    if scales.dtype == jnp.float8_e8m0fnu:
+        return (bits == 255).astype(jnp.uint8)
+    return ((bits & 127) % 127 == 0).astype(jnp.uint8) | (bits >> 7 << 3)
+
+
+def _e5m3() -> np.ndarray:
+    """For every e4m3 scale five bits of exponent and three of mantissa, without subnormals: 2^-21 is exponent 0."""
+    table = np.zeros(128, np.uint8)
+    for bits in range(1, 127):
+        exponent, mantissa = bits >> 3, bits & 7
+        value = mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+        power = int(np.floor(np.log2(value)))
+        table[bits] = (power + 21) << 3 | int((value / 2.0**power - 1) * 8)
+    table[127] = 255
+    return np.concatenate([table, table])
+
+
+_E5M3 = _e5m3()
+
+
+def unpack_weights(weights: PackedWeights, dtype: Any) -> jax.Array:
+    """The weights `(groups, n, k)`, as the kernel computes with them and then multiplied with their factor."""
+    unpack_group = functools.partial(_unpack_group, weights=weights, dtype=dtype)
+    return jax.lax.map(unpack_group, weights.pieces)
+
+
+def _unpack_group(pieces: jax.Array, *, weights: PackedWeights, dtype: Any) -> jax.Array:
+    across, down = pieces.shape[:2]
+    if pieces.size == 0:
+        return jnp.zeros((weights.n, weights.k), dtype)
+    blocks = _DEPTH // weights.block
+    factor = jax.lax.bitcast_convert_type(pieces[0, 0, -4], jnp.float32)
+    codes, scales = jnp.split(pieces[..., :-4], [_COLUMNS * _DEPTH // 8], axis=2)
+    codes = codes.reshape(across, down, *_ROWS[:3], _INDICES[2], _INDICES[0])
+    parts = [[[_take(codes, half + 2 * far, high, weights.format) for high in range(2)] for far in range(2)]
+             for half in range(2)]  # fmt: skip
+    codes = jnp.stack([jnp.stack([jnp.stack(far, -1) for far in half], -2) for half in parts], -3)
+    codes = codes.transpose(0, 2, 3, 7, 4, 1, 6, 8, 5, 9).reshape(across * _COLUMNS, down * _DEPTH)
+    if weights.format == "int4":
+        values = codes.astype(jnp.float32) - 8
+    else:
+        values = from_e2m1(codes)
+
+    if weights.format != "int4":
+        scales = jnp.stack([scales, _rotate_left(scales, 24)], axis=-1)
+    scales = scales.reshape(across, down, *_ROWS[:3], blocks)
+    mask = {"int4": 0xFFFF, "mxfp4": 0x7F80, "nvfp4": 0x0FF0}[weights.format]
+    halves = jnp.stack([scales & mask, scales >> 16 & mask], axis=-1)
+    halves = halves.transpose(0, 2, 3, 6, 4, 1, 5).reshape(across * _COLUMNS, down * blocks)
+    if weights.format == "nvfp4":
+        # 0x7000 less the exponent of 2^(126 - _NVFP4_EXPONENT), which e2m1 takes back: bf16 of the scale itself.
+        exponent = (126 - _NVFP4_EXPONENT) << 7
+        halves = jnp.where(halves == 0x0FF0, 0x7FC0, jnp.where(halves == 0, 0, halves + 0x7000 - exponent))
+        factor = factor * np.float32(2.0**-_NVFP4_EXPONENT)
+    elif weights.format == "mxfp4":
+        halves = jnp.where(halves == 0x7F80, 0x7FC0, jnp.where(halves <= 126 << 7, 0, halves - (126 << 7)))
+    wide = jax.lax.bitcast_convert_type(halves << 16, jnp.float32)
+    values = values.reshape(*wide.shape, weights.block) * wide[..., None]
+    values = values.reshape(across * _COLUMNS, down * _DEPTH)[: weights.n, : weights.k]
+    if weights.format == "int4":
+        values = values.astype(jnp.bfloat16).astype(jnp.float32)
+    return (values * factor).astype(dtype)
+
+
+def _take(words: jax.Array, pair: int, high: int, format: str) -> jax.Array:
+    """The inverse of `_place`."""
+    if format == "int4":
+        return words >> (4 * pair + 16 * high) & 15
+    if pair == 3:
+        words = words >> (16 * high)
+        return (words & 3) << 1 | words >> 4 & 1 | words & 8
+    words = _rotate_left(words, (32 - 3 * pair) % 32) >> (16 * high)
+    return words >> 6 & 7 | words >> 12 & 8

@@ -1,0 +1,258 @@
+"""Weights of four bits: what quantization stores, the order of packed weights, and products with them."""
+
+import re
+
+import grouped_reference as ref
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from test_cuda_sources import nvrtc_or_skip, resources
+from test_grouped_hopper import EDGES, sass
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core, _fp4, _packed_matmul, _packed_weights
+
+FORMATS = [("nvfp4", 16), ("mxfp4", 32), ("int4", 32), ("int4", 64), ("int4", 128)]
+rng = np.random.default_rng(0)
+
+
+def weights(groups, n, k, format, block, **options):
+    spread = np.exp2(rng.integers(-6, 7, (groups, n, 1)))
+    return jf.quantize(jnp.asarray(rng.normal(size=(groups, n, k)) * spread, jnp.float32), format, block=(block,),
+                       **options)  # fmt: skip
+
+
+def test_e2m1_rounds_as_ml_dtypes_does():
+    x = np.concatenate([rng.normal(size=4000) * 3, np.linspace(-8, 8, 1025), [0.0, -0.0, 1e9, -1e9]]).astype(np.float32)
+    codes = np.asarray(_fp4.to_e2m1(jnp.asarray(x)))
+    want = x.astype(ml_dtypes.float4_e2m1fn)
+    np.testing.assert_array_equal(codes, want.view(np.uint8) & 15)
+    np.testing.assert_array_equal(np.asarray(_fp4.from_e2m1(jnp.asarray(codes))), want.astype(np.float32))
+
+
+@pytest.mark.parametrize("gain", [None, 448 * 6 / 5.0])
+def test_nvfp4_is_the_recipe_with_rounded_scales_bit_by_bit(gain):
+    """In numpy and ml_dtypes, with blocks of zeros, of tiny and of huge numbers, and one with a NaN."""
+    x = rng.normal(size=(64, 64)).astype(np.float32)
+    x[0], x[1], x[2], x[3, :16] = 0, x[1] * 1e-7, x[2] * 1e6, 0
+    x[4, 3] = np.nan
+    got = jf.quantize(jnp.asarray(x), "nvfp4", global_scale=gain)
+    blocks = x.reshape(64, 4, 16)
+    with np.errstate(all="ignore"):
+        scale = np.abs(blocks).max(-1) / np.float32(6) * np.float32(1 if gain is None else gain)
+        scales = np.where(scale > 448, np.float32(448), scale).astype(ml_dtypes.float8_e4m3fn)
+        inverse = np.float32(1) if gain is None else np.float32(1) / np.float32(gain)
+        factor = np.minimum(np.float32(1) / (scales.astype(np.float32) * inverse), np.finfo(np.float32).max)
+        codes = (blocks * factor[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8).reshape(64, 64) & 15
+    np.testing.assert_array_equal(np.asarray(got.scales).view(np.uint8), scales.view(np.uint8))
+    of_numbers = np.delete(np.arange(64), 4)
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4
+    np.testing.assert_array_equal(np.asarray(got.data)[of_numbers], packed[of_numbers])
+    wide = np.asarray(jf.dequantize(got))
+    assert np.isnan(wide[4, :16]).all() and np.isfinite(wide[4, 16:]).all() and not wide[0].any()
+    assert_close(wide[5:], x[5:], scale=1e4)
+
+
+def test_mxfp4_scales_are_powers_of_two_that_no_value_exceeds():
+    x = rng.normal(size=(40, 96)).astype(np.float32) * np.exp2(rng.integers(-100, 100, (40, 1))).astype(np.float32)
+    x[0], x[1, 0] = 0, np.nan
+    got = jf.quantize(jnp.asarray(x), "mxfp4")
+    scales = np.asarray(got.scales).astype(np.float32)
+    most = np.abs(x.reshape(40, 3, 32)).max(-1)
+    assert np.isnan(scales[1, 0]) and (most[2:] <= 6 * scales[2:]).all() and (most[2:] > 2.99 * scales[2:]).all()
+    want = (x[2:].reshape(38, 3, 32) / scales[2:, :, None]).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(jf.dequantize(got))[2:], (want * scales[2:, :, None]).reshape(38, 96))
+
+
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_int4_is_within_half_a_scale(block):
+    x = rng.normal(size=(20, 256)).astype(np.float32)
+    x[0] = 0
+    got = jf.quantize(jnp.asarray(x), "int4", block=(block,))
+    assert got.shape == (20, 256) and got.scales.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(jf.dequantize(got)) - x).reshape(20, -1, block).max(-1)
+    assert (error <= 0.55 * np.asarray(got.scales).astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(("format", "block"), FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(200, 128), (8, 384)])
+def test_packed_weights_hold_the_same_values(format, block, n, k):
+    w = weights(2, n, k, format, block, **({"global_scale": 300.0} if format == "nvfp4" else {}))
+    packed = jf.repack_weights(w)
+    assert packed.shape == (2, n, k)
+    want = np.asarray(jf.dequantize(w))
+    if format == "int4":
+        want = want.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(_packed_weights.unpack_weights(packed, jnp.float32)), want)
+
+
+def test_packed_weights_keep_every_code_and_scale():
+    """All pairs of a code and a scale, negative scales, zeros and NaN among them; -8 of int4."""
+    scales = np.arange(256, dtype=np.uint8)
+    codes = np.tile(np.arange(16, dtype=np.uint8), (1, 256, 16))
+    data = jnp.asarray(codes[..., 0::2] | codes[..., 1::2] << 4)
+    for format, block, dtype in (("nvfp4", 16, jnp.float8_e4m3fn), ("mxfp4", 32, jnp.float8_e8m0fnu)):
+        stored = jnp.asarray(np.tile(scales[None, :, None], (1, 1, 256 // block))).view(dtype)
+        if format == "mxfp4":  # no farther apart than bf16 reaches
+            stored = stored.at[:, :130].set(stored[:, 130:131])
+        w = jf.ScaledTensor(data, stored, None, format, (block,))
+        got = np.asarray(_packed_weights.unpack_weights(jf.repack_weights(w), jnp.float32))
+        want = np.asarray(jf.dequantize(w))
+        far = np.abs(want) > 3e38 if format == "mxfp4" else np.zeros(want.shape, bool)
+        np.testing.assert_array_equal(got[~far], want[~far])
+    w = jf.ScaledTensor(data, jnp.full((1, 256, 8), 0.5, jnp.bfloat16), None, "int4", (32,))
+    assert jf.dequantize(w).min() == -4
+    np.testing.assert_array_equal(np.asarray(_packed_weights.unpack_weights(jf.repack_weights(w), jnp.float32)),
+                                  np.asarray(jf.dequantize(w)))  # fmt: skip
+
+
+def multiply(x, w, extents, starts=None, dtype=jnp.float32):
+    run = jax.jit(lambda x, e, s: _packed_matmul.packed_product(x, w, e, s, dtype=dtype))
+    return run(x, jnp.asarray(extents, jnp.int32), None if starts is None else jnp.asarray(starts, jnp.int32))
+
+
+def truth(x, w, extents, starts=None):
+    wide = np.asarray(jf.dequantize(w)).astype(ml_dtypes.bfloat16).astype(np.float64)
+    return ref.rows(np.asarray(x).astype(np.float64), wide.swapaxes(1, 2), extents, starts)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(("format", "block"), FORMATS[:4])
+def test_ragged_edges(edge, format, block, device):
+    """Padding rows hold NaN; sizes fit no tile."""
+    if device.platform == "cpu" and format != "nvfp4":
+        pytest.skip("unpacked, all formats are one product")
+    extents, starts = EDGES[edge]
+    m, k, n = 700, 192, 136
+    w = weights(len(extents), n, k, format, block)
+    x = np.asarray(rng.normal(size=(m, k)), ml_dtypes.bfloat16)
+    want = truth(x, w, extents, starts)
+    x[~ref.owned_rows(extents, m, starts)] = np.nan
+    got = multiply(jnp.asarray(x), jf.repack_weights(w), extents, starts)
+    assert_close(got, want, dtype="float32", scale=2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("m", [40, 200, 500, 1500])
+def test_every_tile(m, dtype, device):
+    """One group has most rows, one none, and the rows of every tile's height occur."""
+    if device.platform == "cpu" and m > 40:
+        pytest.skip("tiles are those of the kernel")
+    groups, k, n = 6, 320, 264
+    extents = [m // 2, 0, m // 8, 1, m // 4, 3]
+    w = weights(groups, n, k, "nvfp4", 16, global_scale=77.0)
+    x = jnp.asarray(rng.normal(size=(m, k)), jnp.bfloat16)
+    wide = np.asarray(jf.dequantize(w)).astype(np.float64)
+    want = ref.rows(np.asarray(x).astype(np.float64), wide.swapaxes(1, 2), extents, None)
+    # Without a kernel the factor is part of the weights, which are rounded to bfloat16.
+    assert_close(multiply(x, jf.repack_weights(w), extents, dtype=dtype), want, dtype=dtype,
+                 scale=1 if dtype == jnp.bfloat16 else 200)  # fmt: skip
+
+
+def test_a_nan_stays_in_its_group(device):
+    w = weights(3, 64, 64, "mxfp4", 32)
+    scales = w.scales.view(jnp.uint8).at[1, 5, 0].set(255).view(jnp.float8_e8m0fnu)
+    w = jf.ScaledTensor(w.data, scales, None, "mxfp4", (32,))
+    got = multiply(jnp.ones((9, 64), jnp.bfloat16), jf.repack_weights(w), [4, 2, 3])
+    bad = np.isnan(np.asarray(got))
+    assert bad[4:6, 5].all() and bad.sum() == 2
+
+
+def test_public_product_takes_arrays_and_nested_tensors_and_differentiates():
+    w = weights(3, 40, 64, "mxfp4", 32)
+    x = jnp.asarray(rng.normal(size=(20, 64)), jnp.float32)
+    sizes = jnp.array([5, 0, 11])
+    dense = jnp.swapaxes(jf.dequantize(w), 1, 2)
+    want = jf.grouped_matmul(x, dense, sizes)
+    packed = jf.repack_weights(w)
+    f32 = {"preferred_element_type": jnp.float32}
+    assert_close(jf.scaled_grouped_matmul(x, packed, sizes, **f32), want)
+    assert_close(jf.scaled_grouped_matmul(x, w, sizes, **f32), want)
+    nested = jf.as_nested(x, extents=[5, 0, 11])
+    assert_close(jf.scaled_grouped_matmul(nested, packed, **f32).data, want)
+    assert jf.scaled_grouped_matmul(x.astype(jnp.bfloat16), packed, sizes).dtype == jnp.bfloat16
+
+    def loss(multiply):
+        return jax.grad(lambda x: (multiply(x) ** 2).sum())(x)
+
+    got = loss(lambda x: jf.scaled_grouped_matmul(x, packed, sizes, **f32))
+    assert_close(got, loss(lambda x: jf.grouped_matmul(x, dense, sizes)), scale=2)
+    batch = jnp.stack([x, -x])
+    got = jax.vmap(lambda x: jf.scaled_grouped_matmul(x, packed, sizes, validate=False, **f32))(batch)
+    assert_close(got, jnp.stack([want, -want]))
+    got = jax.vmap(lambda x, s: jf.scaled_grouped_matmul(x, packed, s, validate=False, **f32))(
+        batch, jnp.stack([sizes, sizes[::-1]])
+    )
+    assert_close(got[1], -jf.grouped_matmul(x, dense, sizes[::-1]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: jf.quantize(jnp.ones((4, 40)), "nvfp4"), ValueError, "the last axis must be a multiple of the block"),
+        (lambda: jf.quantize(jnp.ones((4, 64)), "int4", block=(16,)), ValueError, "int4 has blocks"),
+        (lambda: jf.quantize(jnp.ones((4, 64)), "mxfp4", global_scale=2.0), ValueError, "global_scale= is for nvfp4"),
+        (lambda: jf.repack_weights(jf.quantize(jnp.ones((2, 4, 32)), "fp8_row")), TypeError, "got fp8_row"),
+        (lambda: jf.repack_weights(jf.quantize(jnp.ones((4, 32)), "mxfp4")), ValueError, r"\(groups, n, k\), got"),
+        (
+            lambda: jf.scaled_grouped_matmul(
+                jnp.ones((4, 48)), jf.quantize(jnp.ones((2, 8, 32)), "mxfp4"), jnp.array([1, 1])
+            ),
+            ValueError,
+            r"need lhs \(m, 32\) and group_sizes \(2,\), got \(4, 48\) and \(2,\)",
+        ),
+    ],
+)
+def test_errors_say_what_fits(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def program(weights, m, dtype="bf16", starts=False, groups=4, k=192, n=136):
+    words = 1024 + (128 if weights in ("nvfp4", "int4x32") else 64) + 4
+    types = [("bf16", (m, k)), ("u32", (groups, -(-n // 128), -(-k // 64), words)), ("s32", (groups,))]
+    return _packed_matmul._program((*types, *types[2:] * starts), weights, n, dtype)
+
+
+HOPPER = _core.cuda_target_for(90)
+
+
+@pytest.mark.parametrize(
+    ("weights", "m", "dtype", "starts", "tile"),
+    [
+        ("mxfp4", 20, "bf16", False, "tile=32x128 stages=5 blocks=2"),
+        ("nvfp4", 20, "f32", True, "tile=32x128 stages=4 blocks=2"),
+        ("int4x32", 150, "bf16", False, "tile=64x128 stages=7 blocks=1"),
+        ("int4x64", 300, "f16", True, "tile=128x128 stages=4 blocks=1"),
+        ("nvfp4", 1000, "bf16", False, "tile=256x128 stages=5 blocks=1"),
+    ],
+)
+def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, tile, tmp_path):
+    """Products take their first operand from registers; nothing spills, and the compiler lets products overlap."""
+    text = program(weights, m, dtype, starts)
+    [facts] = _core.facts(text, HOPPER)
+    assert tile in facts["parameters"] and f"{weights.split('x3')[0].split('x6')[0]} weights" in facts["parameters"]
+    nvrtc_or_skip()
+    [(_, _, cubin)] = _core.compile_cuda(text, HOPPER)
+    [used] = resources(cubin, tmp_path / "kernel.cubin")
+    assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
+    lines = sass(tmp_path / "kernel.cubin")
+    products = re.findall(r"HGMMA\.64x\d+x16\.F32\.BF16 R\d+, (\w+)", lines)
+    assert len(products) >= 8 and all(operand.startswith("R") for operand in products)
+    assert "UBLKCP" in lines and "UTMALDG" in lines
+    # Products that wait for each other would meet at a barrier of their own after each.
+    assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
+
+
+def test_few_kernels_serve_any_number_of_rows():
+    sources = {_core.stages(program("mxfp4", m), HOPPER)["source"] for m in range(1, 8000, 97)}
+    assert 1 <= len(sources) <= 4
+
+
+def test_other_targets_say_why_there_is_no_kernel():
+    for target in (_core.host_target(), _core.cuda_target_for(80)):
+        with pytest.raises(jf.UserError, match="no kernel takes packed weights here: the kernel is for GPUs"):
+            _core.stages(program("mxfp4", 20), target)
