@@ -48,8 +48,6 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: A
             raise TypeError(f"{_FUNCTION}: lhs is an array, so group_sizes= is needed")
         data, extents = jnp.asarray(lhs), index_array(_FUNCTION, "group_sizes", group_sizes, validate)
     groups, _, k = weights.shape
-    if not jnp.issubdtype(data.dtype, jnp.floating):
-        raise TypeError(f"{_FUNCTION}: weights of four bits need lhs of floats, got {data.dtype}")
     if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
         raise ValueError(
             f"{_FUNCTION}: weights {weights.shape} as (groups, n, k) need lhs (m, {k}) and group_sizes ({groups},), "
