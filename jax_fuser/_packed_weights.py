@@ -38,6 +38,12 @@ class PackedWeights:
         format: "nvfp4", "mxfp4" or "int4".
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.repack_weights(jf.quantize(jnp.ones((3, 200, 64)), "int4"))
+        PackedWeights(int4 1x32, [3, 200, 64])
     """
 
     pieces: Any
