@@ -19,7 +19,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi
-from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
@@ -154,6 +154,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
         # Contiguous groups stay contiguous when every row becomes as many as the batch has.
         lhs = jnp.moveaxis(lhs, dims[0], 1)
         m, size, k = lhs.shape
+        if m * size > INT32_MAX:
+            raise ValueError(f"{_FUNCTION}: vmap of {size} x {m} rows exceeds 2**31-1; use jax.lax.map over the batch")
         starts, extents = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
         indices = [extents * size] if len(indices) == 1 else [extents * size, starts * size]
         out = packed_p.bind(lhs.reshape(m * size, k), pieces, *indices, **params)

@@ -192,10 +192,11 @@ def test_public_product_takes_arrays_and_nested_tensors_and_differentiates():
     assert_close(got[1], -jf.grouped_matmul(x, dense, sizes[::-1]))
 
 
-def product_with(x, global_scale=None, **options):
+def product_with(value, global_scale=None, x=None, **options):
+    x = jnp.full((4, 32), value) if x is None else x
     w = jf.quantize(jnp.ones((2, 8, 32)), "nvfp4")
     w = jf.ScaledTensor(w.data, w.scales, global_scale, "nvfp4", (16,))
-    return jf.scaled_grouped_matmul(jnp.full((4, 32), x), w, jnp.array([1, 1]), **options)
+    return jf.scaled_grouped_matmul(x, w, jnp.array([1, 1]), **options)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,13 @@ def product_with(x, global_scale=None, **options):
             "repack_weights: has no derivative in the scales of nvfp4",
         ),
         (lambda: product_with(1.0, preferred_element_type="float64"), TypeError, "must be one of .*, got float64"),
+        (
+            lambda: jax.eval_shape(
+                jax.vmap(lambda x: product_with(1.0, x=x)), jax.ShapeDtypeStruct((1 << 29, 4, 32), "f4")
+            ),
+            ValueError,
+            r"vmap of 536870912 x 4 rows exceeds 2\*\*31-1",
+        ),
         (lambda: product_with(jnp.float8_e4m3fn(1)), TypeError, "float8_e4m3fn x nvfp4 not supported"),
         (lambda: jf.repack_weights(jf.quantize(jnp.ones((4, 32)), "mxfp4")), ValueError, r"\(groups, n, k\), got"),
         (
