@@ -1,4 +1,5 @@
-"""Grouped matmul of 8-bit floats: scales for rows and for blocks, beside torch and a dense product of the same size."""
+"""Grouped matmul of 8-bit floats, beside torch and a dense product of the same size; and of bf16 rows with weights of
+four bits, beside bf16 weights."""
 
 from __future__ import annotations
 
@@ -20,6 +21,10 @@ from .report import OURS, Case
 from .sizes import group_sizes
 
 CPU_SHAPES = [Shape("8 groups", 512, 512, 1024, 8)]
+# Few rows a group, where reading the weights takes the time, and as many as make the products take it.
+FOUR_BIT_SHAPES = [Shape("decode", 256, 7168, 4096, 32), Shape("256 rows a group", 8192, 7168, 4096, 32)]
+FOUR_BIT_CPU_SHAPES = [Shape("8 groups", 64, 512, 1024, 8)]
+FOUR_BIT_FORMATS = ("nvfp4", "mxfp4", "int4")
 STEP = 16  # torch takes multiples of it as group sizes
 
 
@@ -72,8 +77,55 @@ def torch_contenders(x: jf.ScaledTensor, w: jf.ScaledTensor, sizes: np.ndarray) 
     ]
 
 
+def four_bit_contenders(shape: Shape, extents: jax.Array) -> list[Contender]:
+    """Rows of bf16 by packed weights of each format, and by the same weights in bf16."""
+    keys = jax.random.split(jax.random.key(0), shape.groups + 1)
+    x = jax.random.normal(keys[0], (shape.rows, shape.k), "bfloat16")
+
+    def draw(key: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (shape.n, shape.k), "bfloat16")
+
+    multiply = jax.jit(jf.scaled_grouped_matmul)
+    contenders = []
+    for format in FOUR_BIT_FORMATS:
+        quantized_one = jax.jit(lambda key, format=format: jf.quantize(draw(key), format))
+        packed = jf.repack_weights(jax.lax.map(quantized_one, keys[1:]))
+        label = OURS if format == FOUR_BIT_FORMATS[0] else f"{OURS}, {format}"
+        contenders.append(Contender(label, functools.partial(multiply, x, packed, extents)))
+    plain = jax.jit(functools.partial(jf.grouped_matmul, transpose_rhs=True))
+    weights = jax.lax.map(draw, keys[1:])
+    contenders.append(Contender(f"{OURS}, bf16 weights", functools.partial(plain, x, weights, extents)))
+    return contenders
+
+
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """Yield measured cases."""
+    yield from eight_bit_cases(quick, only)
+    gpu = jax.default_backend() == "gpu"
+    for shape in FOUR_BIT_SHAPES if gpu else FOUR_BIT_CPU_SHAPES:
+        name = f"{shape.name} forward {FOUR_BIT_FORMATS[0]}"
+        if only in name:
+            contenders = four_bit_contenders(shape, jnp.asarray(group_sizes("dirichlet", shape.groups, shape.rows)))
+            yield measured(name, shape, "dirichlet", contenders, quick)
+
+
+def measured(name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool) -> Case:
+    """Time the contenders on a shape."""
+    gpu = jax.default_backend() == "gpu"
+    parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
+    work = 2.0 * shape.rows * shape.k * shape.n
+    case = Case("scaled", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+    case.timings = time_all(
+        contenders,
+        seconds=(0.4 if gpu else 2) if quick else 8,
+        repeats=7 if quick else 15,
+        inner=10 if gpu else 1,
+    )
+    return case
+
+
+def eight_bit_cases(quick: bool, only: str) -> Iterator[Case]:
+    """Yield measured cases of 8-bit operands."""
     gpu = jax.default_backend() == "gpu"
     spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet")
     shapes = [s for s in GPU_SHAPES if not quick or s.name in QUICK_ON_GPU] if gpu else CPU_SHAPES
@@ -92,13 +144,4 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
             ]
             if gpu:
                 contenders += torch_contenders(*operands["fp8_row"], sizes)
-            parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
-            work = 2.0 * shape.rows * shape.k * shape.n
-            case = Case("scaled", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
-            case.timings = time_all(
-                contenders,
-                seconds=(0.4 if gpu else 2) if quick else 8,
-                repeats=7 if quick else 15,
-                inner=10 if gpu else 1,
-            )
-            yield case
+            yield measured(name, shape, spread, contenders, quick)

@@ -43,7 +43,7 @@ def quantize_four_bits(x: jax.Array, format: str, global_scale: Any, block: int)
     """
     blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
     # Backends differ in whether a maximum keeps a NaN.
-    largest = jnp.where(jnp.isnan(blocks).any(axis=-1), jnp.float32(np.nan), jnp.max(jnp.abs(blocks), axis=-1))
+    largest = jnp.where(jnp.isfinite(blocks).all(axis=-1), jnp.max(jnp.abs(blocks), axis=-1), jnp.float32(np.nan))
     # Compilers divide by a constant in either way; this one they do not know.
     most = jax.lax.optimization_barrier(jnp.float32(7 if format == "int4" else _E2M1_MAX))
     if format == "nvfp4":
@@ -56,9 +56,8 @@ def quantize_four_bits(x: jax.Array, format: str, global_scale: Any, block: int)
         factor = jnp.minimum(1 / (scales.astype(jnp.float32) * inverse_global), _FLT_MAX)
         codes = to_e2m1(blocks * factor[..., None])
     elif format == "mxfp4":
-        exponent = _exponent_above(largest * np.float32(1 / _E2M1_MAX))
-        scales = exponent.astype(jnp.uint8).view(jnp.float8_e8m0fnu)
-        codes = to_e2m1(blocks * _power(254 - exponent)[..., None])
+        scales, inverses = scales_above(largest * np.float32(1 / _E2M1_MAX))
+        codes = to_e2m1(blocks * inverses[..., None])
     else:
         scales = (largest / most).astype(jnp.bfloat16)
         wide = scales.astype(jnp.float32)[..., None]
@@ -90,6 +89,12 @@ def from_e2m1(codes: jax.Array) -> jax.Array:
     """Return the values of e2m1 codes, float32."""
     table = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
     return jnp.asarray(table)[codes]
+
+
+def scales_above(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the smallest e8m0 scales that are not below `x` >= 0, and their inverses; of what is not finite NaN."""
+    exponent = _exponent_above(jnp.where(jnp.isfinite(x), x, np.float32(np.nan)))
+    return exponent.astype(jnp.uint8).view(jnp.float8_e8m0fnu), _power(254 - exponent)
 
 
 def scale_values(scales: jax.Array) -> jax.Array:

@@ -14,6 +14,8 @@ from jax_fuser._grouped_tail import GATED, PLAIN, Activation, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._packed_weights import PackedWeights
+from jax_fuser._quant import ScaledTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
@@ -79,6 +81,12 @@ def grouped_matmul(
             "grouped_matmul: rhs must be an array (groups, k, n), got a NestedTensor; to sum over ragged rows use "
             "ragged_dot_general with a contracted ragged dimension"
         )
+    for operand in (lhs, rhs):
+        if isinstance(operand, (ScaledTensor, PackedWeights)):
+            raise TypeError(
+                f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul, or convert them "
+                "with dequantize"
+            )
     rhs = jnp.asarray(rhs)
     if isinstance(lhs, NestedTensor):
         if group_sizes is not None or row_index is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi
-from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
@@ -48,8 +48,6 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: A
             raise TypeError(f"{_FUNCTION}: lhs is an array, so group_sizes= is needed")
         data, extents = jnp.asarray(lhs), index_array(_FUNCTION, "group_sizes", group_sizes, validate)
     groups, _, k = weights.shape
-    if not jnp.issubdtype(data.dtype, jnp.floating):
-        raise TypeError(f"{_FUNCTION}: weights of four bits need lhs of floats, got {data.dtype}")
     if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
         raise ValueError(
             f"{_FUNCTION}: weights {weights.shape} as (groups, n, k) need lhs (m, {k}) and group_sizes ({groups},), "
@@ -156,6 +154,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
         # Contiguous groups stay contiguous when every row becomes as many as the batch has.
         lhs = jnp.moveaxis(lhs, dims[0], 1)
         m, size, k = lhs.shape
+        if m * size > INT32_MAX:
+            raise ValueError(f"{_FUNCTION}: vmap of {size} x {m} rows exceeds 2**31-1; use jax.lax.map over the batch")
         starts, extents = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
         indices = [extents * size] if len(indices) == 1 else [extents * size, starts * size]
         out = packed_p.bind(lhs.reshape(m * size, k), pieces, *indices, **params)

@@ -28,7 +28,7 @@ _NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to t
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class PackedWeights:
     """Weights `(groups, n, k)` of four bits, ordered by `repack_weights`.
 
@@ -38,6 +38,12 @@ class PackedWeights:
         format: "nvfp4", "mxfp4" or "int4".
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.repack_weights(jf.quantize(jnp.ones((3, 200, 64)), "int4"))
+        PackedWeights(int4 1x32, [3, 200, 64])
     """
 
     pieces: Any
@@ -50,6 +56,10 @@ class PackedWeights:
     def shape(self) -> tuple[int, int, int]:
         """`(groups, n, k)`."""
         return self.pieces.shape[0], self.n, self.k
+
+    def __repr__(self) -> str:
+        groups = self.pieces.shape[0] if hasattr(self.pieces, "shape") else "?"
+        return f"PackedWeights({self.format} 1x{self.block}, [{groups}, {self.n}, {self.k}])"
 
 
 def repack_weights(weights: ScaledTensor) -> PackedWeights:
@@ -67,7 +77,7 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
         `PackedWeights`, which `scaled_grouped_matmul` takes as `rhs`.
 
     Raises:
-        TypeError: no `ScaledTensor`, or of another format.
+        TypeError: no `ScaledTensor`, or of another format; its scales are differentiated.
         ValueError: not three axes, or scales that do not fit them.
 
     Example:
@@ -90,11 +100,12 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
             f"repack_weights: weights {weights.shape} with blocks of {block} need scales {fitting}, got "
             f"{weights.scales.shape}"
         )
-    return _repack(weights.data, weights.scales, weights.global_scale, format=weights.format, block=block)
+    return _repack(weights.data, weights.scales, weights.global_scale, weights.format, block)
 
 
-@functools.partial(jax.jit, static_argnames=("format", "block"))
-def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, *, format: str, block: int) -> PackedWeights:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, format: str, block: int) -> PackedWeights:
     groups, n, k = *data.shape[:2], 2 * data.shape[2]
     factors = jnp.ones(groups, jnp.float32)
     if global_scale is not None:
@@ -118,6 +129,14 @@ def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, *, format: st
     factor = jax.lax.bitcast_convert_type(factors, jnp.uint32)[:, None, None, None]
     factor = jnp.pad(jnp.broadcast_to(factor, (*pieces.shape[:3], 1)), ((0, 0), (0, 0), (0, 0), (0, 3)))
     return PackedWeights(jnp.concatenate([pieces, factor], axis=3), format, block, n, k)
+
+
+@_repack.defjvp
+def _no_derivative(format: str, block: int, primals: Any, tangents: Any) -> Any:
+    raise TypeError(
+        f"repack_weights: has no derivative in the scales of {format}; take jax.lax.stop_gradient of them, or multiply "
+        "by dequantize of the weights"
+    )
 
 
 def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, format: str, block: int) -> jax.Array:

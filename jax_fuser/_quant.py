@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ FORMATS = {
     "fp8_row": Format(_FLOAT8, ((None,),), "one f32 scale for each row of the last axis"),
     "fp8_tensor": Format(_FLOAT8, ((),), "one f32 scale"),
     "fp8_block": Format(_FLOAT8, ((128,), (128, 128)), "an f32 scale for each block of the last axis, or last two"),
+    "mxfp8": Format(_FLOAT8, ((32,),), "an e8m0 scale for each block of the last axis"),
     "nvfp4": Format(("e2m1",), ((16,),), "an e4m3 scale for each 16 elements, two elements to a byte"),
     "mxfp4": Format(("e2m1",), ((32,),), "an e8m0 scale for each 32 elements, two elements to a byte"),
     "int4": Format(("int4",), ((32,), (64,), (128,)), "a bf16 scale for each block, two elements to a byte"),
@@ -50,8 +52,8 @@ class ScaledTensor:
 
     Args:
         data: elements, or a NestedTensor of them; those of four bits two to a byte, the first in the low half.
-        scales: float32 (float8 or bfloat16 for elements of four bits), one for each block of the last axes of `data`:
-            blocks count along those axes, except that an axis within one block is left out.
+        scales: float32 (e8m0 for "mxfp8"; float8 or bfloat16 for elements of four bits), one for each block of the last
+            axes of `data`: blocks count along those axes, except that an axis within one block is left out.
         global_scale: a factor of all elements, or None.
         format: name of the format, a key of `FORMATS`.
         block: elements along the last axes that share a scale; `(None,)` is a whole row, `()` everything.
@@ -88,11 +90,11 @@ class ScaledTensor:
 def quantize(
     x: Any, format: str, *, dtype: Any = None, block: Block | None = None, global_scale: Any = None
 ) -> ScaledTensor:
-    """Store floating-point numbers in few bits, with a float32 scale for each block of them.
+    """Store floating-point numbers in few bits, with a scale for each block of them.
 
     The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
-    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN
-    or an infinity becomes NaN.
+    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. "mxfp8" rounds
+    scales up to powers of two, that of zeros is the smallest. A block with a NaN or an infinity becomes NaN.
 
     Elements of four bits are e2m1 floats or integers from -7 to 7. A scale is rounded to its type before elements are
     divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest
@@ -104,7 +106,8 @@ def quantize(
     Args:
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
         format: "fp8_row" (a scale for each row `[..]`), "fp8_tensor" (one scale), or "fp8_block" (a scale for each 128
-            elements of the last axis); of four bits "nvfp4", "mxfp4" or "int4".
+            elements of the last axis) with float32 scales; "mxfp8" (a power of two for each 32 elements), which
+            no product takes yet; of four bits "nvfp4", "mxfp4" or "int4".
         dtype: of the elements: float8_e4m3fn, the default, or float8_e5m2.
         block: of "fp8_block": `(128,)`, the default, for activations, or `(128, 128)` of the last two axes for weights.
             Of "int4": `(32,)`, the default, `(64,)` or `(128,)`; the last axis is a multiple of a block of four bits.
@@ -125,17 +128,19 @@ def quantize(
         >>> w.scales.shape
         (3, 2, 3)
     """
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"quantize: format {format!r} is unknown; expected one of {sorted(FORMATS)}")
     row = FORMATS[format]
-    block = row.blocks[0] if block is None else tuple(block)
+    block = row.blocks[0] if block is None else tuple(block) if isinstance(block, Sequence) else block
     if block not in row.blocks:
         raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
     if global_scale is not None and format != "nvfp4":
         raise ValueError(f"quantize: global_scale= is for nvfp4, got {format}")
-    name = row.dtypes[0] if dtype is None else np.dtype(dtype).name
+    name = row.dtypes[0] if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in row.dtypes:
         raise TypeError(f"quantize: {format} has elements {list(row.dtypes)}, got {name}")
+    if isinstance(x, ScaledTensor):
+        raise TypeError(f"quantize: x is a ScaledTensor of format {x.format} already; dequantize it first")
     nested = x if isinstance(x, NestedTensor) else None
     data = jnp.asarray(x if nested is None else nested.data)
     four_bits = format in _fp4.FORMATS
@@ -162,16 +167,20 @@ def quantize(
         if block:
             raise ValueError("quantize: blocks of several rows would mix components; use blocks (128,)")
         data = jnp.where(keep, data, 0)
-    elements, scales = _quantize(data, name, block)
+    elements, scales = _quantize(data, name, block, format == "mxfp8")
     return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _quantize(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _quantize(x: jax.Array, dtype: str, block: Block, powers_of_two: bool) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.float32)
     # Compilers divide by a constant in either way.
     inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
+    if powers_of_two:
+        most = _largest(jnp.where(jnp.isnan(wide), np.inf, jnp.abs(wide)), block)
+        scales, inverses = _fp4.scales_above(most * inverse)
+        return (wide * spread(inverses, block, x.shape)).astype(dtype), scales
     most = _largest(jnp.abs(wide), block)
     # Not below the normal numbers, which may count as zero.
     scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
@@ -194,7 +203,7 @@ def _reciprocal(x: jax.Array) -> jax.Array:
 
 
 @_quantize.defjvp
-def _no_derivative(dtype: str, block: Block, primals: Any, tangents: Any) -> Any:
+def _no_derivative(dtype: str, block: Block, powers_of_two: bool, primals: Any, tangents: Any) -> Any:
     raise TypeError(
         f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); take jax.lax.stop_gradient of "
         "its argument, or give what you compute a rule by jax.custom_vjp"
@@ -215,7 +224,7 @@ def _quantize_four_bits(x: jax.Array, global_scale: Any, format: str, block: int
 
 @_quantize_four_bits.defjvp
 def _no_derivative_of_four_bits(format: str, block: int, primals: Any, tangents: Any) -> Any:
-    return _no_derivative(format, (block,), primals, tangents)
+    return _no_derivative(format, (block,), False, primals, tangents)
 
 
 def _largest(x: jax.Array, block: Block) -> jax.Array:
@@ -254,6 +263,7 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
 
     Raises:
         TypeError: `x` is no `ScaledTensor`.
+        ValueError: its format is unknown.
 
     Example:
         >>> import jax.numpy as jnp
@@ -265,9 +275,11 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
     nested = x.data if isinstance(x.data, NestedTensor) else None
     data = x.data if nested is None else nested.data
+    if x.format not in FORMATS:
+        raise ValueError(f"dequantize: format {x.format!r} is unknown; expected one of {sorted(FORMATS)}")
     if x.format in _fp4.FORMATS:
         wide = _fp4.dequantize_four_bits(data, x.scales, x.format)
     else:
-        wide = data.astype(jnp.float32) * spread(x.scales, x.block, data.shape)
+        wide = data.astype(jnp.float32) * spread(_fp4.scale_values(x.scales), x.block, data.shape)
     wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

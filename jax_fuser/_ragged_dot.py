@@ -118,7 +118,7 @@ def check_dtypes(function: str, lhs: Any, rhs: Any) -> None:
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1:
             raise TypeError(
                 f"{function}: {lhs.dtype} x {rhs.dtype} not supported; supported pairs: any two of float16, bfloat16, "
-                f"float32, float64 and integers; convert the operands first"
+                f"float32, float64 and integers; convert the operands first, or quantize them for scaled_grouped_matmul"
             )
 
 

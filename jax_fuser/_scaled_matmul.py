@@ -28,6 +28,7 @@ _ALIGNMENT = 16
 _RESULTS = ("bfloat16", "float16", "float32")
 _DTYPE_NAMES = {"float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
 _ROWS = ("fp8_row", "fp8_tensor")
+_FLOATS = ("bfloat16", "float16", "float32", "float64")  # that weights of four bits are multiplied by
 _BLOCKS = {"rows": ((None,), (None,)), "blocks": ((128,), (128, 128))}
 scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
 
@@ -87,28 +88,27 @@ def scaled_grouped_matmul(
         >>> jf.scaled_grouped_matmul(x, w, jnp.array([2, 0, 3])).shape
         (5, 8)
     """
-    if isinstance(rhs, ScaledTensor) and rhs.format in _fp4.FORMATS:
-        rhs = repack_weights(rhs)
-    if isinstance(rhs, PackedWeights):
+    dtype = np.dtype(preferred_element_type) if preferred_element_type is not None else None
+    if dtype is None or dtype.name not in _RESULTS:
+        raise TypeError(f"scaled_grouped_matmul: the result must be one of {_RESULTS}, got {dtype}")
+    scaled = _scaling(lhs, rhs)
+    if scaled is None:
         if not transpose_rhs:
             raise ValueError("scaled_grouped_matmul: weights of four bits are (groups, n, k), got transpose_rhs=False")
-        return multiply_packed(lhs, rhs, group_sizes, preferred_element_type, validate)
-    for name, operand in (("lhs", lhs), ("rhs", rhs)):
-        if not isinstance(operand, ScaledTensor):
-            raise TypeError(
-                f"scaled_grouped_matmul: {name} must be a ScaledTensor, got {type(operand).__name__}; make one with "
-                f"quantize, or use grouped_matmul"
-            )
+        weights = rhs if isinstance(rhs, PackedWeights) else repack_weights(rhs)
+        return multiply_packed(lhs, weights, group_sizes, dtype, validate)
     if not transpose_rhs:
         raise ValueError(
             "scaled_grouped_matmul: rhs must be (groups, n, k), got transpose_rhs=False: tensor cores read 8-bit "
             "operands with k as the last axis alone; quantize jnp.swapaxes(weights, 1, 2)"
         )
-    scaled = _scaling(lhs, rhs)
     if isinstance(rhs.data, NestedTensor):
         raise TypeError("scaled_grouped_matmul: rhs must hold an array (groups, n, k), got a NestedTensor")
     nested = lhs.data if isinstance(lhs.data, NestedTensor) else None
-    data, starts = (lhs.data, None) if nested is None else (nested.data, None)
+    data, starts = lhs.data if nested is None else nested.data, None
+    for operand in (data, rhs.data):
+        if str(operand.dtype) not in _DTYPE_NAMES:
+            raise TypeError(f"scaled_grouped_matmul: 8-bit formats hold {list(_DTYPE_NAMES)}, got {operand.dtype}")
     if nested is not None:
         if group_sizes is not None:
             raise TypeError("scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor")
@@ -139,25 +139,34 @@ def scaled_grouped_matmul(
         if validate:
             check_extents("scaled_grouped_matmul", extents, m, 0)
         extents = to_extents(extents, m)
-    dtype = np.dtype(preferred_element_type)
-    if dtype.name not in _RESULTS:
-        raise TypeError(f"scaled_grouped_matmul: the result must be one of {_RESULTS}, got {dtype}")
     shapes = ((m,), (groups, n)) if scaled == "rows" else ((m, _blocks(k)), (groups, _blocks(n), _blocks(k)))
     scales = [_whole(x, s) for x, s in zip((lhs, rhs), shapes)]
     out = _bind(data, rhs.data, extents, starts, *scales, scaled=scaled, dtype=dtype)
     return out if nested is None else nested.replace(data=out)
 
 
-def _scaling(lhs: ScaledTensor, rhs: ScaledTensor) -> str:
-    """Return which kernel's scales the operands have."""
-    if lhs.format in _ROWS and rhs.format in _ROWS:
-        return "rows"
-    if lhs.format == rhs.format == "fp8_block" and (lhs.block, rhs.block) == _BLOCKS["blocks"]:
-        return "blocks"
+def _scaling(lhs: Any, rhs: Any) -> str | None:
+    """Return which scales the kernel for 8-bit operands takes; None for floats and weights of four bits."""
+    if isinstance(lhs, ScaledTensor) and isinstance(rhs, ScaledTensor):
+        if lhs.format in _ROWS and rhs.format in _ROWS:
+            return "rows"
+        if lhs.format == rhs.format == "fp8_block" and (lhs.block, rhs.block) == _BLOCKS["blocks"]:
+            return "blocks"
+    elif _kind(lhs) in _FLOATS and _kind(rhs) in _fp4.FORMATS:
+        return None
     raise TypeError(
-        f"scaled_grouped_matmul: {lhs.format} {lhs.block} x {rhs.format} {rhs.block} is not supported; "
-        "supported pairs: fp8_row or fp8_tensor on both sides, fp8_block (128,) x fp8_block (128, 128)"
+        f"scaled_grouped_matmul: {_kind(lhs)} x {_kind(rhs)} not supported; supported pairs: fp8_row or fp8_tensor on "
+        f"both sides, fp8_block (128,) x fp8_block (128, 128), {', '.join(_FLOATS)} x {' or '.join(_fp4.FORMATS)}; see "
+        "quantize, or use grouped_matmul"
     )
+
+
+def _kind(x: Any) -> str:
+    if isinstance(x, ScaledTensor):
+        return f"{x.format} {x.block}" if x.format == "fp8_block" else x.format
+    if isinstance(x, PackedWeights):
+        return x.format
+    return str(getattr(x, "dtype", type(x).__name__))
 
 
 def _blocks(size: int) -> int:

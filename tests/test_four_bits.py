@@ -77,8 +77,9 @@ def test_int4_is_within_half_a_scale(block):
     assert (error <= 0.55 * np.asarray(got.scales).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize(("format", "block"), FORMATS)
-@pytest.mark.parametrize(("n", "k"), [(200, 128), (8, 384)])
+@pytest.mark.parametrize(
+    ("format", "block", "n", "k"), [(*f, 200, 128) for f in FORMATS] + [("nvfp4", 16, 8, 384), ("int4", 128, 8, 384)]
+)
 def test_packed_weights_hold_the_same_values(format, block, n, k):
     w = weights(2, n, k, format, block, **({"global_scale": 300.0} if format == "nvfp4" else {}))
     packed = jf.repack_weights(w)
@@ -125,6 +126,8 @@ def test_ragged_edges(edge, format, block, device):
     """Padding rows hold NaN; sizes fit no tile."""
     if device.platform == "cpu" and format != "nvfp4":
         pytest.skip("unpacked, all formats are one product")
+    if device.platform == "cpu" and edge in ("first and last empty", "all in one", "one group", "odd"):
+        pytest.skip("the product of arrays has been tested")
     extents, starts = EDGES[edge]
     m, k, n = 700, 192, 136
     w = weights(len(extents), n, k, format, block)
@@ -189,6 +192,13 @@ def test_public_product_takes_arrays_and_nested_tensors_and_differentiates():
     assert_close(got[1], -jf.grouped_matmul(x, dense, sizes[::-1]))
 
 
+def product_with(value, global_scale=None, x=None, **options):
+    x = jnp.full((4, 32), value) if x is None else x
+    w = jf.quantize(jnp.ones((2, 8, 32)), "nvfp4")
+    w = jf.ScaledTensor(w.data, w.scales, global_scale, "nvfp4", (16,))
+    return jf.scaled_grouped_matmul(x, w, jnp.array([1, 1]), **options)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -196,6 +206,20 @@ def test_public_product_takes_arrays_and_nested_tensors_and_differentiates():
         (lambda: jf.quantize(jnp.ones((4, 64)), "int4", block=(16,)), ValueError, "int4 has blocks"),
         (lambda: jf.quantize(jnp.ones((4, 64)), "mxfp4", global_scale=2.0), ValueError, "global_scale= is for nvfp4"),
         (lambda: jf.repack_weights(jf.quantize(jnp.ones((2, 4, 32)), "fp8_row")), TypeError, "got fp8_row"),
+        (
+            lambda: jax.grad(lambda g: product_with(1.0, global_scale=g).sum())(2.0),
+            TypeError,
+            "repack_weights: has no derivative in the scales of nvfp4",
+        ),
+        (lambda: product_with(1.0, preferred_element_type="float64"), TypeError, "must be one of .*, got float64"),
+        (
+            lambda: jax.eval_shape(
+                jax.vmap(lambda x: product_with(1.0, x=x)), jax.ShapeDtypeStruct((1 << 29, 4, 32), "f4")
+            ),
+            ValueError,
+            r"vmap of 536870912 x 4 rows exceeds 2\*\*31-1",
+        ),
+        (lambda: product_with(jnp.float8_e4m3fn(1)), TypeError, "float8_e4m3fn x nvfp4 not supported"),
         (lambda: jf.repack_weights(jf.quantize(jnp.ones((4, 32)), "mxfp4")), ValueError, r"\(groups, n, k\), got"),
         (
             lambda: jf.scaled_grouped_matmul(

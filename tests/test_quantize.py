@@ -37,7 +37,8 @@ def test_quantize_is_bit_exact(format, block, dtype):
     x[0, 5] = 0
     x[1, :, :2] = 0
     x = np.asarray(x, np.float32)
-    for source in (x, x.astype(ml_dtypes.bfloat16), x[0].astype(np.float16), np.zeros_like(x)):
+    more = (x.astype(ml_dtypes.bfloat16), x[0].astype(np.float16)) if dtype == E4M3 else ()
+    for source in (x, np.zeros_like(x), *more):
         got = jf.quantize(source, format, dtype=dtype, block=block)
         elements, scales = by_hand(source, block, dtype)
         np.testing.assert_array_equal(np.asarray(got.scales), scales)
@@ -56,6 +57,31 @@ def test_rows_of_zeros_nan_and_tiny_numbers_stay_apart():
     got = jf.dequantize(jf.quantize(x, "fp8_row"))
     assert (got[0] == 0).all() and np.isnan(got[1]).all() and np.isnan(got[2]).all()
     assert np.isfinite(got[3]).all() and (got[4] == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_scales_of_mxfp8_are_the_smallest_powers_of_two_that_suffice(dtype):
+    rng = np.random.default_rng(1)
+    x = np.asarray(rng.normal(size=(40, 80)) * np.exp2(rng.integers(-90, 90, size=(40, 1))), np.float32)
+    x[0], x[1, 3], x[2, 40], x[3] = 0, np.nan, -np.inf, np.float32(ml_dtypes.finfo(dtype).max) * 8
+    got = jf.quantize(x, "mxfp8", dtype=dtype)
+    assert got.scales.dtype == jnp.float8_e8m0fnu and got.scales.shape == (40, 3)
+    scales, back = np.asarray(got.scales).astype(np.float32), np.asarray(jf.dequantize(got))
+    blocks = np.pad(np.abs(x), ((0, 0), (0, 16))).reshape(40, 3, 32).max(-1)
+    limit = np.float32(ml_dtypes.finfo(dtype).max)
+    assert (blocks[4:] <= limit * scales[4:] * (1 + 1e-6)).all() and (blocks[3:] > limit * scales[3:] / 2).all()
+    wide = np.repeat(scales, 32, axis=1)[:, :80]
+    np.testing.assert_array_equal(back[3:], ((x / wide).astype(dtype).astype(np.float32) * wide)[3:])
+    np.testing.assert_array_equal(back[[0, 3]], x[[0, 3]])
+    for row, span in ((1, slice(0, 32)), (2, slice(32, 64))):
+        assert np.isnan(back[row, span]).all() and np.isnan(back[row]).sum() == 32
+
+
+def test_infinities_of_four_bits_are_nan_in_their_block():
+    x = jnp.ones((2, 64)).at[0, 40].set(jnp.inf).at[1, 0].set(-jnp.inf)
+    for format, block in (("nvfp4", 16), ("mxfp4", 32), ("int4", 32)):
+        bad = np.isnan(np.asarray(jf.dequantize(jf.quantize(x, format))))
+        assert bad[0, 32 : 32 + block].all() and bad[1, :block].all() and bad.sum() == 2 * block
 
 
 def test_a_scaled_tensor_is_a_pytree_that_says_what_it_is():
@@ -79,6 +105,9 @@ def test_padding_of_nested_tensors_counts_for_nothing():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda x: jf.quantize(jf.quantize(x, "fp8_row"), "mxfp8"), TypeError, "ScaledTensor of format fp8_row"),
+        (lambda x: jf.quantize(x, "fp8_block", block=128), ValueError, "fp8_block has blocks .*, got 128"),
+        (lambda x: jf.dequantize(jf.ScaledTensor(x, x, format="fp9")), ValueError, "format 'fp9' is unknown"),
         (lambda x: jf.quantize(x, "fp9"), ValueError, "format 'fp9' is unknown; expected one of"),
         (lambda x: jf.quantize(x, "fp8_block", block=(64,)), ValueError, "fp8_block has blocks"),
         (lambda x: jf.quantize(x, "fp8_row", dtype="int8"), TypeError, "got int8"),

@@ -48,8 +48,11 @@ def spread(x):
     return np.asarray(_scaled_matmul.spread(x.scales, x.block, x.data.shape), np.float64)
 
 
-@pytest.mark.parametrize("edge", ref.EDGES)
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize(
+    ("formats", "edge"),
+    [("rows", edge) for edge in ref.EDGES]
+    + [(formats, edge) for formats in ("tensor", "blocks") for edge in ("below_capacity", "no_tile_fits")],
+)
 def test_ragged_edges(formats, edge):
     extents = ref.EDGES[edge]
     lhs, rhs = operands(formats, ref.ROWS, 144, 136, len(extents), (E4M3, E5M2))
@@ -125,7 +128,18 @@ def rows_of(k=32, n=16):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x, w, s: jf.scaled_grouped_matmul(jf.dequantize(x), w, s), TypeError, "lhs must be a ScaledTensor"),
+        (lambda x, w, s: jf.scaled_grouped_matmul(jf.dequantize(x), w, s), TypeError, "float32 x fp8_row not supp"),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, jf.quantize(jf.dequantize(w), "mxfp4"), s),
+            TypeError,
+            "fp8_row x mxfp4 not supported; supported pairs: .* x nvfp4 or mxfp4 or int4",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(jf.ScaledTensor(jf.dequantize(x), x.scales), w, s),
+            TypeError,
+            "8-bit formats hold .*, got float32",
+        ),
+        (lambda x, w, s: jf.grouped_matmul(x, w, s), TypeError, "fp8_row operands not supported; use scaled_grouped"),
         (
             lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, transpose_rhs=False),
             ValueError,
@@ -139,7 +153,7 @@ def rows_of(k=32, n=16):
         (
             lambda x, w, s: jf.scaled_grouped_matmul(x, operands("blocks", 8, 32, 16, 2)[1], s),
             TypeError,
-            "fp8_row .* x fp8_block .* is not supported; supported pairs",
+            "fp8_row x fp8_block .* not supported; supported pairs",
         ),
         (
             lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, preferred_element_type="int32"),
@@ -175,8 +189,10 @@ def program(scaled, m=4096, k=2880, n=768, groups=8, dtypes=("f8e4m3fn", "f8e4m3
 @pytest.mark.parametrize(
     ("options", "tile"),
     [
-        ({"scaled": "rows", "m": 16384}, "tile=192x128x128 stages=4 cluster=2"),
-        ({"scaled": "rows", "dtypes": ("f8e5m2", "f8e4m3fn"), "out": "f32", "starts": True}, "x128x128"),
+        (
+            {"scaled": "rows", "m": 16384, "dtypes": ("f8e5m2", "f8e4m3fn"), "out": "f32", "starts": True},
+            "tile=192x128x128 stages=4 cluster=2",
+        ),
         ({"scaled": "blocks", "m": 16384}, "tile=192x128x128 stages=4 cluster=2"),
         ({"scaled": "blocks", "m": 200, "n": 128, "dtypes": ("f8e4m3fn", "f8e5m2"), "out": "f16"}, "cluster=1"),
     ],

@@ -2,27 +2,19 @@
 //
 // A piece is 128 columns of rhs by 64 contraction indices: for each slice of 64 columns 16 bytes of every thread of a
 // warpgroup, then for each slice the scales, then 16 bytes that begin with a factor of all weights of the group. A word
-// of a thread has the eight codes of its four words of a product of depth 16 (wgmma_registers.cuh). Rows of a product
+// of a thread has the eight codes of its four words of a product of depth 16 (ptx_four_bit.cuh). Rows of a product
 // are columns of rhs, and scales belong to a row: the four lanes that share one read the same, a word or two for the
 // rows lane / 4 and 8 further.
 //
 // Every weight is exact but those of int4, where a code times its scale is rounded to bf16.
 #pragma once
 
+#include "grouped/cuda/ptx_four_bit.cuh"
+
 namespace jf::grouped {
 
 namespace four_bit {
 
-__device__ __forceinline__ unsigned times(unsigned a, unsigned b) {
-  unsigned product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
-__device__ __forceinline__ unsigned minus(unsigned a, unsigned b) {
-  unsigned difference;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-  return difference;
-}
 __device__ __forceinline__ unsigned rotate_right(unsigned word, int bits) { return __funnelshift_r(word, word, bits); }
 
 // e2m1: sign, two bits of exponent and one of mantissa, at the places of the low ones of bf16, give the value times
@@ -64,7 +56,7 @@ struct Int4 {
   static __device__ __forceinline__ void pairs(unsigned word, unsigned (&pair)[4]) {
     constexpr unsigned k128 = 0x43004300, k136 = 0x43084308;  // below 256 the last bit of bf16 is 1
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pair[i] = four_bit::minus((word >> 4 * i & 0x000f000f) | k128, k136);
+    for (int i = 0; i < 4; ++i) pair[i] = ptx::sub_bf16x2((word >> 4 * i & 0x000f000f) | k128, k136);
   }
   static __device__ __forceinline__ unsigned scales(const unsigned (&words)[kScaleWords], int block) {
     return words[block];
@@ -87,7 +79,7 @@ __device__ __forceinline__ void decode(const Codes<Format>& codes, int first, un
     unsigned pair[4];
     Format::pairs(codes.words[first + step], pair);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[step * 4 + i] = four_bit::times(pair[i], i % 2 == 0 ? near : far);
+    for (int i = 0; i < 4; ++i) a[step * 4 + i] = ptx::mul_bf16x2(pair[i], i % 2 == 0 ? near : far);
   }
 }
 

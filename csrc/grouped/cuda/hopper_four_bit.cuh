@@ -16,7 +16,6 @@
 #include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/ring.cuh"
-#include "grouped/cuda/wgmma_registers.cuh"
 
 namespace jf::grouped {
 
@@ -253,14 +252,7 @@ class HopperFourBit {
     const int4 words = ptx::ld_shared4(codes_ + stage);
     Codes<Format> codes = {{static_cast<unsigned>(words.x), static_cast<unsigned>(words.y),
                             static_cast<unsigned>(words.z), static_cast<unsigned>(words.w)}};
-    if constexpr (kScaleWords == 1) {
-      codes.scales[0] = ptx::ld_shared(scales_ + stage);
-    } else {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                   : "=r"(codes.scales[0]), "=r"(codes.scales[1])
-                   : "r"(scales_ + stage)
-                   : "memory");
-    }
+    ptx::ld_shared(scales_ + stage, codes.scales);
     return codes;
   }
 

@@ -1,4 +1,5 @@
-// Warpgroup products whose first operand lies in registers: d[64, n] += a[64, 16] * b[16, n], bf16.
+// PTX of the kernel with weights of four bits: products of pairs of bf16, and warpgroup products whose first operand
+// lies in registers, d[64, n] += a[64, 16] * b[16, n], bf16.
 //
 // A thread holds the four words of `a` that mma_m16n8k16 takes: rows lane / 4 and 8 further of its warp's sixteen,
 // contraction indices lane % 4 * 2 and the next, then the same 8 indices further. b lies in shared memory, K-major. The
@@ -8,6 +9,22 @@
 #include "grouped/cuda/ptx_hopper.cuh"
 
 namespace jf::ptx {
+
+// Of both halves.
+__device__ __forceinline__ unsigned mul_bf16x2(unsigned a, unsigned b) {
+  unsigned product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+__device__ __forceinline__ unsigned sub_bf16x2(unsigned a, unsigned b) {
+  unsigned difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+__device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[1]) { words[0] = ld_shared(address); }
+__device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[2]) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+}
 
 // The numbers name the operands behind the sums.
 template <int kColumns>
