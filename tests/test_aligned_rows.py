@@ -106,6 +106,15 @@ def test_columns_are_folded_where_they_are():
     check(f, arrays(40, 261, 1, 0), "reduction", moved=False, lanes=8)
 
 
+@pytest.mark.parametrize(("lanes", "moved"), [(2, False), (4, True)])
+def test_a_column_of_bytes_is_moved_in_words(lanes, moved):
+    def f(x, b):
+        return (x.astype(jnp.float32) + b.astype(jnp.float32)).max(-1)
+
+    [x], b = arrays(5, 257, 1, 0), (np.arange(257) % 3).astype(np.int8)
+    check(f, [x, b], "reduction", moved=moved, lanes=lanes, threads=64, unroll=3)
+
+
 def test_the_last_vector_of_an_array():
     x = arrays(1, 1003, 1, 0)[0].reshape(17, 59)
     fusion = jf.ir.trace(lambda x: -x, jax.ShapeDtypeStruct((8191, 5003), "bfloat16"))

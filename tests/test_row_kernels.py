@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import loop_interpreter
@@ -65,6 +67,34 @@ def test_exponentials_lose_bits_only_where_nobody_sees_it(f, dtype, loose):
     source = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("source")
     assert ("exp<jf::Loose>" in source) == (loose or f is weights_and_loss)
     assert ("jf::exp(" in source) == (not loose)
+
+
+def centered(x):
+    y = x.astype(jnp.float32)
+    return (y - y.mean(-1, keepdims=True)).astype(x.dtype)
+
+
+def centered_sum(x, y):
+    return centered(x + y)
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype", "packed"),
+    [
+        (softmax, "bfloat16", ["x0_kept"]),  # not the exponentials, which are computed
+        (centered, "bfloat16", ["x0_kept"]),
+        (centered, "float16", []),
+        (centered, "float32", []),
+        (centered_sum, "bfloat16", []),  # may have more digits than a bf16
+    ],
+)
+def test_rows_as_they_were_read_are_kept_in_pairs(f, dtype, packed):
+    arrays = [jax.ShapeDtypeStruct((8192, 4096), dtype)] * f.__code__.co_argcount
+    source = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("source")
+    assert re.findall(r"jf::Packed<8> (\w+)\[", source) == packed
+    for array in packed:
+        uses = re.findall(rf"(\S*){array}\[i\d+\]( = jf::pack)?", source)
+        assert uses and all(written or read.endswith(">(") for read, written in uses)
 
 
 @pytest.mark.parametrize("columns", [1 << 18, 1 << 19, 1 << 21])

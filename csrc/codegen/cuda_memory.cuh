@@ -131,12 +131,8 @@ template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>> type, const M* p, First on) {
   return load_strided(type, p, 1, on);
 }
-template <int kMultiple, bool kShared, class M, class T, int W>
-JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
-  store_strided(p, 1, x, on);
-}
-template <int kMultiple, bool kShared, class M, class T, int W>
-JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, Some on) {
+template <int kMultiple, bool kShared, class M, class T, int W, class On>
+JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, On on) {
   store_strided(p, 1, x, on);
 }
 

@@ -24,10 +24,7 @@ struct Needs {
   bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false,
        scan_threads = false, index_reads = false, search = false;
 
-  void operator()(const Compute& c) {
-    math |= ir::info(c.op).operands == ir::OperandTypes::kFloating;
-    fold |= c.loose && c.op == ir::OpKind::kExp;  // which names a fold
-  }
+  void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
     fold |= declare.fill.has_value();
     math |= declare.fill == ir::OpKind::kLogAddExp;

@@ -13,8 +13,8 @@ namespace {
 
 using namespace loops;
 
-// Of one load instruction: all 16 bytes can be read where some of them can.
-constexpr int64_t kLoadBytes = 16;
+// Of one load instruction: all 16 bytes can be read where some of them can. Columns are moved in words.
+constexpr int64_t kLoadBytes = 16, kWordBytes = 4;
 
 // The index modulo a power of two, without large products; nothing where it is no sum.
 IndexPtr remainder(const IndexPtr& index, int64_t of) {
@@ -82,7 +82,7 @@ class Aligner {
       if (load->lane_stride == 0) return !depends(load->offset, lane);
       const int64_t bytes = kernel_.width * size_of(kernel_.buffers[load->buffer].dtype);
       if (load->lane_stride != 1 || bytes > kLoadBytes) return false;
-      return is_column(load->offset, lane) || is_row(load->offset, lane);
+      return is_column(load->offset, lane) ? bytes >= kWordBytes : is_row(load->offset, lane);
     }
     if (const auto* store = std::get_if<Store>(&stmt.node)) {
       return kernel_.buffers[store->buffer].shared_size == 0 && store->lane_stride == 1 && is_row(store->offset, lane);
