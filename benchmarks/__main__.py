@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from . import epilogue, fuse, grouped, latency, moe, nested
+from . import epilogue, fuse, grouped, latency, moe, nested, scaled
 from .report import machine, print_case, save_json, save_plot
 
 BENCHMARKS = {
     "grouped": grouped.cases,
+    "scaled": scaled.cases,
     "epilogue": epilogue.cases,
     "fuse": fuse.cases,
     "moe": moe.cases,

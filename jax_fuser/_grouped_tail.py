@@ -27,7 +27,7 @@ Activation = str | Callable[[jax.Array], jax.Array] | None
 
 
 def _gelu(x: jax.Array) -> jax.Array:
-    """Return `jax.nn.gelu(x)` by one exponential: (1 + tanh z) / 2 is the sigmoid of 2 z, z = sqrt(2/pi) (x + c x^3)."""
+    """Return `jax.nn.gelu(x)` by one exponential: (1 + tanh z) / 2 is sigmoid(2 z), z = sqrt(2 / pi) (x + c x^3)."""
     return x * jax.nn.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * (x * x)))
 
 

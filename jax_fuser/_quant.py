@@ -91,8 +91,8 @@ def quantize(
     """Store floating-point numbers in few bits, with a float32 scale for each block of them.
 
     The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
-    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN or an
-    infinity becomes NaN.
+    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. A block with a NaN
+    or an infinity becomes NaN.
 
     Elements of four bits are e2m1 floats or integers from -7 to 7. A scale is rounded to its type before elements are
     divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest

@@ -141,10 +141,13 @@ class Block:
         self.variables[variable] = i
         self.run(body, Active(active.threads & (i < count), active.lanes))
 
-    def vector(self, active: Active, body: list[Line], variable: str, base: str, limit: str | None) -> None:
-        first = self.variables[variable] = self.index(base)
-        exists = first[:, None] + np.arange(self.kernel.width) < (int(limit) if limit else np.inf)
-        self.run(body, Active(active.threads & exists[:, 0], exists))
+    def vector(
+        self, active: Active, body: list[Line], variable: str, base: str, before: str | None, limit: str | None
+    ) -> None:
+        first = self.variables[variable] = self.index(base) - (self.index(before) if before else 0)
+        lane = first[:, None] + np.arange(self.kernel.width)
+        exists = (lane < (int(limit) if limit else np.inf)) & (lane >= (0 if limit else -np.inf))
+        self.run(body, Active(active.threads & exists.any(1), exists))
 
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
         self.run(body, Active(active.threads & self.condition(condition), active.lanes))
@@ -160,8 +163,10 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, here, when, within, taken = where
+        step, here, when, within, taken, count = where
         buffer = self.buffer(name)
+        if count:
+            return self.load_vector(active, to, dtype, buffer, at, here, count)
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
         for begin, index, lane, end in re.findall(RANGE, within):
@@ -188,6 +193,26 @@ class Block:
         result[where] = buffer.data[touched].astype(result.dtype)
         if not step:
             result[:] = result[:, :1]
+        self.registers[to] = result
+
+    def load_vector(
+        self, active: Active, to: str, dtype: str, buffer: Buffer, at: str, here: str | None, count: str
+    ) -> None:
+        """Load lanes of which those that do not run mean nothing: here 99."""
+        width = self.kernel.width
+        first, size = self.index(at), buffer.data.size
+        if count == " whole":
+            first = np.where(self.condition(here), first, 0) if here else first
+            assert not (first % width)[active.threads].any(), f"{buffer.name}[{at}] is no whole vector"
+            reached = (first >= 0) & (first < size)
+            assert reached[active.threads].all(), f"{buffer.name}[{at}] reads a vector outside of it"
+        else:
+            size = int(count.removeprefix(" around "))
+            assert size <= buffer.data.size
+        element = first[:, None] + np.arange(width)
+        result = np.full(element.shape, 99, computed_in(dtype))
+        where = active.threads[:, None] & (element >= 0) & (element < size)
+        result[where] = buffer.data[element[where]].astype(result.dtype)
         self.registers[to] = result
 
     def store(self, active: Active, _: Any, name: str, at: str, step: str | None, register: str) -> None:
@@ -454,11 +479,11 @@ STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
         (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
-        (r"vector (\w+) = (.+?)(?: full| below (\d+))", Block.vector),
+        (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d+))", Block.vector),
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+?)?)((?: at .+)?)",
+            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),

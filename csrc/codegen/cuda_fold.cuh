@@ -13,6 +13,13 @@ JF_FUNCTION Lanes<T, W> first_lanes(All, const Lanes<T, W>& a, const Lanes<T, W>
   return a;
 }
 template <class T, int W>
+JF_FUNCTION Lanes<T, W> first_lanes(Some on, const Lanes<T, W>& a, const Lanes<T, W>& b) {
+  Lanes<T, W> x;
+#pragma unroll
+  for (int i = 0; i < W; ++i) x.v[i] = is_active(on, i) ? a.v[i] : b.v[i];
+  return x;
+}
+template <class T, int W>
 JF_FUNCTION Lanes<T, W> first_lanes(First on, const Lanes<T, W>& a, const Lanes<T, W>& b) {
   Lanes<T, W> x;
 #pragma unroll

@@ -154,8 +154,8 @@ JF_FUNCTION Packed<W> pack(const Lanes<f32, W>& x) {
   }
   return result;
 }
-// As f32 again. A compiler that knew these values from elsewhere would keep them beside or instead of the pairs, so each
-// place that asks for them has another kForm.
+// As f32 again. A compiler that knew these values from elsewhere would keep them beside or instead of the pairs, so
+// each place that asks for them has another kForm.
 constexpr int kForms = 3;
 template <int kPlace, int W>
 JF_FUNCTION Lanes<f32, W> unpack(const Packed<W>& x) {

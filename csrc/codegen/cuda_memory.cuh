@@ -10,6 +10,23 @@ namespace jf {
 JF_FUNCTION bool is_active(All, int) { return true; }
 JF_FUNCTION bool is_active(Between on, int lane) { return on.first <= lane && lane < on.end; }
 JF_FUNCTION bool is_active(First on, int lane) { return lane < on.count; }
+// Those whose bit is set.
+struct Some {
+  u32 lanes;
+};
+JF_FUNCTION bool is_active(Some on, int lane) { return on.lanes >> lane & 1; }
+
+// Calls body(base - before, lanes that are neither negative nor above the limit).
+template <int W, class I, class F>
+JF_FUNCTION void vector_before(I base, I before, long limit, F body) {
+  const I first = base - before;
+  if (first >= 0 && limit - first >= W) {
+    body(first, All{});
+  } else if (first < limit) {
+    const u32 all = (1ul << W) - 1, there = limit - first < W ? (1u << int(limit - first)) - 1 : all;
+    body(first, Some{first < 0 ? there & all << int(-first) : there});
+  }
+}
 
 constexpr int kMostBytes = 16;
 
@@ -118,6 +135,47 @@ template <int kMultiple, bool kShared, class M, class T, int W>
 JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, First on) {
   store_strided(p, 1, x, on);
 }
+template <int kMultiple, bool kShared, class M, class T, int W>
+JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, Some on) {
+  store_strided(p, 1, x, on);
+}
+
+// Words from a byte of theirs on.
+template <int kWords>
+JF_FUNCTION Chunk<u32, kWords> from_byte(const u32 (&words)[2 * kWords], u32 byte) {
+  u32 x[2 * kWords];
+#pragma unroll
+  for (int i = 0; i < 2 * kWords; ++i) x[i] = words[i];
+#pragma unroll
+  for (int step = kWords / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i + step < 2 * kWords; ++i) x[i] = byte & (4 * step) ? x[i + step] : x[i];
+  }
+  Chunk<u32, kWords> result;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) result.v[i] = __funnelshift_r(x[i], x[i + 1], 8 * (byte & 3));
+  return result;
+}
+// Elements from any index on, some of which are from 0 on and below `count`: from the two aligned vectors that they are
+// in, as far as some of `count` are there.
+template <class T, int W, class M>
+JF_FUNCTION Lanes<T, W> load_around_lanes(Type<Lanes<T, W>> type, const M* p, long index, long count) {
+  constexpr int kBytes = W * int(sizeof(M)), kWords = kBytes / 4;
+  using Piece = Chunk<u32, kWords>;
+  const long last = (count - 1) & -W, low = index & -W, high = (index + W - 1) & -W;
+  const auto piece_at = [&](long at) {
+    return *reinterpret_cast<const Piece*>(p + (at < 0 ? 0 : at > last ? last : at));
+  };
+  const Piece a = piece_at(low), b = piece_at(high);
+  u32 words[2 * kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    words[i] = a.v[i];
+    words[kWords + i] = b.v[i];
+  }
+  const Piece piece = from_byte<kWords>(words, u32(index & (W - 1)) * u32(sizeof(M)));
+  return load_lanes<W>(type, reinterpret_cast<const M*>(&piece), All{});
+}
 
 // The offset where the condition holds, else 0. Of `where ? offset : 0`, ptxas 13 makes a 64-bit zero and predicated
 // arithmetic on it, and reads the zero before it is there: kernels failed on an H200 with misaligned addresses.
@@ -131,6 +189,10 @@ JF_FUNCTION L load(const M* p, long offset, On on = {}) {
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
+}
+template <class L, class M>
+JF_FUNCTION L load_around(const M* p, long index, long count) {
+  return load_around_lanes(Type<L>{}, p, index, count);
 }
 // The stride of neighbours.
 struct One {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "codegen/dtype_arguments.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
 #include "codegen/packed.h"
@@ -21,21 +22,6 @@ using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
-// Functions that need fewer digits for a bf16, and in float32 for what is rounded to 16 bits.
-bool has_short_form(ir::OpKind op) {
-  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
-}
-
-// The dtypes that an op's function cannot see in its operands, since 16-bit floats are f32 there.
-std::string dtype_arguments(const Compute& compute, DType result) {
-  if (result == DType::kBF16 && has_short_form(compute.op)) return cat("<", type_name(result), ">");
-  if (result == DType::kF32 && has_short_form(compute.op) && compute.loose) return "<jf::Loose>";
-  if (compute.op == ir::OpKind::kConvert || compute.op == ir::OpKind::kNextAfter)
-    return cat("<", type_name(result), ">");
-  if (compute.op == ir::OpKind::kBitcast) return cat("<", type_name(result), ", ", type_name(compute.from), ">");
-  return "";
-}
-
 struct Printer {
   const Kernel& kernel;
   const Dialect& dialect;
@@ -47,7 +33,7 @@ struct Printer {
   int divergent = 0;    // how many enclosing statements leave out some threads of a block
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
   std::set<int> declared = {}, packed = {};
-  std::map<int, int> gets = {};  // of packed arrays, so far
+  std::map<int, int> gets = {};             // of packed arrays, so far
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
   std::vector<std::string> registers = {};  // empty until defined
@@ -235,18 +221,19 @@ struct Printer {
 
   void operator()(const Vector& vector) {
     JF_CHECK(!in_vector, "kernel ", kernel.name, " nests vectors");
-    const std::string base = index(vector.base);
-    const std::string i = bind(vector.variable, multiple_of(vector.base, variables));
+    const std::string base = index(vector.base), before = vector.before ? index(vector.before) : "";
+    const std::string i = bind(vector.variable, vector.before ? 1 : multiple_of(vector.base, variables));
     const bool differs = varies(vector.base);
     if (differs) thread_variables.insert(vector.variable);
     in_vector = true;
     masked = !vector.full;
     if (vector.full) {
-      line("const ", index_type(), " ", i, " = ", base, ";");
+      line("const ", index_type(), " ", i, " = ", base, before.empty() ? "" : cat(" - ", before), ";");
       body(vector.body);
     } else {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
-      line("jf::vector<", kernel.width, ">(", base, ", ", vector.limit, ", [&", unrolled, "](", index_type(), " ", i,
+      line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
+           before.empty() ? "" : cat(", ", before), ", ", vector.limit, ", [&", unrolled, "](", index_type(), " ", i,
            ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
@@ -297,6 +284,10 @@ struct Printer {
       line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
            load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", index(lanes->index), ", ", lanes->begin,
            ", ", last, on(), end);
+    } else if (load.whole) {
+      line(definition, "jf::load<", type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
+    } else if (load.around > 0) {
+      line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", load.around, ");");
     } else if (!each.empty()) {
       line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
     } else if (load.lane_stride == 0) {
@@ -347,7 +338,7 @@ struct Printer {
     if (store.lane_stride == 0) {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
-      const int64_t n = multiple(store.offset);
+      const int64_t n = store.whole ? kernel.width : multiple(store.offset);
       const Buffer& to = kernel.buffers.at(store.buffer);
       const bool streams = dialect.past_caches && to.bytes >= runtime::kBeyondCaches && n == kernel.width && n > 1;
       if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");

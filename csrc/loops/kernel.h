@@ -71,13 +71,15 @@ struct For {
   bool reverse = false;  // a serial or unrolled loop from its last iteration on
   Condition runs = {};
 };
-// The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are.
+// The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are. With
+// `before`, less than the width, they begin so far before base, and only those that are not negative run.
 struct Vector {
   int variable;
   IndexPtr base;
   int64_t limit;
   bool full;
   Body body;
+  IndexPtr before = {};
 };
 struct Guard;
 // begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
@@ -103,6 +105,10 @@ struct Load {
   std::vector<Range> within = {};  // likewise; one in lanes at most
   std::vector<Step> steps = {};    // added to the offset
   Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
+  // Of elements side by side, those of lanes that do not run mean nothing: `whole`: the offset is a multiple of the
+  // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
+  bool whole = false;
+  int64_t around = 0;
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -143,6 +149,7 @@ struct Store {
   IndexPtr offset;
   int64_t lane_stride;
   RegisterId value;
+  bool whole = false;  // the offset is a multiple of the width
 };
 // Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
 // all elements of the array, those e for which index + e is below every limit.

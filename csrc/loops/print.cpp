@@ -86,7 +86,9 @@ struct Printer {
     (*this)(loop.body);
   }
   void operator()(const Vector& vector) {
-    line("vector i", vector.variable, " = ", text(vector.base), vector.full ? " full" : cat(" below ", vector.limit));
+    line("vector i", vector.variable, " = ", text(vector.base),
+         vector.before ? cat(" before ", text(vector.before)) : "",
+         vector.full ? " full" : cat(" below ", vector.limit));
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {
@@ -96,7 +98,10 @@ struct Printer {
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
          load.or_first.empty() ? "" : cat(" where ", condition(load.or_first), " else first"),
-         load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps));
+         load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps),
+         load.whole        ? " whole"
+         : load.around > 0 ? cat(" around ", load.around)
+                           : "");
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,

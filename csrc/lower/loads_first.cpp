@@ -35,8 +35,9 @@ std::pair<Body*, bool> innermost(For& loop) {
   while (body->size() == 1) {
     Stmt& only = body->front();
     const bool guard = std::holds_alternative<Guard>(only.node);
-    if (!guard && !is_thread_loop(only) && !std::holds_alternative<Vector>(only.node)) break;
-    guarded = guarded || guard;
+    const auto* vector = std::get_if<Vector>(&only.node);
+    if (!guard && !is_thread_loop(only) && vector == nullptr) break;
+    guarded = guarded || guard || (vector != nullptr && vector->before);
     body = body_of(only);
   }
   return {body, guarded};
@@ -167,6 +168,13 @@ class LoadsFirst {
         rename(vector->base);
         fresh(vector->variable);
         bases_[vector->variable] = vector->base;
+        if (vector->before) {
+          rename(vector->before);
+          // Whether any lane runs; width - 1 less `before` is the same as ^.
+          const int64_t most = kernel_.width - 1;
+          when.push_back({add(vector->base, bit_xor(vector->before, constant(most))), vector->limit + most});
+          vector->full = true;
+        }
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
         for (Below& below : load->when) rename(below.index);
@@ -175,7 +183,7 @@ class LoadsFirst {
         IndexPtr place = load->offset;
         for (const auto& [lane, base] : bases_) place = replace(place, lane, base);
         for (const Below& below : when) {
-          if (share(below.index, place)) load->or_first.push_back(below);
+          if (load->around == 0 && share(below.index, place)) load->or_first.push_back(below);
         }
       } else {
         rename(std::get<Set>(stmt.node).at);

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "lower/aligned_rows.h"
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
@@ -112,6 +113,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     turn_gathers(kernel);
     prefetch_rows(kernel);
   } else {
+    align_rows(kernel);
     loads_first(kernel);
   }
   return kernel;

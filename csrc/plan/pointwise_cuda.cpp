@@ -49,12 +49,19 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
     const bool whole = access.edges.empty() || access.edges.back() == 0;
     return access.bytes > 0 && access.steps.back() == 1 && whole;
   });
-  if (streamed.extents.size() == 1 && side_by_side) streamed.extents[0] = round_up(streamed.extents[0], kMaxVectorBytes);
+  if (streamed.extents.size() == 1 && side_by_side)
+    streamed.extents[0] = round_up(streamed.extents[0], kMaxVectorBytes);
   // Small problems need threads more than wide accesses.
   p.lanes = vector_lanes(streamed, traffic.extents.size() - 1);
+  // Lanes that move need a vector more along the row than its elements ask for.
+  const size_t inner = traffic.extents.size() - 1;
+  if (p.lanes == 1 && inner > 0) {
+    const int64_t moved = moved_lanes(streamed, inner), vectors = divide_up(traffic.extents[inner], moved);
+    if (vectors % kThreads != 0 && 4 * vectors >= 3 * round_up(vectors, kThreads)) p.lanes = moved;
+  }
   while (p.lanes > 1 && elements / (p.lanes * kThreads) < target.multiprocessors) p.lanes /= 2;
 
-  const int64_t vectors = traffic.extents.back() / p.lanes;
+  const int64_t vectors = divide_up(traffic.extents.back(), p.lanes);
   const bool threads_busy = 4 * vectors >= 3 * divide_up(vectors, kThreads) * kThreads;
   p.two_axes = traffic.extents.size() > 1 && threads_busy;
   const int64_t blocks = divide_up(elements, p.lanes * kThreads);

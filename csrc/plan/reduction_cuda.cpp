@@ -34,6 +34,8 @@ constexpr int64_t kRowOfWarp = 1024;
 // 1024 threads at 2.82.
 constexpr int64_t kThreadsOfClusterBlock = 512, kElementsOfClusterThread = 32;
 constexpr int64_t kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
+// Vectors of a thread where lanes move: what the first and the last vector of a row take is there twice.
+constexpr int64_t kMovedVectors = 3;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -87,6 +89,23 @@ bool stores_rows(const Traffic& traffic, size_t lane_loop) {
   return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
     return access.uses.empty() && access.bytes > 0 && access.steps[lane_loop] == 1;
   });
+}
+
+// Lanes of rows that vectors do not divide, where that pays: 8191 rows of 5003 bf16, softmax at 0.89 of a copy's speed
+// instead of 0.83, its derivative at 0.93 instead of 0.80. Cross entropy, which stores no row, went at 0.63 instead of
+// 0.78, and layer norm, which reads two columns, at 0.66 instead of 0.76.
+int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target& target) {
+  const auto column = [&](const Access& access) {
+    return access.steps[shape.lane_loop] == 1 &&
+           std::count(access.steps.begin(), access.steps.end(), 0) + 1 == std::ssize(access.steps);
+  };
+  const bool one_loop = std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1;
+  const bool pays = stores_rows(traffic, shape.lane_loop) &&
+                    std::count_if(traffic.accesses.begin(), traffic.accesses.end(), column) <= 1;
+  if (shape.across > 1 || traffic.scans || !one_loop || !pays) return 1;
+  const int64_t lanes = moved_lanes(traffic, shape.lane_loop);
+  const int64_t most = kMovedVectors * lanes * (target.max_threads_per_block - kWarp);
+  return shape.folded >= kWarp * lanes && shape.folded <= most ? lanes : 1;
 }
 
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
@@ -154,10 +173,18 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
     p.unroll = std::max(p.unroll, shape.folded / p.lanes);
     return p;
   }
+  const int64_t moved = cluster == 1 && p.lanes == 1 ? lanes_that_move(facts.traffic, shape, target) : 1;
+  const bool moves = moved > 1;  // each row has a vector more
+  if (moves) p.lanes = moved;
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
-  const int64_t vectors = divide_up(shape.folded / p.lanes, cluster);
+  const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
-  const int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
+  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
+  if (moves) {
+    p.threads = round_up(divide_up(vectors, kMovedVectors), kWarp);
+    if (divide_up(shape.folded, p.lanes) % p.threads == 0) p.threads += kWarp;
+    each = divide_up(vectors, p.threads);
+  }
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
   const bool alone = shape.across == 1 && (p.threads > kWarp || rows < kSmallBlock / kWarp * target.multiprocessors);
   if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));

@@ -9,6 +9,8 @@ using schedule::Scheduler;
 
 namespace {
 
+// Of an element where lanes move.
+constexpr int64_t kMovedBytes = 2;
 // Cost of a task, in elements of cost 1: about 150 us, below which waking another thread gains nothing.
 constexpr double kTaskCost = 256 << 10;
 // A few for each core of a large machine, so that uneven ones balance.
@@ -42,6 +44,22 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop) {
   }
   while (lanes > 1 && traffic.extents[loop] % lanes != 0) lanes /= 2;
   return lanes;
+}
+
+int64_t moved_lanes(const Traffic& traffic, size_t loop) {
+  const Access* row = nullptr;
+  for (const Access& access : traffic.accesses) {
+    const int64_t own = access.steps[loop];
+    if (own == 0 && access.bytes > 0) continue;
+    const bool whole = access.edges.empty() || access.edges[loop] == 0;
+    if (own != 1 || access.bytes != kMovedBytes || access.offset != 0 || !whole) return 1;
+    const bool column =
+        std::count(access.steps.begin(), access.steps.end(), 0) + 1 == static_cast<std::ptrdiff_t>(access.steps.size());
+    if (column) continue;
+    if (row != nullptr && row->steps != access.steps) return 1;
+    row = &access;
+  }
+  return row == nullptr ? 1 : kMaxVectorBytes / kMovedBytes;
 }
 
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost) {

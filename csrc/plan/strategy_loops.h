@@ -15,6 +15,10 @@ constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 
+// The same where rows along the loop begin anywhere, and lanes may move to where vectors of them are aligned
+// (lower/aligned_rows.h): 16-bit elements of arrays of such rows, and of one row.
+int64_t moved_lanes(const Traffic& traffic, size_t loop);
+
 // CPU: machine work per element when `loop` runs in lanes. A gathered vector costs `gather_cost` contiguous ones.
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost);
 // CPU: calls that are worth a thread of their own.

@@ -34,7 +34,9 @@ constexpr int64_t kFewestParts = 4;
 // multiprocessors as have room beside each other, if not so few rows are left that storing the runs counts. Of 65536
 // rows of 2880 f32 in 512 blocks, with room for 396, rms norm backward went at 0.85 of a copy's speed, in 396 at 0.93;
 // 8192 rows of 4096 bf16, layer norm backward, at 0.51 in 128 blocks and 0.76 in 396.
-constexpr int64_t kFewestRowsOfPart = 4, kMultiprocessors = 132, kRowsOfPart = 20, kEnoughParts = 128;
+constexpr int64_t kFewestRowsOfPart = 4, kMultiprocessors = 132, kFewRowsOfPart = 20;
+// Where a multiprocessor has one block at a time, counts that divide most numbers of rows.
+constexpr int64_t kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 512;
 constexpr int64_t kSharedBytes = 227 << 10, kStages = 3, kSpareBytes = 1 << 10;
 // With 32 elements in each of some 128 registers, so many threads have room, in blocks of a row or of rows of a warp.
 constexpr int64_t kThreads = 512, kElements = 32, kWarps = 4, kRowOfWarp = 1024;
@@ -140,8 +142,8 @@ class Rewriter {
     const int64_t threads = kWarp * (row <= kRowOfWarp ? kWarps : warps > 2 ? round_up(warps, kWarps) : warps);
     const int64_t by_memory = (kSharedBytes - kSpareBytes) / (2 * kStages * bytes * row);
     const int64_t most = !wide ? kMostBlocks : row <= kRowOfWarp ? kWideBlocksOfWarps : kMostWideBlocks;
-    const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / kRowsOfPart / kMultiprocessors});
-    return std::max<int64_t>(1, blocks) * kMultiprocessors;
+    const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / kFewRowsOfPart / kMultiprocessors});
+    return blocks > 1 ? blocks * kMultiprocessors : std::clamp(rows / kRowsOfPart, kEnoughParts, kMostParts);
   }
 
   // How many runs the first stage should have; 0 for one stage.
@@ -160,7 +162,7 @@ class Rewriter {
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       if (beside_rows && folded >= kFewestRowsOfPart * kEnoughParts) {
-        parts = std::max(kEnoughParts, parts_beside(columns, folded, bytes));
+        parts = parts_beside(columns, folded, bytes);
       }
     }
     return parts < kFewestParts ? 0 : parts;

@@ -1,0 +1,104 @@
+"""Grouped matmul of 8-bit floats: scales for rows and for blocks, beside torch and a dense product of the same size."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_fuser as jf
+
+from .grouped import GPU_SHAPES, QUICK_ON_GPU, Shape
+from .measure import Contender, time_all
+from .report import OURS, Case
+from .sizes import group_sizes
+
+CPU_SHAPES = [Shape("8 groups", 512, 512, 1024, 8)]
+STEP = 16  # torch takes multiples of it as group sizes
+
+
+def sizes_in_steps(spread: str, shape: Shape) -> np.ndarray:
+    """Group sizes that are multiples of STEP, but for the largest where the rows are not."""
+    sizes = group_sizes(spread, shape.groups, shape.rows) // STEP * STEP
+    sizes[sizes.argmax()] += shape.rows - sizes.sum()
+    return sizes
+
+
+def quantized(shape: Shape, format: str) -> tuple[jf.ScaledTensor, jf.ScaledTensor]:
+    """Rows and weights of a shape; group by group, since the weights as floats would fill the device."""
+    keys = jax.random.split(jax.random.key(0), shape.groups + 1)
+    x = jf.quantize(jax.random.normal(keys[0], (shape.rows, shape.k), "bfloat16"), format)
+    block = (128, 128) if format == "fp8_block" else None
+    one = jax.jit(lambda key: jf.quantize(jax.random.normal(key, (shape.n, shape.k), "bfloat16"), format, block=block))
+    return x, jax.lax.map(one, keys[1:])
+
+
+def torch_contenders(x: jf.ScaledTensor, w: jf.ScaledTensor, sizes: np.ndarray) -> list[Contender]:
+    """torch._scaled_grouped_mm with scales for rows, and torch._scaled_mm (cuBLASLt) on the same FLOPs."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return []
+
+    def share(a: jax.Array) -> Any:
+        bits = jax.lax.bitcast_convert_type(a, jnp.uint8) if a.dtype.itemsize == 1 else a
+        tensor = torch.from_dlpack(jax.block_until_ready(bits))
+        return tensor.view(torch.float8_e4m3fn) if a.dtype.itemsize == 1 else tensor
+
+    data, weights = share(x.data), share(w.data).transpose(1, 2)
+    x_scales, w_scales = share(x.scales), share(w.scales)
+    ends = torch.from_numpy(np.cumsum(sizes).astype(np.int32)).cuda()
+    one = torch.ones((), device="cuda")
+    options = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+
+    def wait(result: Any) -> Any:
+        torch.cuda.synchronize()
+        return result
+
+    return [
+        Contender(
+            "torch._scaled_grouped_mm",
+            lambda: torch._scaled_grouped_mm(data, weights, x_scales, w_scales, offs=ends, **options),
+            wait,
+        ),
+        Contender("dense cuBLASLt", lambda: torch._scaled_mm(data, weights[0], one, one, **options), wait, bound=True),
+    ]
+
+
+def cases(*, quick: bool, only: str) -> Iterator[Case]:
+    """Yield measured cases."""
+    gpu = jax.default_backend() == "gpu"
+    spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet")
+    shapes = [s for s in GPU_SHAPES if not quick or s.name in QUICK_ON_GPU] if gpu else CPU_SHAPES
+    for shape in shapes:
+        name = f"{shape.name} forward float8_e4m3fn"
+        if only not in name:
+            continue
+        operands = {format: quantized(shape, format) for format in ("fp8_row", "fp8_block")}
+        for spread in spreads:
+            sizes = sizes_in_steps(spread, shape)
+            extents = jnp.asarray(sizes)
+            multiply = jax.jit(jf.scaled_grouped_matmul)
+            contenders = [
+                Contender(label, functools.partial(multiply, *operands[format], extents))
+                for label, format in ((OURS, "fp8_row"), (f"{OURS}, blocks of 128", "fp8_block"))
+            ]
+            if gpu:
+                contenders += torch_contenders(*operands["fp8_row"], sizes)
+            parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
+            work = 2.0 * shape.rows * shape.k * shape.n
+            case = Case("scaled", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+            case.timings = time_all(
+                contenders,
+                seconds=(0.4 if gpu else 2) if quick else 8,
+                repeats=7 if quick else 15,
+                inner=10 if gpu else 1,
+            )
+            yield case

@@ -1,0 +1,138 @@
+#include "lower/aligned_rows.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "base/dtype.h"
+#include "graph/index.h"
+#include "lower/guards.h"
+
+namespace jf::lower {
+namespace {
+
+using namespace loops;
+
+// Of one load instruction: all 16 bytes can be read where some of them can.
+constexpr int64_t kLoadBytes = 16;
+
+// The index modulo a power of two, without large products; nothing where it is no sum.
+IndexPtr remainder(const IndexPtr& index, int64_t of) {
+  switch (index->kind) {
+    case IndexKind::kConst: return constant(index->value % of);
+    case IndexKind::kVar: return index;
+    case IndexKind::kAdd: {
+      const IndexPtr a = remainder(index->a, of), b = remainder(index->b, of);
+      return a && b ? add(a, b) : nullptr;
+    }
+    case IndexKind::kMul:
+      if (index->b->kind != IndexKind::kConst) return nullptr;
+      return mul(index->a, constant(index->b->value % of));
+    default: return nullptr;
+  }
+}
+
+class Aligner {
+ public:
+  explicit Aligner(Kernel& kernel) : kernel_(kernel) {}
+
+  void run() {
+    if (kernel_.width < 2 || !kernel_.rings.empty()) return;
+    look(kernel_.body);
+    if (!possible_ || !row_ || !varies_as_it_may()) return;
+    const IndexPtr before = remainder(row_, kernel_.width);
+    if (!before) return;
+    for (Vector* vector : vectors_) change(*vector, mod(before, constant(kernel_.width)));
+  }
+
+ private:
+  void look(Body& body) {
+    for (Stmt& stmt : body) {
+      if (auto* loop = std::get_if<For>(&stmt.node)) {
+        last_[loop->variable] = loop->extent - 1;
+        parallel_[loop->variable] = loop->parallel;
+        look(loop->body);
+      } else if (auto* guard = std::get_if<Guard>(&stmt.node)) {
+        look(guard->body);
+      } else if (auto* vector = std::get_if<Vector>(&stmt.node)) {
+        look(*vector);
+      } else {
+        const bool lines = std::holds_alternative<Scan>(stmt.node) || std::holds_alternative<ScanThreads>(stmt.node) ||
+                           std::holds_alternative<TurnedLoad>(stmt.node);
+        possible_ = possible_ && !lines;
+      }
+    }
+  }
+  void look(Vector& vector) {
+    vectors_.push_back(&vector);
+    // The loops must have a vector more than elements without a gap ask for.
+    IndexPtr last = vector.base;
+    for (const auto& [variable, value] : last_) last = replace(last, variable, constant(value));
+    const bool spare = last->kind == IndexKind::kConst && last->value >= vector.limit - 1;
+    const bool same_limit = vectors_.front()->limit == vector.limit;
+    possible_ = possible_ && !vector.full && spare && same_limit && multiple_of(vector.base) % kernel_.width == 0;
+    for (const Stmt& stmt : vector.body) possible_ = possible_ && can_move(stmt, vector.variable);
+  }
+  static int64_t multiple_of(const IndexPtr& index) { return graph::multiple_of(index); }
+
+  bool can_move(const Stmt& stmt, int lane) {
+    if (const auto* load = std::get_if<Load>(&stmt.node)) {
+      if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || !load->or_first.empty()) return false;
+      if (kernel_.buffers[load->buffer].shared_size > 0) return false;
+      if (load->lane_stride == 0) return !depends(load->offset, lane);
+      const int64_t bytes = kernel_.width * size_of(kernel_.buffers[load->buffer].dtype);
+      if (load->lane_stride != 1 || bytes > kLoadBytes) return false;
+      return is_column(load->offset, lane) || is_row(load->offset, lane);
+    }
+    if (const auto* store = std::get_if<Store>(&stmt.node)) {
+      return kernel_.buffers[store->buffer].shared_size == 0 && store->lane_stride == 1 && is_row(store->offset, lane);
+    }
+    if (const auto* set = std::get_if<Set>(&stmt.node)) return !set->existing && !depends(set->at, lane);
+    if (const auto* get = std::get_if<Get>(&stmt.node)) return !depends(get->at, lane);
+    if (const auto* sum = std::get_if<Accumulate>(&stmt.node)) return !depends(sum->at, lane);
+    return std::holds_alternative<Compute>(stmt.node);
+  }
+  static bool is_column(const IndexPtr& offset, int lane) {
+    return offset->kind == IndexKind::kVar && offset->value == lane;
+  }
+  // Whether it goes along the row that all the others go along.
+  bool is_row(const IndexPtr& offset, int lane) {
+    if (step_of(offset, lane) != 1) return false;
+    const IndexPtr row = replace(offset, lane, constant(0));
+    if (!row_) row_ = row;
+    return graph::same(row, row_) && multiple_of(row) % kernel_.width != 0;
+  }
+  // What arrays hold belongs to one row.
+  bool varies_as_it_may() const {
+    if (kernel_.arrays.empty()) return true;
+    return std::none_of(parallel_.begin(), parallel_.end(), [&](const auto& loop) {
+      const bool in_turn = loop.second == Parallel::kSerial || loop.second == Parallel::kUnroll;
+      return in_turn && depends(row_, loop.first);
+    });
+  }
+
+  void change(Vector& vector, const IndexPtr& before) {
+    vector.before = before;
+    for (Stmt& stmt : vector.body) {
+      if (auto* store = std::get_if<Store>(&stmt.node)) store->whole = true;
+      auto* load = std::get_if<Load>(&stmt.node);
+      if (load == nullptr || load->lane_stride == 0) continue;
+      const bool column = is_column(load->offset, vector.variable);
+      load->whole = !column;
+      load->around = column ? vector.limit : 0;
+    }
+  }
+
+  Kernel& kernel_;
+  bool possible_ = true;
+  IndexPtr row_;  // where the row begins
+  std::vector<Vector*> vectors_;
+  std::map<int64_t, int64_t> last_;  // by variable
+  std::map<int64_t, Parallel> parallel_;
+};
+
+}  // namespace
+
+void align_rows(Kernel& kernel) { Aligner(kernel).run(); }
+
+}  // namespace jf::lower

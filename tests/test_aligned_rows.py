@@ -1,0 +1,132 @@
+"""Rows of bf16 that begin anywhere in memory: lanes move to where vectors are aligned, and results stay the same."""
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+
+def rms_norm(x, g):
+    y = x.astype(jnp.float32)
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6) * g).astype(x.dtype)
+
+
+def layer_norm(x, g, b):
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, -1, keepdims=True)
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6) * g + b).astype(x.dtype)
+
+
+def softmax_backward(x, dy):
+    return jax.vjp(lambda x: jax.nn.softmax(x.astype(jnp.float32), -1).astype(x.dtype), x)[1](dy)[0]
+
+
+def cross_entropy(x, labels):
+    y = x.astype(jnp.float32)
+    return jax.nn.logsumexp(y, -1) - jnp.take_along_axis(y, labels[:, None], -1)[:, 0]
+
+
+ON_CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+# By name: the function, how many rows by columns and how many columns it takes.
+REDUCTIONS = {
+    "rms norm": (rms_norm, 1, 1),
+    "layer norm": (layer_norm, 1, 2),
+    "add rms norm": (lambda x, y, g: (x + y, rms_norm(x + y, g)), 2, 1),
+    "softmax backward": (softmax_backward, 2, 0),
+    "least and most": (lambda x: (x.min(-1), x.max(-1), x - x.max(-1, keepdims=True)), 1, 0),
+}
+
+
+def arrays(rows, columns, full, vectors, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(rows, columns)] * full + [(columns,)] * vectors
+    return [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+
+
+def check(f, args, strategy, moved=True, **parameters):
+    fusion = jf.ir.trace(f, *args)
+    chosen = {**jf.ir.compute_heuristics(fusion, strategy, "cuda"), **parameters}
+    schedule = jf.ir.schedule(fusion, strategy, "cuda", parameters=chosen)
+    assert (" before " in jf.ir.lower(schedule, "cuda").as_text("loops")) == moved
+    got = loop_interpreter.run(schedule, *args)
+    want = jax.tree.leaves(f(*args))
+    for g, w in zip(got, want, strict=True):
+        assert_close(g, np.asarray(w))
+    return got
+
+
+def compare(f, *args):
+    got = jax.jit(jf.fuse(f))(*(jnp.asarray(a) for a in args))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(f(*args)), strict=True):
+        assert_close(g, np.asarray(w))
+
+
+@pytest.mark.parametrize("columns", [263, 1001])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_odd_rows(name, columns):
+    f, full, vectors = REDUCTIONS[name]
+    lanes = {"lanes": 8, "threads": 64, "unroll": 3} if name == "layer norm" else {}
+    check(f, arrays(9, columns, full, vectors), "reduction", **lanes)
+
+
+@pytest.mark.parametrize("columns", [256 + k for k in (1, 2, 4, 7)])
+def test_rows_whatever_their_remainder(columns):
+    check(rms_norm, arrays(8, columns, 1, 1), "reduction", threads_y=1, lanes=8)
+
+
+def test_several_rows_of_a_block():
+    check(layer_norm, arrays(11, 517, 1, 2), "reduction", lanes=8, threads=32, unroll=3, threads_y=4)
+
+
+def test_a_neighbouring_row_of_nan_does_no_harm():
+    x, g = arrays(6, 519, 1, 1)
+    x[1::2] = np.nan
+    [got] = check(rms_norm, [x, g], "reduction")
+    assert np.isnan(got[1::2].astype(np.float32)).all() and not np.isnan(got[::2].astype(np.float32)).any()
+
+
+def test_without_a_vector_to_spare_lanes_stay():
+    """513 elements are 65 vectors, 520 with seven lanes moved: the loops must have more than these."""
+    check(rms_norm, arrays(4, 1023, 1, 1), "reduction", moved=False, lanes=8, threads=64, unroll=2)
+
+
+@pytest.mark.parametrize(("rows", "unroll"), [(5, 1), (7, 4)])
+def test_a_row_for_all_rows(rows, unroll):
+    f = lambda x, y, b: jnp.tanh(x + b) * y  # noqa: E731
+    check(f, arrays(rows, 1003, 2, 1), "pointwise", lanes=8, unroll=unroll, two_axes=True)
+
+
+def test_columns_are_folded_where_they_are():
+    """What threads keep of columns belongs to all rows, so no lane may move."""
+    f = lambda x: x.astype(jnp.float32).sum(0)  # noqa: E731
+    check(f, arrays(40, 261, 1, 0), "reduction", moved=False, lanes=8)
+
+
+def test_the_last_vector_of_an_array():
+    x = arrays(1, 1003, 1, 0)[0].reshape(17, 59)
+    fusion = jf.ir.trace(lambda x: -x, jax.ShapeDtypeStruct((8191, 5003), "bfloat16"))
+    assert jf.ir.compute_heuristics(fusion, "pointwise", "cuda")["lanes"] == 8
+    check(lambda x: -x, [x], "pointwise", moved=False, lanes=8)
+
+
+@pytest.mark.parametrize("device", [ON_CUDA], indirect=True)
+@pytest.mark.parametrize("columns", [1001, 5003])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_on_a_device(device, name, columns):
+    f, full, vectors = REDUCTIONS[name]
+    compare(f, *arrays(100, columns, full, vectors))
+
+
+@pytest.mark.parametrize("device", [ON_CUDA], indirect=True)
+def test_a_row_for_all_rows_on_a_device(device):
+    compare(lambda x, b: jax.nn.gelu(x + b), *arrays(257, 5003, 1, 1))
+
+
+@pytest.mark.parametrize("device", [ON_CUDA], indirect=True)
+def test_labels_beside_the_rows(device):
+    [x] = arrays(70, 2777, 1, 0)
+    compare(cross_entropy, x, np.random.default_rng(1).integers(0, 2777, 70).astype(np.int32))
