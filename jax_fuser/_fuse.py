@@ -318,25 +318,76 @@ def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any
     return run(jax.make_jaxpr(mapped)(*args), args, name, marks), out_dims
 
 
+def _with_results(params: Any, wanted: Sequence[bool]) -> tuple[list[bool], Any]:
+    """Return which inputs some results need, and the parameters of the call that has these results only."""
+    jaxpr = params["jaxpr"].jaxpr
+    outvars = _kept(jaxpr.outvars, wanted)
+    eqns = _regions.live(jaxpr.eqns, outvars)
+    needed = {v for e in eqns for v in _regions.variables(e)} | {*outvars}
+    used = [v in needed for v in jaxpr.invars]
+    closed = ClosedJaxpr(_jaxpr(_kept(jaxpr.invars, used), outvars, eqns), ())
+    return used, {**params, "jaxpr": closed, "linear": tuple(_kept(params["linear"], used))}
+
+
+def _kept(values: Iterable[Any], wanted: Iterable[bool]) -> list[Any]:
+    return [value for value, is_wanted in zip(values, wanted) if is_wanted]
+
+
+def _part(eqn: Any, wanted: Sequence[bool]) -> tuple[list[bool], Any]:
+    used, params = _with_results(eqn.params, wanted)
+    invars, outvars = _kept(eqn.invars, used), _kept(eqn.outvars, wanted)
+    return used, new_jaxpr_eqn(invars, outvars, fused_p, params, frozenset(), eqn.source_info, eqn.ctx)
+
+
 def _drop_unused(used_outputs: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
     eqn = rest[-1]  # JAX 0.12 passes which inputs are live before it
     if not any(used_outputs):
         return [False] * len(eqn.invars), None
     if "program" in eqn.params:
         return [True] * len(eqn.invars), eqn
-    jaxpr = eqn.params["jaxpr"].jaxpr
-    outvars = [v for v, used in zip(jaxpr.outvars, used_outputs) if used]
-    eqns = _regions.live(jaxpr.eqns, outvars)
-    needed = {v for e in eqns for v in _regions.variables(e)} | {*outvars}
-    used_inputs = [v in needed for v in jaxpr.invars]
-    kept = [[x for x, used in zip(xs, used_inputs) if used] for xs in (jaxpr.invars, eqn.invars, eqn.params["linear"])]
-    params = {
-        **eqn.params,
-        "jaxpr": ClosedJaxpr(_jaxpr(kept[0], outvars, eqns), ()),
-        "linear": tuple(kept[2]),
-    }
-    results = [v for v, used in zip(eqn.outvars, used_outputs) if used]
-    return used_inputs, new_jaxpr_eqn(kept[1], results, fused_p, params, frozenset(), eqn.source_info, eqn.ctx)
+    return _part(eqn, used_outputs)
+
+
+# Partial evaluation. In a function that is linear in some arguments only, as a `jvp` is, nothing marks what depends on
+# them: a region may make that together with what does not. The latter is known, or its transpose would be wrong.
+
+
+def _unknown_results(unknown: Sequence[bool], params: Any) -> list[bool]:
+    jaxpr = params["jaxpr"].jaxpr
+    reached = _regions.dependent(jaxpr.eqns, _kept(jaxpr.invars, unknown))
+    return [(any(unknown) if "program" in params else v in reached) for v in jaxpr.outvars]
+
+
+def _partial_eval(trace: Any, *tracers: Any, **params: Any) -> list[Any]:
+    unknown = _unknown_results([not t.is_known() for t in tracers], params)
+    if all(unknown) or not any(unknown):
+        results: list[Any] = trace.default_process_primitive(fused_p, tracers, params)
+        return results
+    known = [not u for u in unknown]
+    parts = []
+    for wanted in (known, unknown):
+        used, part = _with_results(params, wanted)
+        parts.append(trace.default_process_primitive(fused_p, _kept(tracers, used), part))
+    numbers = range(len(unknown))
+    return _merged(len(unknown), (_kept(numbers, known), parts[0]), (_kept(numbers, unknown), parts[1]))
+
+
+def _partial_eval_of_checkpoint(policy: Any, unknown: Sequence[bool], instantiated: Sequence[bool], eqn: Any) -> Any:
+    unknown_out = _unknown_results(unknown, eqn.params)
+    known_eqn = None
+    if not all(unknown_out):
+        known_eqn = _part(eqn, [not u for u in unknown_out])[1] if any(unknown_out) else eqn
+    is_saved = policy(fused_p, *(v.aval for v in eqn.invars), **eqn.params)
+    # A policy answers with a bool or with an object of one of JAX's classes.
+    is_saved = is_saved is not False and type(is_saved).__name__ != "RecomputeType"
+    if not is_saved or all(unknown_out):
+        stored = [v for v, has in zip(eqn.invars, instantiated) if not has and isinstance(v, Var)]
+        return known_eqn, eqn, unknown_out, [True] * len(unknown_out), stored
+    if not any(unknown_out):
+        return known_eqn, None, unknown_out, unknown_out, []
+    used, rest = _part(eqn, unknown_out)
+    stored = [v for v, has in zip(rest.invars, _kept(instantiated, used)) if not has and isinstance(v, Var)]
+    return known_eqn, rest, unknown_out, unknown_out, stored
 
 
 # Lowering.
@@ -400,6 +451,8 @@ ad.primitive_jvps[fused_p] = _jvp
 ad.primitive_transposes[fused_p] = _transpose
 batching.primitive_batchers[fused_p] = _batch
 pe.dce_rules[fused_p] = _drop_unused
+pe.custom_partial_eval_rules[fused_p] = _partial_eval
+pe.partial_eval_jaxpr_custom_rules[fused_p] = _partial_eval_of_checkpoint
 mlir.register_lowering(fused_p, _lower_as_xla)
 for _platform in _REMEDY:
     mlir.register_lowering(fused_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)

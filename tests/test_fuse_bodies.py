@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,34 @@ def test_a_body_is_fused_and_computes_the_same(body, transform):
 def test_second_derivatives(body):
     f = BODIES[body]
     assert_close(jax.jit(jax.hessian(total(jf.fuse(f))))(X), jax.hessian(total(f))(X))
+
+
+@pytest.mark.parametrize("body", ["scan", "switch", "checkpoint", "no body"])
+def test_the_transpose_of_a_fused_derivative_keeps_apart_what_is_not_linear(body):
+    f = BODIES.get(body, lambda x: jnp.tanh(jnp.sin(x) @ x.T) @ jnp.cos(x))
+    want, pull = jax.vjp(f, X)
+    want = pull(want)
+
+    def tangents(x, t):
+        return jax.jvp(f, (x,), (t,))[1]
+
+    for way in (tangents, jax.checkpoint(tangents)):
+        pull = jax.linear_transpose(functools.partial(jf.fuse(way), X), X)
+        assert_close(pull(f(X))[0], want[0])
+
+
+@pytest.mark.parametrize("policy", ["nothing_saveable", "dots_saveable", "everything_saveable"])
+def test_policies_of_checkpoints_of_fused_functions(policy):
+    @jf.fuse
+    def f(x, t):
+        y, out = jax.jvp(lambda x: jnp.tanh(jnp.sin(x) @ x.T) * 2, (x,), (t,))
+        return y * jnp.cos(y), out
+
+    def loss(f):
+        saved = jax.checkpoint(f, policy=getattr(jax.checkpoint_policies, policy))
+        return jax.grad(lambda t: total(saved)(X, jnp.sin(t)))(X)
+
+    assert_close(loss(f), loss(f._function))
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -61,6 +61,13 @@ def test_split(run, sizes):
     assert_close(sums, [p.sum(0) for p in parts])
 
 
+def test_split_of_no_component():
+    b, n = start((5, H), np.zeros(0, np.int32))
+    value, _, counts = b.split(n, 1, 2)
+    b.output(b.combine(value, counts, 8))
+    assert_close(jf.ir.run(b.finish(), rows((5, H)), *spans(np.zeros(0, np.int32)))[0], np.zeros((8, 2, H)))
+
+
 def test_merge_with_a_dense_axis(run):
     """[3, 5, 2] rows of 4 are [12, 20, 8] of one."""
     b, n = start((11, H), [3, 5, 2])

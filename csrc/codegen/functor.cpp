@@ -15,11 +15,6 @@ namespace {
 
 using namespace loops;
 
-bool contains(const IndexPtr& index, int64_t variable) {
-  if (index->kind == IndexKind::kVar) return index->value == variable;
-  return index->kind != IndexKind::kConst && (contains(index->a, variable) || contains(index->b, variable));
-}
-
 // Whether a statement depends on a loop's variable, by itself or by what such statements have computed.
 class Depends {
  public:
@@ -49,7 +44,7 @@ class Depends {
   }
 
  private:
-  bool on(const IndexPtr& index) const { return contains(index, variable_); }
+  bool on(const IndexPtr& index) const { return loops::depends(index, variable_); }
   bool on(const Condition& condition) const {
     return std::any_of(condition.begin(), condition.end(), [&](const Below& below) { return on(below.index); });
   }

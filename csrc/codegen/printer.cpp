@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "codegen/condition_text.h"
 #include "codegen/dtype_arguments.h"
 #include "codegen/index_text.h"
 #include "codegen/names.h"
@@ -51,55 +52,8 @@ struct Printer {
   std::string index(const IndexPtr& index) const { return index_text(index, variables); }
   std::string offset(const IndexPtr& index) const { return offset_text(index, variables); }
   std::string on() const { return masked ? ", on" : ""; }
-  // `alone`: nothing else is asked beside it.
   std::string condition(const Condition& below, bool alone = true) const {
-    std::string result;
-    for (const Below& b : below) {
-      const std::string bound = b.variable < 0 ? cat(b.bound) : variables.at(b.variable).name;
-      const std::string text = cat(index(b.index), " < ", bound), sure = holds_anyway(b);
-      const std::string both = cat(sure, sure.empty() ? "" : " || ", text);
-      const bool brackets = !sure.empty() && (below.size() > 1 || !alone);
-      result += cat(result.empty() ? "" : " && ", brackets ? cat("(", both, ")") : both);
-    }
-    return result;
-  }
-  // The offset where all of it holds.
-  std::string or_first(const Condition& below, const std::string& at) const {
-    std::string always;
-    bool known = true;
-    for (const Below& b : below) {
-      const std::string sure = holds_anyway(b);
-      known = known && !sure.empty();
-      always += cat(always.empty() ? "" : " && ", sure);
-    }
-    const std::string masked = cat("jf::or_first(", condition(below), ", ", at, ")");
-    return known ? cat("(", always, " ? ", at, " : ", masked, ")") : masked;
-  }
-  // The first iterations of an unrolled loop, in which an index is below the bound whatever the other variables are: a
-  // compiler does not know of how many threads there are.
-  std::string holds_anyway(const Below& below) const {
-    const auto& [at, bound, read, implied] = below;
-    if (read >= 0) return "";
-    for (const auto& [id, variable] : variables) {
-      if (!variable.unrolled || !contains(at, id)) continue;
-      Variables first = variables;
-      const auto holds = [&](int64_t count) {
-        first.at(id).last = count - 1;
-        const std::optional<int64_t> most = largest(at, first);
-        return most && *most < bound;
-      };
-      int64_t count = 0;
-      for (int64_t end = *variable.last + 1; count + 1 < end;) {
-        const int64_t middle = count + (end - count) / 2;
-        (holds(middle) ? count : end) = middle;
-      }
-      if (count > 0) return cat(variable.name, " < ", count);
-    }
-    return "";
-  }
-  static bool contains(const IndexPtr& index, int64_t id) {
-    if (index->kind == IndexKind::kVar) return index->value == id;
-    return index->kind != IndexKind::kConst && (contains(index->a, id) || contains(index->b, id));
+    return condition_text(below, variables, alone);
   }
   bool varies(const IndexPtr& index) const {
     if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
@@ -252,7 +206,7 @@ struct Printer {
   void operator()(const Load& load) {
     const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
     std::string at = offset(load.offset), each;
-    if (!load.or_first.empty()) at = or_first(load.or_first, at);
+    if (!load.or_first.empty()) at = or_first_text(load.or_first, at, variables);
     int64_t multiple_of_steps = 0;
     for (const Step& step : load.steps) {
       const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");

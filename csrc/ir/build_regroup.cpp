@@ -76,8 +76,8 @@ Builder::Nested Builder::split(ValueId x, int64_t axis, int64_t factor) {
   JF_REQUIRE(axis == groups.axis, "[split] expected ragged axis ", groups.axis, " of ",
              print_type(fusion_, fusion_.values[x]), ", got ", axis, "; reshape splits dense axes");
   JF_REQUIRE(factor >= 1, "[split] expected a factor from 1 on, got ", factor);
-  // Each component has at most one part that is not full.
-  const int64_t parts = groups.rows / factor + groups.shape.back();
+  // Each component has at most one part that is not full; where there is none, there is room for one all the same.
+  const int64_t parts = std::max(groups.rows / factor + groups.shape.back(), divide_up(groups.most, factor));
   JF_REQUIRE(parts <= kMostRows / factor, "[split] ", parts, " parts of ", factor, " rows do not fit in s32");
   const ValueId filled =
       pointwise(OpKind::kAdd, std::array{groups.extents, full(DType::kS32, groups.shape, {factor - 1})});

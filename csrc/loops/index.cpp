@@ -96,6 +96,22 @@ IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by) {
   JF_CHECK(false, "an index of kind ", static_cast<int>(index->kind), " has parts");
 }
 
+bool depends(const IndexPtr& index, int64_t variable) {
+  if (is_constant(index)) return false;
+  if (index->kind == IndexKind::kVar) return index->value == variable;
+  return depends(index->a, variable) || depends(index->b, variable);
+}
+
+bool depends(const Below& below, int64_t variable) {
+  return below.variable == variable || depends(below.index, variable);
+}
+
+bool share_variable(const IndexPtr& a, const IndexPtr& b) {
+  if (is_constant(a)) return false;
+  if (a->kind == IndexKind::kVar) return depends(b, a->value);
+  return share_variable(a->a, b) || share_variable(a->b, b);
+}
+
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables) {
   auto of = [&](const IndexPtr& part) { return evaluate(part, variables); };
   switch (index->kind) {

@@ -42,6 +42,9 @@ IndexPtr least(IndexPtr a, IndexPtr b);
 IndexPtr moved(IndexPtr offset, int64_t by);
 // The index with another one in the place of a variable.
 IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by);
+bool depends(const IndexPtr& index, int64_t variable);
+// Whether two indices go with one variable.
+bool share_variable(const IndexPtr& a, const IndexPtr& b);
 // The value of an index where variable i is variables[i].
 int64_t evaluate(const IndexPtr& index, std::span<const int64_t> variables);
 
@@ -60,6 +63,7 @@ struct Below {
   int variable = -1;
   bool implied = false;  // what stands under it has no effect elsewhere anyway, but this is known further out
 };
+bool depends(const Below& below, int64_t variable);
 // True where all of it holds.
 using Condition = std::vector<Below>;
 // A serial loop ends before the first iteration in which `runs` does not hold.

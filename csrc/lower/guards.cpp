@@ -11,7 +11,7 @@ namespace {
 using namespace loops;
 
 bool depends(const Below& bound, const ThreadVariables& variables) {
-  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return lower::depends(bound, v); });
+  return std::any_of(variables.begin(), variables.end(), [&](int64_t v) { return loops::depends(bound, v); });
 }
 
 bool is_same(const Below& a, const Below& b) {
@@ -53,8 +53,8 @@ bool grows(const IndexPtr& index, int64_t variable) {
     case IndexKind::kAdd:
     case IndexKind::kMul:
     case IndexKind::kMin: return grows(index->a, variable) && grows(index->b, variable);
-    case IndexKind::kDiv: return grows(index->a, variable) && !lower::depends(index->b, variable);
-    default: return !lower::depends(index, variable);
+    case IndexKind::kDiv: return grows(index->a, variable) && !loops::depends(index->b, variable);
+    default: return !loops::depends(index, variable);
   }
 }
 
@@ -161,16 +161,6 @@ bool same(const std::vector<Range>& a, const std::vector<Range>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Range& x, const Range& y) {
     return x.begin == y.begin && x.end == y.end && x.lanes == y.lanes && graph::same(x.index, y.index);
   });
-}
-
-bool depends(const Below& bound, int64_t variable) {
-  return bound.variable == variable || depends(bound.index, variable);
-}
-
-bool depends(const IndexPtr& index, int64_t variable) {
-  if (index->kind == IndexKind::kConst) return false;
-  if (index->kind == IndexKind::kVar) return index->value == variable;
-  return depends(index->a, variable) || depends(index->b, variable);
 }
 
 std::optional<int64_t> step_of(const IndexPtr& index, int64_t variable) {

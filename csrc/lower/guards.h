@@ -21,8 +21,6 @@ using ThreadVariables = std::set<int64_t>;
 
 bool same(const loops::Condition& a, const loops::Condition& b);
 bool same(const std::vector<loops::Range>& a, const std::vector<loops::Range>& b);
-bool depends(const loops::IndexPtr& index, int64_t variable);
-bool depends(const loops::Below& bound, int64_t variable);
 // How far an index moves with a variable; nothing where it does not move evenly.
 std::optional<int64_t> step_of(const loops::IndexPtr& index, int64_t variable);
 // The statements, put together under what all of them need and what changes with the loop over `variable`, if anything.

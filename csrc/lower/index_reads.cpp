@@ -9,12 +9,6 @@ namespace {
 
 using loops::IndexPtr;
 
-bool shares_variable(const IndexPtr& a, const IndexPtr& b) {
-  if (a->kind == loops::IndexKind::kConst) return false;
-  if (a->kind == loops::IndexKind::kVar) return depends(b, a->value);
-  return shares_variable(a->a, b) || shares_variable(a->b, b);
-}
-
 IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at, ir::ValueId value,
                   int64_t high, bool& even) {
   const std::vector<int64_t> strides = graph::strides(ir::shape(fusion.values[value]));
@@ -25,7 +19,7 @@ IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, cons
   even = even && p.lane_step == 0;
   IndexRead read{ragged.axis, value, p.at, high, {}};
   for (const graph::Bound& bound : at.bounds()) {
-    if (shares_variable(bound.index.at, p.at)) read.exists.push_back({bound.index.at, bound.bound});
+    if (share_variable(bound.index.at, p.at)) read.exists.push_back({bound.index.at, bound.bound});
   }
   return read;
 }

@@ -43,12 +43,6 @@ std::pair<Body*, bool> innermost(For& loop) {
   return {body, guarded};
 }
 
-// Whether two indices go with one variable.
-bool share(const IndexPtr& a, const IndexPtr& b) {
-  if (a->kind == IndexKind::kVar) return depends(b, a->value);
-  return (a->a && share(a->a, b)) || (a->b && share(a->b, b));
-}
-
 class LoadsFirst {
  public:
   explicit LoadsFirst(Kernel& kernel) : kernel_(kernel), next_variable_(next_variable(kernel)) {}
@@ -183,7 +177,7 @@ class LoadsFirst {
         IndexPtr place = load->offset;
         for (const auto& [lane, base] : bases_) place = replace(place, lane, base);
         for (const Below& below : when) {
-          if (load->around == 0 && share(below.index, place)) load->or_first.push_back(below);
+          if (load->around == 0 && share_variable(below.index, place)) load->or_first.push_back(below);
         }
       } else {
         rename(std::get<Set>(stmt.node).at);

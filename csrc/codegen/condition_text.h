@@ -1,0 +1,16 @@
+// Conditions as C++ text.
+#pragma once
+
+#include <string>
+
+#include "codegen/index_text.h"
+#include "loops/kernel.h"
+
+namespace jf::codegen {
+
+// Empty for no condition. `alone`: nothing else is asked beside it.
+std::string condition_text(const loops::Condition& below, const Variables& variables, bool alone = true);
+// The offset `at` where all of the condition holds, the first element elsewhere.
+std::string or_first_text(const loops::Condition& below, const std::string& at, const Variables& variables);
+
+}  // namespace jf::codegen
