@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 import jax_fuser as jf
 
-from .grouped import CPU_SHAPES, GPU_SHAPES, QUICK_ON_GPU, Operands
-from .measure import Contender, time_all
+from .grouped import CPU_SHAPES, GPU_SHAPES, QUICK_ON_GPU, Operands, measured
+from .measure import Contender
 from .report import OURS, Case
 
 Tail = Callable[..., jax.Array]
@@ -58,13 +58,4 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                 Contender(n, functools.partial(jax.jit(f), o.x, o.w, o.sizes, o.dy), bound=n.endswith("alone"))
                 for n, f in ways.items()
             ]
-            parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": "dirichlet"}
-            work = 2.0 * shape.rows * shape.k * shape.n
-            case = Case("epilogue", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
-            case.timings = time_all(
-                contenders,
-                seconds=(0.4 if gpu else 2) if quick else 8,
-                repeats=7 if quick else 15,
-                inner=10 if gpu else 1,
-            )
-            yield case
+            yield measured("epilogue", name, shape, "dirichlet", contenders, quick)

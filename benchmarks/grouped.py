@@ -187,6 +187,21 @@ def torch_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
     return [Contender("torch._grouped_mm", run, wait)]
 
 
+def measured(benchmark: str, name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool) -> Case:
+    """Time the contenders on a shape."""
+    gpu = jax.default_backend() == "gpu"
+    parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
+    work = 2.0 * shape.rows * shape.k * shape.n
+    case = Case(benchmark, name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
+    case.timings = time_all(
+        contenders,
+        seconds=(0.4 if gpu else 2) if quick else 8,
+        repeats=7 if quick else 15,
+        inner=10 if gpu else 1,
+    )
+    return case
+
+
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """Yield measured cases."""
     gpu = jax.default_backend() == "gpu"
@@ -201,22 +216,8 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                     continue
                 o = Operands.draw(shape, dtype, spread)
                 for which in wanted:
-                    parameters = {
-                        "rows": shape.rows,
-                        "k": shape.k,
-                        "n": shape.n,
-                        "groups": shape.groups,
-                        "sizes": spread,
-                    }
-                    work = 2.0 * shape.rows * shape.k * shape.n
-                    case = Case("grouped", names[which], parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
                     contenders = jax_contenders(o, which, gpu, quick) + torch_contenders(o, which, gpu)
-                    case.timings = time_all(
-                        contenders,
-                        seconds=(0.4 if gpu else 2) if quick else 8,
-                        repeats=7 if quick else 15,
-                        inner=10 if gpu else 1,
-                    )
+                    case = measured("grouped", names[which], shape, spread, contenders, quick)
                     measure_errors(case, contenders, o, which)
                     yield case
 

@@ -15,8 +15,8 @@ import numpy as np
 
 import jax_fuser as jf
 
-from .grouped import GPU_SHAPES, QUICK_ON_GPU, Shape
-from .measure import Contender, time_all
+from .grouped import GPU_SHAPES, QUICK_ON_GPU, Shape, measured
+from .measure import Contender
 from .report import OURS, Case
 from .sizes import group_sizes
 
@@ -106,22 +106,7 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
         name = f"{shape.name} forward {FOUR_BIT_FORMATS[0]}"
         if only in name:
             contenders = four_bit_contenders(shape, jnp.asarray(group_sizes("dirichlet", shape.groups, shape.rows)))
-            yield measured(name, shape, "dirichlet", contenders, quick)
-
-
-def measured(name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool) -> Case:
-    """Time the contenders on a shape."""
-    gpu = jax.default_backend() == "gpu"
-    parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
-    work = 2.0 * shape.rows * shape.k * shape.n
-    case = Case("scaled", name, parameters, "TFLOP/s" if gpu else "GFLOP/s", work)
-    case.timings = time_all(
-        contenders,
-        seconds=(0.4 if gpu else 2) if quick else 8,
-        repeats=7 if quick else 15,
-        inner=10 if gpu else 1,
-    )
-    return case
+            yield measured("scaled", name, shape, "dirichlet", contenders, quick)
 
 
 def eight_bit_cases(quick: bool, only: str) -> Iterator[Case]:
@@ -144,4 +129,4 @@ def eight_bit_cases(quick: bool, only: str) -> Iterator[Case]:
             ]
             if gpu:
                 contenders += torch_contenders(*operands["fp8_row"], sizes)
-            yield measured(name, shape, spread, contenders, quick)
+            yield measured("scaled", name, shape, spread, contenders, quick)

@@ -243,8 +243,7 @@ void bind_builder(nb::module_& m) {
           },
           "value"_a, "first"_a, "second"_a,
           "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
-          "of "
-          "its extents as one.")
+          "of its extents as one.")
       .def("output", &Builder::output, "value"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
