@@ -13,9 +13,8 @@
 #pragma once
 
 #include "grouped/cuda/four_bit.cuh"
-#include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
-#include "grouped/cuda/ring.cuh"
+#include "grouped/cuda/hopper_units.cuh"
 
 namespace jf::grouped {
 
@@ -38,12 +37,12 @@ class HopperFourBit {
   static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleWords = Format::kScaleWords;
   static constexpr unsigned kScaleBytes = 32 * kScaleWords * 4;  // of a slice: shared by the four lanes of a row
   static constexpr unsigned kFactorAt = kSlices * (kCodeBytes + kScaleBytes), kPieceBytes = kFactorAt + 16;
-  static constexpr int kUnits = 2;
   static constexpr int kStep = 16;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns>;
   using Sums = float[kRows / 2];
+  using Units = UnitQueue<1, kWarps + 1>;
 
   struct Stage {
     alignas(1024) unsigned char lhs[kPieces][kLhsBytes];
@@ -52,12 +51,11 @@ class HopperFourBit {
   // Where things lie in shared memory: constants, so that addresses are sums of few instructions.
   static constexpr unsigned kResultsAt = kStages * sizeof(Stage);
   static constexpr unsigned kUnitsAt = kResultsAt + kSlices * sizeof(typename Store::Shared);
-  // Phases of a stage: its copies have arrived; its readers are done. Of a unit: likewise.
-  static constexpr unsigned kFullAt = kUnitsAt + kUnits * 16, kEmptyAt = kFullAt + kStages * 8;
-  static constexpr unsigned kUnitFullAt = kEmptyAt + kStages * 8, kUnitEmptyAt = kUnitFullAt + kUnits * 8;
+  // Phases of a stage: its copies have arrived; its readers are done.
+  static constexpr unsigned kFullAt = kUnitsAt + sizeof(Units::Shared), kEmptyAt = kFullAt + kStages * 8;
 
  public:
-  static constexpr int kSharedBytes = (kUnitEmptyAt + kUnits * 8 + 1023) / 1024 * 1024;
+  static constexpr int kSharedBytes = (kEmptyAt + kStages * 8 + 1023) / 1024 * 1024;
 
   static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const unsigned char* pieces,
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
@@ -72,7 +70,7 @@ class HopperFourBit {
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, pieces, steps, n);
       } else if (warp == 1) {
-        kernel.schedule(ragged, next, n);
+        kernel.units_.template fill<Schedule, kColumns, 1>(Schedule(ragged, n), next);
       } else {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
@@ -84,13 +82,11 @@ class HopperFourBit {
   }
 
  private:
-  __device__ __forceinline__ explicit HopperFourBit(void* memory) : shared_(ptx::shared_address(memory)) {}
+  __device__ __forceinline__ explicit HopperFourBit(void* memory)
+      : shared_(ptx::shared_address(memory)), units_(shared_ + kUnitsAt) {}
 
   __device__ __forceinline__ unsigned full(unsigned stage) const { return shared_ + kFullAt + stage * 8; }
   __device__ __forceinline__ unsigned empty(unsigned stage) const { return shared_ + kEmptyAt + stage * 8; }
-  __device__ __forceinline__ unsigned unit_full(unsigned unit) const { return shared_ + kUnitFullAt + unit * 8; }
-  __device__ __forceinline__ unsigned unit_empty(unsigned unit) const { return shared_ + kUnitEmptyAt + unit * 8; }
-  __device__ __forceinline__ unsigned unit_words(unsigned unit) const { return shared_ + kUnitsAt + unit * 16; }
   static __device__ __forceinline__ unsigned lhs_of(unsigned part) { return part * kLhsBytes; }
   static __device__ __forceinline__ unsigned rhs_of(unsigned part) { return kPieces * kLhsBytes + part * kPieceBytes; }
 
@@ -99,55 +95,19 @@ class HopperFourBit {
       ptx::mbarrier_init(full(i), 1);
       ptx::mbarrier_init(empty(i), kWarps);
     }
-    for (int i = 0; i < kUnits; ++i) {
-      ptx::mbarrier_init(unit_full(i), 1);
-      ptx::mbarrier_init(unit_empty(i), kWarps + 1);
-    }
+    units_.init();
     ptx::mbarrier_init_fence();
-  }
-
-  // ---- one warp: what is computed next ----
-  __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
-    const unsigned lane = threadIdx.x % 32;
-    Schedule schedule(ragged, n);
-    RingPlace<kUnits> place;
-    unsigned wanted = blockIdx.x;
-    while (true) {
-      RowUnit unit;
-      const bool found = schedule.find(wanted, unit);
-      ptx::mbarrier_wait(unit_empty(place.index), place.parity ^ 1);
-      if (found) {
-        const unsigned words[4] = {static_cast<unsigned>(unit.group), static_cast<unsigned>(unit.row),
-                                   static_cast<unsigned>(unit.count), static_cast<unsigned>(unit.column)};
-        ptx::st_shared(unit_words(place.index), words);
-        ptx::mbarrier_arrive(unit_full(place.index));
-      }
-      place.advance();
-      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) return;
-      if (lane == 0) wanted = atomicAdd(next, 1) + gridDim.x;
-      wanted = __shfl_sync(~0u, wanted, 0);
-    }
-  }
-
-  // What the schedule says, read by one lane or all lanes of a warp.
-  template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(RingPlace<kUnits>& place) {
-    ptx::mbarrier_wait(unit_full(place.index), place.parity);
-    const int4 words = ptx::ld_shared4(unit_words(place.index));
-    if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive(unit_empty(place.index));
-    place.advance();
-    return {words.x, words.y, words.z, words.w};
   }
 
   // ---- one thread: copies ----
   __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* pieces, int steps, int n) {
     ptx::prefetch_map(lhs);
     const int across = cdiv(n, kColumns);
-    RingPlace<kUnits> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place);
+      const RowUnit unit = units_.template read<false>(unit_place);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
       const long long tile = static_cast<long long>(unit.group) * across + unit.column / kColumns;
@@ -180,11 +140,12 @@ class HopperFourBit {
     codes_ = shared_ + rhs_of(0) + self * kCodeBytes + thread * 16;
     scales_ = shared_ + rhs_of(0) + kSlices * kCodeBytes + self * kScaleBytes + thread / 4 * (kScaleWords * 4);
     Store store(results[self]);
-    RingPlace<kUnits> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     Sums sums;
     while (true) {
-      const RowUnit unit = read_unit<true>(unit_place);
+      const RowUnit unit = units_.template read<true>(unit_place);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) break;
       multiply_rows<kFewest>(sums, place, __shfl_sync(~0u, unit.count, 0), steps);
       store.results(sums, out_map, out, unit.row, unit.count, unit.column + static_cast<int>(self) * kSlice, n);
@@ -275,6 +236,7 @@ class HopperFourBit {
   }
 
   unsigned shared_;
+  Units units_;
   unsigned codes_, scales_;  // of this thread in the first stage
 };
 

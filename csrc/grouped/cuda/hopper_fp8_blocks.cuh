@@ -32,13 +32,13 @@ class HopperBlocks {
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
   static constexpr unsigned kRhsBytes = kColumns * kRowBytes;
   static constexpr unsigned kWarps = kGroupThreads / 32;
-  static constexpr int kUnits = 2;                                                   // that are known ahead
   static constexpr int kScaleWarps = 2;                                              // the last of the first warpgroup
   static constexpr int kEach = (kRows + 32 * kScaleWarps - 1) / (32 * kScaleWarps);  // rows of one of their lanes
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
   using Sums = float[kRows / 2];
+  using Units = UnitQueue<kCluster, kSlices * kWarps + kScaleWarps + 1>;
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -48,9 +48,8 @@ class HopperBlocks {
     Stage stages[kStages];
     typename Store::Shared results[kSlices];
     float scales[kStages][kRows];  // of both operands, in the order of the threads' sums
-    int4 units[kUnits];
+    typename Units::Shared units;
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long unit_full[kUnits], unit_empty[kUnits];
   };
 
  public:
@@ -73,7 +72,7 @@ class HopperBlocks {
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
-        if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
+        if (kernel.rank_ == 0) kernel.units_.template fill<Schedule, kColumns, 1>(Schedule(ragged, n), next);
       } else {
         kernel.scale(warp % kScaleWarps, scales.lhs, scales.rhs, steps, ragged.m, cdiv(n, kColumns));
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
@@ -91,7 +90,7 @@ class HopperBlocks {
 
  private:
   __device__ __forceinline__ explicit HopperBlocks(Shared& shared)
-      : shared_(shared), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
+      : shared_(shared), units_(address(&shared.units)), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
@@ -103,58 +102,19 @@ class HopperBlocks {
       ptx::mbarrier_init(address(&shared_.full[i]), 1 + kScaleWarps);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kSlices * kWarps);
     }
-    for (int i = 0; i < kUnits; ++i) {
-      ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
-      ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kSlices * kWarps + kScaleWarps + 1));
-    }
+    units_.init();
     ptx::mbarrier_init_fence();
-  }
-
-  // ---- one warp of the cluster: what is computed next ----
-  __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
-    const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
-    Schedule schedule(ragged, n);
-    RingPlace<kUnits> place;
-    for (unsigned wanted = blockIdx.x / kCluster;;) {
-      RowUnit unit;
-      const bool found = schedule.find(wanted, unit);
-      ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
-      if (found) {
-        for (unsigned rank = 0; rank < kCluster; ++rank) {
-          const int column = unit.column + static_cast<int>(rank) * kColumns;
-          ptx::st_cluster(in_block(address(&shared_.units[place.index]), rank),
-                          int4{unit.group, unit.row, unit.count, column});
-          ptx::mbarrier_publish_cluster(in_block(address(&shared_.unit_full[place.index]), rank));
-        }
-      }
-      place.advance();
-      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) return;
-      if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
-      wanted = __shfl_sync(~0u, wanted, 0);
-    }
-  }
-
-  // What the schedule says, read by one lane or all lanes of a warp.
-  template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(RingPlace<kUnits>& place) {
-    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[place.index]), place.parity);
-    const int4 words = ptx::ld_shared4(address(&shared_.units[place.index]));
-    if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[place.index]), 0));
-    }
-    place.advance();
-    return {words.x, words.y, words.z, words.w};
   }
 
   // ---- one thread: copies ----
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    RingPlace<kUnits> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place);
+      const RowUnit unit = units_.template read<false>(unit_place);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
       const unsigned bytes = kRhsBytes + boxes * kBoxBytes;
@@ -188,10 +148,11 @@ class HopperBlocks {
   __device__ __forceinline__ void scale(int share, const float* lhs_scale, const float* rhs_scale, int steps, int m,
                                         int across) {
     const int lane = threadIdx.x % 32;
-    RingPlace<kUnits> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<true>(unit_place);
+      const RowUnit unit = units_.template read<true>(unit_place);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const float* of_unit = lhs_scale + static_cast<long long>(unit.row) * steps;
       unsigned of_rows[kEach];
@@ -235,11 +196,12 @@ class HopperBlocks {
     // Known to be the same in all lanes, see HopperRows.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
     Store store(shared_.results[self]);
-    RingPlace<kUnits> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     Sums sums;
     while (true) {
-      const RowUnit unit = read_unit<true>(unit_place);
+      const RowUnit unit = units_.template read<true>(unit_place);
+      unit_place.advance();
       if (unit.group == RowUnit::kEnd) break;
       multiply_rows<kFewest>(sums, place, self, unit.count, steps);
       place.skip(steps);
@@ -304,6 +266,7 @@ class HopperBlocks {
   }
 
   Shared& shared_;
+  Units units_;
   unsigned rank_;
 };
 

@@ -22,10 +22,8 @@
 
 #include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_exchange.cuh"
-#include "grouped/cuda/hopper_schedule.cuh"
 #include "grouped/cuda/hopper_store.cuh"
-#include "grouped/cuda/ptx_hopper.cuh"
-#include "grouped/cuda/ring.cuh"
+#include "grouped/cuda/hopper_units.cuh"
 
 namespace jf::grouped {
 
@@ -62,6 +60,8 @@ class HopperRows {
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
   using Sums = float[kSlices][kRows / 2];
+  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
+  using Units = UnitQueue<kCluster, kWarps + 1>;          // a place for each warpgroup; warps of one and the copies
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -70,14 +70,12 @@ class HopperRows {
   struct alignas(1024) Shared {
     Stage stages[kStages];
     typename Store::Shared results[kMultipliers];
-    int4 units[kMultipliers];  // the next of each
-    // Phases of a stage: its copies have arrived; its readers in the whole cluster are done. Of a unit: likewise.
+    typename Units::Shared units;
+    // Phases of a stage: its copies have arrived; its readers in the whole cluster are done.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long unit_full[kMultipliers], unit_empty[kMultipliers];
     unsigned long long turn[kMultipliers];           // the other warpgroup has waited for all its stages
     unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
   };
-  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
 
  public:
   static constexpr int kSharedBytes = sizeof(Shared);
@@ -100,7 +98,9 @@ class HopperRows {
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
-        if (kernel.rank_ == 0) kernel.schedule(ragged, next, n);
+        if (kernel.rank_ == 0) {
+          kernel.units_.template fill<Schedule, kColumns, kMultipliers>(Schedule(ragged, n), next);
+        }
       } else if constexpr (kZeroPadding<Epilogue>) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
@@ -121,7 +121,7 @@ class HopperRows {
 
  private:
   __device__ __forceinline__ explicit HopperRows(Shared& shared)
-      : shared_(shared), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
+      : shared_(shared), units_(address(&shared.units)), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
@@ -133,62 +133,22 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.full[i]), 1);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
+    units_.init();
     for (int i = 0; i < kMultipliers; ++i) {
-      ptx::mbarrier_init(address(&shared_.unit_full[i]), 1);
-      ptx::mbarrier_init(address(&shared_.unit_empty[i]), kCluster * (kWarps + 1));
       ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
       for (int j = 0; j < 2; ++j) ptx::mbarrier_init(address(&shared_.piece_full[i][j]), 1);
     }
     ptx::mbarrier_init_fence();
   }
 
-  // ---- one warp of the cluster: what is computed next ----
-  __device__ __forceinline__ void schedule(const Ragged& ragged, unsigned* next, int n) {
-    const unsigned clusters = gridDim.x / kCluster, lane = threadIdx.x % 32;
-    Schedule schedule(ragged, n);
-    RingPlace<kMultipliers> place;
-    unsigned wanted = blockIdx.x / kCluster;
-    int ends = 0;  // one for each that waits
-    while (ends < kMultipliers) {
-      RowUnit unit;
-      const bool found = schedule.find(wanted, unit);
-      ptx::mbarrier_wait(address(&shared_.unit_empty[place.index]), place.parity ^ 1);
-      if (found) {
-        for (unsigned rank = 0; rank < kCluster; ++rank) {
-          const int column = unit.column + static_cast<int>(rank) * kColumns;
-          ptx::st_cluster(in_block(address(&shared_.units[place.index]), rank),
-                          int4{unit.group, unit.row, unit.count, column});
-          ptx::mbarrier_publish_cluster(in_block(address(&shared_.unit_full[place.index]), rank));
-        }
-      }
-      place.advance();
-      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
-        ++ends;
-      } else {
-        if (lane == 0) wanted = atomicAdd(next, 1) + clusters;
-        wanted = __shfl_sync(~0u, wanted, 0);
-      }
-    }
-  }
-
-  // What the schedule says, read by one lane or all lanes of a warp.
-  template <bool kWarp>
-  __device__ __forceinline__ RowUnit read_unit(unsigned index, unsigned parity) {
-    ptx::mbarrier_wait_cluster(address(&shared_.unit_full[index]), parity);
-    const int4 words = ptx::ld_shared4(address(&shared_.units[index]));
-    if (kWarp) __syncwarp();
-    if (!kWarp || threadIdx.x % 32 == 0) ptx::mbarrier_arrive_cluster(in_block(address(&shared_.unit_empty[index]), 0));
-    return {words.x, words.y, words.z, words.w};
-  }
-
   // ---- one thread: copies ----
   __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
-    RingPlace<kMultipliers> unit_place;
+    typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = read_unit<false>(unit_place.index, unit_place.parity);
+      const RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
       const int boxes = cdiv(unit.count, kBoxRows);
@@ -250,7 +210,7 @@ class HopperRows {
     place.skip(self * steps);
     Sums sums;
     for (unsigned parity = 0;; parity ^= 1) {
-      const RowUnit unit = read_unit<true>(self, parity);
+      const RowUnit unit = units_.template read<true>({self, parity});
       if (unit.group == RowUnit::kEnd) break;
       if constexpr (Epilogue::kTiles > 0) exchange.begin(unit, n);
       // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
@@ -326,6 +286,7 @@ class HopperRows {
   }
 
   Shared& shared_;
+  Units units_;
   unsigned rank_;
 };
 
