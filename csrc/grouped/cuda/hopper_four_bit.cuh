@@ -83,7 +83,8 @@ class HopperFourBit {
 
  private:
   __device__ __forceinline__ explicit HopperFourBit(void* memory)
-      : shared_(ptx::shared_address(memory)), units_(shared_ + kUnitsAt) {}
+      : shared_(ptx::shared_address(memory)),
+        units_(*reinterpret_cast<Units::Shared*>(static_cast<unsigned char*>(memory) + kUnitsAt)) {}
 
   __device__ __forceinline__ unsigned full(unsigned stage) const { return shared_ + kFullAt + stage * 8; }
   __device__ __forceinline__ unsigned empty(unsigned stage) const { return shared_ + kEmptyAt + stage * 8; }

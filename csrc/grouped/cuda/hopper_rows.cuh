@@ -121,7 +121,7 @@ class HopperRows {
 
  private:
   __device__ __forceinline__ explicit HopperRows(Shared& shared)
-      : shared_(shared), units_(address(&shared.units)), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
+      : shared_(shared), units_(shared.units), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {

@@ -19,7 +19,7 @@ class UnitQueue {
     unsigned long long full[kPlaces], empty[kPlaces];
   };
 
-  __device__ __forceinline__ explicit UnitQueue(unsigned shared) : shared_(shared) {}
+  __device__ __forceinline__ explicit UnitQueue(Shared& shared) : shared_(shared) {}
 
   // One thread of the block, before mbarrier_init_fence.
   __device__ __forceinline__ void init() {
@@ -62,12 +62,12 @@ class UnitQueue {
     } else {
       ptx::mbarrier_wait(full(place.index), place.parity);
     }
-    int4 words;
-    if (!kWarp || lane_id() == 0) words = ptx::ld_shared4(unit(place.index));
-    if constexpr (kWarp) {
-      words = {__shfl_sync(~0u, words.x, 0), __shfl_sync(~0u, words.y, 0), __shfl_sync(~0u, words.z, 0),
-               __shfl_sync(~0u, words.w, 0)};
-    }
+    const auto word = [&](unsigned i) {
+      unsigned value = 0;
+      if (!kWarp || lane_id() == 0) value = ptx::ld_shared(unit(place.index) + i * 4);
+      return static_cast<int>(kWarp ? __shfl_sync(~0u, value, 0) : value);
+    };
+    const RowUnit read = {word(0), word(1), word(2), word(3)};
     if (!kWarp || lane_id() == 0) {
       if (kCluster > 1) {
         ptx::mbarrier_arrive_cluster(ptx::in_cluster(empty(place.index), 0));
@@ -75,13 +75,14 @@ class UnitQueue {
         ptx::mbarrier_arrive(empty(place.index));
       }
     }
-    return {words.x, words.y, words.z, words.w};
+    return read;
   }
 
  private:
-  __device__ __forceinline__ unsigned unit(unsigned place) const { return shared_ + place * 16; }
-  __device__ __forceinline__ unsigned full(unsigned place) const { return shared_ + kPlaces * 16 + place * 8; }
-  __device__ __forceinline__ unsigned empty(unsigned place) const { return shared_ + kPlaces * 24 + place * 8; }
+  // From the pointer each time: an address that the compiler keeps costs a register beside the sums.
+  __device__ __forceinline__ unsigned unit(unsigned place) const { return ptx::shared_address(&shared_.units[place]); }
+  __device__ __forceinline__ unsigned full(unsigned place) const { return ptx::shared_address(&shared_.full[place]); }
+  __device__ __forceinline__ unsigned empty(unsigned place) const { return ptx::shared_address(&shared_.empty[place]); }
 
   __device__ __forceinline__ void put(unsigned place, const RowUnit& from, int columns) {
     for (int rank = 0; rank < kCluster; ++rank) {
@@ -97,7 +98,7 @@ class UnitQueue {
     }
   }
 
-  unsigned shared_;
+  Shared& shared_;
 };
 
 }  // namespace jf::grouped
