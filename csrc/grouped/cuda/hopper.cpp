@@ -17,7 +17,8 @@ constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;                // of every box: the span of the swizzle
 constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
-constexpr int kRowsColumns = 128;             // of a tile of HopperRows
+constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
+constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
 constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
@@ -129,6 +130,28 @@ HopperConfig choose_rows(const Problem& p, const Target& target) {
   return best;
 }
 
+// Large tiles whose k pays for it become twice as wide: both warpgroups compute the same rows, which are copied half as
+// often, but their stores are only partly hidden (H200, bf16, groups of 1024 and 2048 rows: 2% to 6% faster from k =
+// 4096 on, 3% slower at 2048). Whatever m is, so that kernels are few.
+void widen(const Problem& p, const Target& target, HopperConfig& c) {
+  if (p.scales != Scales::kNone || size_of(p.out) != 2 || c.tile_m != 192 || c.cluster != 2) return;
+  // Cycles of 192 rows by all columns, as in rows_cycles.
+  const auto cycles = [&](int64_t columns, double rows, double to_store) {
+    const double stage = 2 * rows * static_cast<double>(columns) * static_cast<double>(depth(p)) / 4096;
+    const auto stages = static_cast<double>(divide_up(p.k, depth(p)));
+    return static_cast<double>(divide_up(p.n, columns * c.cluster)) * (stages * stage + to_store);
+  };
+  if (cycles(kSharedColumns, 192 + 24, 10000) > cycles(kRowsColumns, 192 + 48, 1500)) return;
+  HopperConfig wide = c;
+  wide.tile_n = kSharedColumns;
+  constexpr int kMostStages = 4;
+  fill_stages(p, target, kMostStages, wide);
+  // The second warpgroup begins a stage behind the first, and may not fall a unit behind.
+  if (shared_bytes(p, wide) <= target.max_shared_bytes && wide.stages >= 3 && divide_up(p.k, depth(p)) > wide.stages) {
+    c = wide;
+  }
+}
+
 HopperConfig choose_contraction(const Problem& p, const Target& target) {
   // A wide tile reads lhs less often, which pays for a few columns more behind n (H200, bf16: 8% on short groups).
   constexpr double kGain = 1.05;
@@ -147,8 +170,9 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
-  return c.tile_n == kRowsColumns && c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192 &&
-         (c.cluster == 1 || c.cluster == 2);
+  if (c.tile_n == kSharedColumns && (p.scales == Scales::kBlocks || divide_up(p.k, c.depth) <= c.stages)) return false;
+  return (c.tile_n == kRowsColumns || c.tile_n == kSharedColumns) && c.tile_m % 64 == 0 && c.tile_m > 0 &&
+         c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
 }
 
 // `epilogue` may be null, here and below.
@@ -225,7 +249,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
              order_groups(p), ", ", flag(p.has_starts), ">;\n");
   } else {
-    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
+    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
+             c.tile_n == kSharedColumns ? ", true" : "", ">;\n");
     if (p.scales == Scales::kBlocks) {
       s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
     } else {
@@ -307,8 +332,9 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
   return "";
 }
 
-HopperConfig choose_hopper(const Problem& p, const Target& target) {
+HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
+  if (p.mode == Mode::kRows && !epilogue) widen(p, target, c);
   c.depth = static_cast<int>(depth(p));
   return c;
 }
@@ -357,7 +383,7 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
 CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target) {
   JF_CHECK(why_not_hopper(problem, epilogue, target).empty(), "no wgmma kernel with an epilogue");
   problem.out = epilogue.out;
-  return kernel_of(problem, choose_hopper(problem, target), target, &epilogue);
+  return kernel_of(problem, choose_hopper(problem, target, &epilogue), target, &epilogue);
 }
 
 }  // namespace jf::grouped

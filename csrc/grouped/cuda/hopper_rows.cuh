@@ -6,7 +6,8 @@
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that a group's last tile costs what its rows cost, in steps of kStep.
 //   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
-//             other multiplies the next
+//             other multiplies the next; or (kShared) that multiply the same rows, each its columns: a unit is twice as
+//             wide and reads rows half as often, but stores overlap less
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
@@ -27,9 +28,12 @@
 
 namespace jf::grouped {
 
-template <int kRows_, int kStages_, int kCluster_>
+// kShared: both warpgroups compute the same rows, each its own columns, instead of units in turn. Then k has more than
+// kStages stages.
+template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr bool kShared = kShared_;
   static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
@@ -46,22 +50,24 @@ struct HopperProduct {
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
-  static constexpr bool kPaired = Epilogue::kSums == 2;
+  static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
   static constexpr int kStep = 16;
-  // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
-  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
+  // A slice: columns of an instruction. kReaders: warpgroups that read a stage. kOwnColumns, kColumns: of the result,
+  // of a warpgroup and of a unit; its elements take one sum or two.
+  static constexpr int kSlice = 64, kSlices = 2, kReaders = kTurns ? 1 : kMultipliers;
+  static constexpr int kOwnColumns = kSlice * (kPaired ? 1 : kSlices), kColumns = kOwnColumns * kReaders;
   static constexpr int kRowBytes = 128;  // of a stage: the span of the swizzle
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(In));
   static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
+  static constexpr unsigned kOwnRhsBytes = kSlices * kSliceBytes, kRhsBytes = kOwnRhsBytes * kReaders;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
   using Sums = float[kSlices][kRows / 2];
-  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
-  using Units = UnitQueue<kCluster, kWarps + 1>;          // a place for each warpgroup; warps of one and the copies
+  static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
+  using Units = UnitQueue<kCluster, kWarps + 1>;                     // they and the copies
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -73,7 +79,7 @@ class HopperRows {
     typename Units::Shared units;
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long turn[kMultipliers];           // the other warpgroup has waited for all its stages
+    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages; kShared: has begun
     unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
   };
 
@@ -93,13 +99,13 @@ class HopperRows {
       __syncthreads();
     }
     const int steps = cdiv(k, kDepth);
-    if (warp < kWarps) {
+    if (warp < kGroupThreads / 32) {
       ptx::give_registers<40>();
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
         if (kernel.rank_ == 0) {
-          kernel.units_.template fill<Schedule, kColumns, kMultipliers>(Schedule(ragged, n), next);
+          kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next);
         }
       } else if constexpr (kZeroPadding<Epilogue>) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
@@ -135,7 +141,7 @@ class HopperRows {
     }
     units_.init();
     for (int i = 0; i < kMultipliers; ++i) {
-      ptx::mbarrier_init(address(&shared_.turn[i]), kWarps);
+      ptx::mbarrier_init(address(&shared_.turn[i]), kGroupThreads / 32);
       for (int j = 0; j < 2; ++j) ptx::mbarrier_init(address(&shared_.piece_full[i][j]), 1);
     }
     ptx::mbarrier_init_fence();
@@ -162,11 +168,14 @@ class HopperRows {
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
         if constexpr (kRhsKMajor && !kPaired) {
-          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
+#pragma unroll
+          for (int i = 0; i < kReaders; ++i) {
+            ptx::tile_load(to_rhs + i * kOwnRhsBytes, &rhs, full, depth, unit.column + i * kOwnColumns, unit.group);
+          }
         } else {
 #pragma unroll
-          for (int i = 0; i < kSlices; ++i) {
-            const int column = rhs_column(unit.column, i);
+          for (int i = 0; i < kSlices * kReaders; ++i) {
+            const int column = rhs_column(unit.column + i / kSlices * kOwnColumns, i % kSlices);
             const unsigned to = to_rhs + i * kSliceBytes;
             if constexpr (kRhsKMajor) {
               ptx::tile_load(to, &rhs, full, depth, column, unit.group);
@@ -207,17 +216,25 @@ class HopperRows {
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
     RingPlace<kStages> place;
-    place.skip(self * steps);
+    if (kTurns) place.skip(self * steps);
+    typename Units::Place unit_place{kTurns ? self : 0, 0};
     Sums sums;
     for (unsigned parity = 0;; parity ^= 1) {
-      const RowUnit unit = units_.template read<true>({self, parity});
+      RowUnit unit = units_.template read<true>(unit_place);
       if (unit.group == RowUnit::kEnd) break;
+      unit_place.skip(kTurns ? kMultipliers : 1);
+      if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
       if constexpr (Epilogue::kTiles > 0) exchange.begin(unit, n);
-      // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
-      // stages before. The first turn of the first is free.
-      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
-      multiply_rows<kFewest>(sums, place, unit.count, steps);
-      place.skip(steps);
+      if constexpr (kTurns) {
+        // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
+        // stages before. The first turn of the first is free.
+        ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
+      } else if (self == 1) {
+        // A stage behind the other, so that one multiplies while the other stores (H200: 5% of k = 4096).
+        ptx::mbarrier_wait(address(&shared_.turn[1]), parity);
+      }
+      multiply_rows<kFewest>(sums, place, self, unit.count, steps);
+      if constexpr (kTurns) place.skip(steps);
       if constexpr (Epilogue::kTiles > 0) {
         exchange.finish(epilogue, sums, out_map, out, unit, n);
         continue;
@@ -233,19 +250,21 @@ class HopperRows {
   // where most work is, they are 16 rows apart, else 32.
   static constexpr int kFewest = 32;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, int count, int steps) {
+  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, unsigned self, int count,
+                                                int steps) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
-      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, self, count, steps);
     }
-    accumulate<kCount>(sums, place, steps);
+    accumulate<kCount>(sums, place, self, steps);
   }
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, int steps) {
+  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, unsigned self, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first), lhs = ptx::wgmma_operand(first + kRhsBytes);
+    const unsigned rhs = ptx::wgmma_operand(first + (kTurns ? 0 : self * kOwnRhsBytes));
+    const unsigned lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
     int step = 0;
     // At least once, plainly: the compiler would wait for every single product if it saw a way from the epilogue's
@@ -269,14 +288,19 @@ class HopperRows {
         ptx::wgmma_wait<1>();
         release(before);
       }
+      if (!kTurns && step == 0 && self == 0) begin_other(self);
       before = place.index;
       place.advance();
     } while (++step < steps);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[2 - threadIdx.x / kGroupThreads]));
+    if (kTurns) begin_other(self);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
     release(before);
+  }
+
+  __device__ __forceinline__ void begin_other(unsigned self) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[self ^ 1]));
   }
 
   // This warp has read the stage: tells every block that copies into it.

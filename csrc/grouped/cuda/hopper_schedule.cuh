@@ -83,9 +83,9 @@ class RowSchedule {
   }
 
  private:
-  // Tiles that run together should share rows of lhs and columns of rhs in L2: bands of so many row tiles, and in a
-  // band down each stretch of columns before the next.
-  static constexpr unsigned kBand = 8;
+  // Tiles that run together should share rows of lhs and columns of rhs in L2: even bands of at most so many row tiles,
+  // and in a band down each stretch of columns before the next.
+  static constexpr unsigned kBand = kColumns < 512 ? 8 : 12;
 
   __device__ void count() {
     const Span& span = window_.span;
@@ -98,11 +98,12 @@ class RowSchedule {
 
   __device__ RowUnit at(unsigned index) const {
     const Span& span = window_.span;
-    const unsigned band = index / (kBand * across_), within = index - band * (kBand * across_);
-    const unsigned height = min(kBand, tiles_ - band * kBand);
+    const unsigned bands = cdiv(tiles_, kBand), most = cdiv(tiles_, bands);
+    const unsigned band = index / (most * across_), within = index - band * (most * across_);
+    const unsigned height = min(most, tiles_ - band * most);
     // Tiles of one height, so that the last is not a small one which streams rhs for a few rows.
     const int rows = span.end - span.begin, pitch = cdiv(cdiv(rows, static_cast<int>(tiles_)), kStep) * kStep;
-    const int first = static_cast<int>(band * kBand + within % height) * pitch;
+    const int first = static_cast<int>(band * most + within % height) * pitch;
     return {window_.group(), span.begin + first, min(pitch, rows - first),
             static_cast<int>(within / height) * kColumns};
   }
