@@ -131,7 +131,7 @@ HopperConfig choose_rows(const Problem& p, const Target& target) {
 }
 
 // Large tiles whose k pays for it become twice as wide: both warpgroups compute the same rows, which are copied half as
-// often, but their stores are only partly hidden (H200, bf16, groups of 1024 and 2048 rows: 2% to 6% faster from k =
+// often, but their stores are only partly hidden (H200, bf16, groups of 1024 and 2048 rows: 1% to 6% faster from k =
 // 4096 on, 3% slower at 2048). Whatever m is, so that kernels are few.
 void widen(const Problem& p, const Target& target, HopperConfig& c) {
   if (p.scales != Scales::kNone || size_of(p.out) != 2 || c.tile_m != 192 || c.cluster != 2) return;
