@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from jax_fuser import _split
+from jax_fuser import _grouped_split, _split
 from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
 from jax_fuser._row_groups import row_groups, spans
@@ -72,9 +72,7 @@ def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, tr
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in indices):
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, rhs, *indices))
         raise ValueError(f"grouped_matmul: operands do not fit mode {mode!r}: {got}")
-    # On a mesh with explicit axes rows stay where they are; every other axis of the result is whole on each device.
-    rows = lhs.sharding.spec[0] if mode == "rows" else None
-    sharding = lhs.sharding.update(spec=jax.P(rows, *[None] * (len(shape) - 1)))
+    sharding = _grouped_split.result_sharding(mode, transpose_rhs, lhs, rhs)
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -110,7 +108,10 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, tra
         return [zero, None, *nothing] if for_lhs else [None, zero, *nothing]
 
     def times(a: Any, b: Any, mode: str, transpose: bool = False) -> jax.Array:
-        return product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
+        grad = product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
+        # On a mesh of explicit axes a gradient lies where its operand does.
+        same = jax.typeof(grad).sharding.spec == aval.sharding.spec or aval.sharding.mesh.empty
+        return grad if same else jax.sharding.reshard(grad, aval.sharding)
 
     if for_lhs:
         if mode == "contraction":

@@ -49,26 +49,27 @@ def split(multiply: Callable[..., Any], avals: Sequence[Any], params: Any) -> Ca
         rounds = any(axis in over for axis in summed if axis != "g")
 
         def run(lhs: Any, rhs: Any, extents: Any, *starts: Any) -> Any:
-            first, count = _spans(extents, starts, m)
-            if "m" in over:
-                rows = m // _split.mesh_size(mesh, over["m"])
-                begin = rows * _position(mesh, over["m"])
-                end = jnp.clip(first + count - begin, 0, rows)
-                first = jnp.clip(first - begin, 0, rows)
-                count = end - first
-            if "g" in over:
-                here = groups // _split.mesh_size(mesh, over["g"])
-                at = here * _position(mesh, over["g"])
-                first, count = (jax.lax.dynamic_slice_in_dim(x, at, here) for x in (first, count))
-            # Groups that follow each other from row 0 on need no starts; rows of a device do so, too.
-            given = bool(starts) or "g" in over
-            dtype = params["dtype"]
-            wide = jnp.promote_types(dtype, jnp.float32) if rounds and jnp.issubdtype(dtype, jnp.floating) else dtype
-            local = {**params, "dtype": np.dtype(wide), "has_starts": given}
             # A device's part is no array of the explicit mesh that may be set here.
             with jax.sharding.use_abstract_mesh(_split.NO_MESH):
+                first, count = spans(extents, starts[0] if starts else None, m)
+                if "m" in over:
+                    rows = m // _split.mesh_size(mesh, over["m"])
+                    begin = rows * _position(mesh, over["m"])
+                    end = jnp.clip(first + count - begin, 0, rows)
+                    first = jnp.clip(first - begin, 0, rows)
+                    count = end - first
+                if "g" in over:
+                    here = groups // _split.mesh_size(mesh, over["g"])
+                    at = here * _position(mesh, over["g"])
+                    first, count = (jax.lax.dynamic_slice_in_dim(x, at, here) for x in (first, count))
+                # Groups that follow each other from row 0 on need no starts; rows of a device do so, too.
+                given = bool(starts) or "g" in over
+                dtype = params["dtype"]
+                wide = rounds and jnp.issubdtype(dtype, jnp.floating)
+                part_dtype = np.dtype(jnp.promote_types(dtype, jnp.float32) if wide else dtype)
+                local = {**params, "dtype": part_dtype, "has_starts": given}
                 part = multiply(lhs, rhs, count, *([first] if given else []), **local)
-            return (jax.lax.psum(part, sums) if sums else part).astype(dtype)
+                return (jax.lax.psum(part, sums) if sums else part).astype(dtype)
 
         def sharding(axes: str) -> NamedSharding:
             return NamedSharding(mesh, P(*(over.get(axis) for axis in axes)))
@@ -89,8 +90,26 @@ def split(multiply: Callable[..., Any], avals: Sequence[Any], params: Any) -> Ca
     return f
 
 
-def _spans(extents: Any, starts: Any, m: int) -> tuple[jax.Array, jax.Array]:
-    return spans(extents, starts[0] if starts else None, m)
+def result_sharding(mode: str, transpose_rhs: bool, lhs: Any, rhs: Any) -> Any:
+    """Return the sharding of the result's type: on a mesh of explicit axes rows and columns stay where they are.
+
+    Where one mesh axis splits both, the rows do. Groups and what is summed are whole.
+    """
+    lhs_axes, forms, result, summed = _AXES[mode]
+    over: dict[str, Any] = {}
+    used: set[str] = set()
+    for axes, aval in ((lhs_axes, lhs), (forms[transpose_rhs], rhs)):
+        for axis, names in zip(axes, aval.sharding.spec):
+            taken = set(_names(names))
+            if axis in result and axis not in summed and axis not in over and used.isdisjoint(taken):
+                over[axis] = names
+                used |= taken
+    base = rhs.sharding if lhs.sharding.mesh.empty else lhs.sharding
+    return base.update(spec=P(*(over.get(axis) for axis in result)))
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _position(mesh: Any, over: Sequence[str]) -> Any:
@@ -107,7 +126,7 @@ def _placed(mesh: Any, arrays: Any, extent: dict[str, int]) -> dict[str, tuple[s
     used: set[str] = set()
     for axes, array in arrays:
         for axis, names in zip(axes, array.sharding.spec):
-            wanted = (names,) if isinstance(names, str) else tuple(names or ())
+            wanted = _names(names)
             if not wanted or axis in over or not used.isdisjoint(wanted):
                 continue
             if extent[axis] % _split.mesh_size(mesh, wanted) == 0:
