@@ -101,7 +101,8 @@ def quantize(
     for "int4", a seventh of the largest magnitude.
 
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
-    an error; take `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
+    an error; to train, `scaled_grouped_matmul` quantizes floats by itself with `format`. Else take
+    `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
 
     Args:
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
@@ -205,8 +206,8 @@ def _reciprocal(x: jax.Array) -> jax.Array:
 @_quantize.defjvp
 def _no_derivative(dtype: str, block: Block, powers_of_two: bool, primals: Any, tangents: Any) -> Any:
     raise TypeError(
-        f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); take jax.lax.stop_gradient of "
-        "its argument, or give what you compute a rule by jax.custom_vjp"
+        f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); pass floats and format= to "
+        "scaled_grouped_matmul, take jax.lax.stop_gradient of the argument, or give what you compute a jax.custom_vjp"
     )
 
 
