@@ -195,7 +195,7 @@ def _scaling(lhs: Any, rhs: Any) -> str:
     elif _kind(lhs) in _FLOATS:
         if _kind(rhs) in _fp4.FORMATS:
             return "packed"
-        if isinstance(rhs, ScaledTensor):
+        if isinstance(rhs, ScaledTensor) and rhs.layout == "row_major":
             return "weights"
     floats = ", ".join(_FLOATS)
     raise TypeError(
@@ -207,7 +207,8 @@ def _scaling(lhs: Any, rhs: Any) -> str:
 
 def _kind(x: Any) -> str:
     if isinstance(x, ScaledTensor):
-        return f"{x.format} {x.block}" if x.format == "fp8_block" else x.format
+        layout = "" if x.layout == "row_major" else f" {x.layout}"
+        return f"{x.format} {x.block}" if x.format == "fp8_block" else x.format + layout
     if isinstance(x, PackedWeights):
         return x.format
     return str(getattr(x, "dtype", type(x).__name__))

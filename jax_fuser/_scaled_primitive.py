@@ -74,7 +74,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     raise TypeError(
         "scaled_grouped_matmul: has no derivative in quantized operands: its gradients take them quantized along "
-        "another axis; pass floats and format=, which quantizes for forward and backward (first derivatives, reverse mode)"
+        "another axis; pass floats and format=, which quantizes for forward and backward (reverse mode, once)"
     )
 
 

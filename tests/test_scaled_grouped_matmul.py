@@ -358,6 +358,33 @@ def test_ragged_edges_on_hopper(formats, dtypes, out, k, n, edge):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("format", "transpose"), [("fp8_row", False), ("fp8_block", True)])
+def test_gradients_of_floats_on_hopper(format, transpose):
+    device = hopper_or_skip()
+    extents, m, k, n = [130, 0, 64, 1, 200], 420, 264, 328
+    rng = np.random.default_rng(6)
+    padding = ~ref.owned_rows(extents, m)
+    with jax.default_device(device), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x, dy = (jnp.asarray(rng.normal(size=(m, size)), "bfloat16") for size in (k, n))
+        w = jnp.asarray(rng.normal(size=(5, *((n, k) if transpose else (k, n)))), "bfloat16")
+
+        def multiply(x, w):
+            return jf.scaled_grouped_matmul(x, w, jnp.array(extents), format=format, transpose_rhs=transpose)
+
+        got, pull = jax.vjp(multiply, x.at[padding].set(jnp.nan), w)
+        d_x, d_w = pull(dy.at[padding].set(jnp.nan))
+        block = (128, 128) if format == "fp8_block" else None
+        by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
+        for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
+            want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
+            assert_close(result, want)
+            assert (np.asarray(result, np.float32)[padding] == 0).all()
+        sides = (dy, x) if transpose else (x, dy)
+        assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("formats", ["rows", "blocks"])
 def test_many_groups_and_tiles_on_hopper(formats):
     """Every block takes several tiles, of groups with very different sizes. Quantizing there gives the same bits."""
