@@ -29,29 +29,36 @@ FORMATS: dict[str, tuple[str, tuple[int, int] | None]] = {
 }
 
 
-def multiply_floats(lhs: Any, rhs: Any, extents: Any, starts: Any, *, format: str, transpose_rhs: bool,
+def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, *, format: str, transpose_rhs: bool,
                     dtype: Any) -> jax.Array:  # fmt: skip
-    """Multiply rows `(m, k)` by `(groups, n, k)`, or `(groups, k, n)` without `transpose_rhs`, both quantized."""
-    operands = same_varying(lhs, rhs, extents, *(() if starts is None else (starts,)))
-    return _multiply(operands[0], operands[1], operands[2:], format, transpose_rhs, np.dtype(dtype))
+    """Multiply rows `(m, k)` by `(groups, n, k)`, or `(groups, k, n)` without `transpose_rhs`, both quantized.
+
+    `copies`: of `rhs`, quantized along k and along n, or None.
+    """
+    arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
+    lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
+    indices = (extents, *others[len(arrays) :])
+    return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, transpose_rhs, np.dtype(dtype))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def _multiply(lhs: Any, rhs: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> jax.Array:
-    return _quantized(lhs, _swapped(rhs, not transpose_rhs), indices, format, dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> jax.Array:
+    right = copies[:2] or _quantized(_swapped(rhs, not transpose_rhs), format, FORMATS[format][1])
+    return _product(lhs, right, indices, format, dtype)
 
 
-def _forward(lhs: Any, rhs: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> tuple[Any, Any]:
-    return _multiply(lhs, rhs, indices, format, transpose_rhs, dtype), (lhs, rhs, indices)
+def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tuple[Any, Any]:
+    return _multiply(lhs, rhs, copies, indices, *static), (lhs, rhs, copies, indices)
 
 
 def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any) -> tuple[Any, ...]:
     del dtype
-    lhs, rhs, indices = kept
-    d_lhs = _quantized(dout, _swapped(rhs, transpose_rhs), indices, format, lhs.dtype)
+    lhs, rhs, copies, indices = kept
+    right = copies[2:] or _quantized(_swapped(rhs, transpose_rhs), format, FORMATS[format][1])
+    d_lhs = _product(dout, right, indices, format, lhs.dtype)
     sides = (dout.astype(lhs.dtype), lhs) if transpose_rhs else (lhs, dout.astype(lhs.dtype))
     d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
-    return d_lhs, d_rhs, tuple(None for _ in indices)
+    return d_lhs, d_rhs, tuple(None for _ in copies), tuple(None for _ in indices)
 
 
 _multiply.defvjp(_forward, _backward)
@@ -61,18 +68,17 @@ def _swapped(rhs: Any, swap: bool) -> Any:
     return jnp.swapaxes(rhs, 1, 2) if swap else rhs
 
 
-def _quantized(lhs: Any, rhs: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
-    """The product of `lhs` `(m, k)` and `rhs` `(groups, n, k)`, both quantized along k."""
-    scaled, block = FORMATS[format]
-    lhs, rhs = (_filled(x) for x in (lhs, rhs))
-    left, right = quantize(lhs, format), quantize(rhs, format, block=block)
+def _product(lhs: Any, right: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
+    """The product of `lhs` `(m, k)`, quantized here, and elements and scales of `(groups, n, k)`."""
+    data, scales = _quantized(lhs, format, None)
     starts = indices[1] if len(indices) > 1 else None
-    return scaled_product(
-        left.data, right.data, indices[0], starts, left.scales, right.scales, scaled=scaled, dtype=np.dtype(dtype)
-    )
+    scaled, _ = FORMATS[format]
+    return scaled_product(data, right[0], indices[0], starts, scales, right[1], scaled=scaled, dtype=np.dtype(dtype))
 
 
-def _filled(x: Any) -> Any:
-    """Zeros behind the last axis, up to a length that the product takes."""
+def _quantized(x: Any, format: str, block: tuple[int, int] | None) -> tuple[Any, Any]:
+    """Elements and scales, with zeros behind the last axis, up to a length that the product takes."""
     missing = -x.shape[-1] % ALIGNMENT
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+    made = quantize(filled, format, block=block)
+    return made.data, made.scales

@@ -31,6 +31,7 @@ def scaled_grouped_matmul(
     group_sizes: Any = None,
     *,
     format: str | None = None,
+    quantized_rhs: tuple[ScaledTensor, ScaledTensor] | None = None,
     transpose_rhs: bool = True,
     preferred_element_type: Any = jnp.bfloat16,
     validate: bool = True,
@@ -66,6 +67,9 @@ def scaled_grouped_matmul(
         group_sizes: integers `(groups,)`; only with rows.
         format: "fp8_row" or "fp8_block" (blocks of 128 in rows, of 128 x 128 in weights): how to quantize floats on
             both sides, of bfloat16, float16 or float32, to e4m3. `k` and `n` are any.
+        quantized_rhs: with `format`, what it would make of `rhs` in every call, made once for many (weights of several
+            micro-batches): `quantize` of `(groups, n, k)` and of `(groups, k, n)`, which the gradient of `lhs` takes;
+            then `k` and `n` are multiples of 16. Gradients go to `rhs` alone.
         transpose_rhs: False for floats `rhs` `(groups, k, n)`. Quantized weights are `(groups, n, k)`: the tensor cores
             read 8-bit operands with `k` as the last axis alone.
         preferred_element_type: bfloat16, float16 or float32.
@@ -94,6 +98,10 @@ def scaled_grouped_matmul(
     dtype = np.dtype(preferred_element_type) if preferred_element_type is not None else None
     if dtype is None or dtype.name not in _RESULTS:
         raise TypeError(f"scaled_grouped_matmul: the result must be one of {_RESULTS}, got {dtype}")
+    if quantized_rhs is not None and format is None:
+        raise ValueError(
+            "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
+        )
     scaled = _floats(lhs, rhs, format) if format is not None else _scaling(lhs, rhs)
     if scaled == "packed":
         if not transpose_rhs:
@@ -128,7 +136,10 @@ def scaled_grouped_matmul(
         extents = to_extents(extents, m)
     if scaled == "floats":
         assert format is not None
-        out = multiply_floats(data, matrices, extents, starts, format=format, transpose_rhs=transpose_rhs, dtype=dtype)
+        _check_copies(quantized_rhs, format, (groups, n, k))
+        out = multiply_floats(
+            data, matrices, quantized_rhs, extents, starts, format=format, transpose_rhs=transpose_rhs, dtype=dtype
+        )
     elif scaled == "weights":
         wide = dequantize(rhs, data.dtype)
         out = product(data, wide, extents, starts, mode="rows", dtype=dtype, transpose_rhs=True)
@@ -183,6 +194,24 @@ def _floats(lhs: Any, rhs: Any, format: str) -> str:
                 f"{_kind(rhs)}; leave it out for operands that are quantized"
             )
     return "floats"
+
+
+def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None:
+    if copies is None:
+        return
+    groups, n, k = shape
+    name = "scaled_grouped_matmul: quantized_rhs"
+    if not isinstance(copies, tuple) or len(copies) != 2 or not all(isinstance(c, ScaledTensor) for c in copies):
+        raise TypeError(f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}")
+    if k % ALIGNMENT or n % ALIGNMENT:
+        raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")
+    for copy, (rows, columns) in zip(copies, ((n, k), (k, n))):
+        scales: tuple[int, ...] = (groups, rows)
+        if format == "fp8_block":
+            scales = groups, block_count(rows), block_count(columns)
+        fits = copy.format == format and copy.block == BLOCKS[FORMATS[format][0]][1] and copy.global_scale is None
+        if not fits or copy.data.shape != (groups, rows, columns) or copy.scales.shape != scales:
+            raise ValueError(f"{name} must hold {format} {(groups, rows, columns)} with scales {scales}, got {copy!r}")
 
 
 def _scaling(lhs: Any, rhs: Any) -> str:

@@ -125,9 +125,9 @@ def test_transforms_and_the_gradient_of_lhs():
 @pytest.mark.parametrize(
     ("format", "edge", "transpose", "k", "n"),
     [
-        ("fp8_row", "no_tile_fits", True, 144, 72),
+        ("fp8_row", "no_tile_fits", True, 144, 80),
         ("fp8_block", "below_capacity", False, 70, 136),
-        ("fp8_block", "first_empty", True, 128, 40),
+        ("fp8_block", "first_empty", False, 128, 144),
     ],
 )
 def test_floats_are_quantized_and_have_gradients(format, edge, transpose, k, n):
@@ -154,6 +154,15 @@ def test_floats_are_quantized_and_have_gradients(format, edge, transpose, k, n):
         assert (np.asarray(result, np.float32)[padding] == 0).all()
     sides = (dy, x) if transpose else (x, dy)
     assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents), dtype="bfloat16")
+    if k % 16 == n % 16 == 0:
+        copies = tuple(jf.quantize(a, format, block=block) for a in (by_k, by_n))
+
+        def again(x, w, copies):
+            return jf.scaled_grouped_matmul(x, w, sizes, format=format, quantized_rhs=copies, transpose_rhs=transpose)
+
+        same, pull = jax.vjp(lambda x, w: jax.jit(again)(x, w, copies), poisoned[0], w)
+        for a, b in zip((same, *pull(poisoned[1])), (got, d_x, d_w)):
+            np.testing.assert_array_equal(a, b)
     assert (np.asarray(d_w)[np.asarray(extents) == 0] == 0).all()
 
 
@@ -201,6 +210,18 @@ def rows_of(k=32, n=16):
     [
         (lambda x, w, s: jf.scaled_grouped_matmul(x, jf.dequantize(w), s), TypeError, "fp8_row x float32 not supp"),
         (lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, format="fp8_row"), TypeError, "format= quantizes floats"),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(
+                jf.dequantize(x), jf.dequantize(w), s, format="fp8_row", quantized_rhs=(w, w)
+            ),
+            ValueError,
+            r"quantized_rhs must hold fp8_row \(2, 32, 16\) with scales \(2, 32\), got ScaledTensor",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, quantized_rhs=(w, w)),
+            ValueError,
+            "quantized_rhs= needs format=",
+        ),
         (
             lambda x, w, s: jf.scaled_grouped_matmul(jf.dequantize(x), jf.dequantize(w), s, format="mxfp8"),
             ValueError,
