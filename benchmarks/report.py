@@ -125,9 +125,11 @@ def save_plot(path: str, cases: list[Case]) -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds per call, median; whiskers 10% to 90% (log scale, shorter is better)")
-    left = 0.5e3 * min(t.median for c in cases for t in c.timings if not math.isnan(t.median))
-    longest = 1e3 * max(t.high for c in cases for t in c.timings if not math.isnan(t.median))
-    axes.set_xlim(left, left * (longest / left) ** (1 / 0.75))  # the rest is for the longest bar's label
+    measured = [t for c in cases for t in c.timings if not math.isnan(t.median)]
+    if measured:
+        left = 0.5e3 * min(t.median for t in measured)
+        longest = 1e3 * max(t.high for t in measured)
+        axes.set_xlim(left, left * (longest / left) ** (1 / 0.75))  # the rest is for the longest bar's label
     facts = machine()
     axes.set_title(f"{cases[0].benchmark} on {facts['device']}, JAX {facts['jax']}", fontsize=9)
     for side in ("top", "right"):

@@ -1,6 +1,6 @@
 """Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
 
-from . import _ffi, ir, moe, nested
+from . import _ffi, _lax_products, ir, moe, nested  # noqa: F401 (`fuse` finds _lax_products)
 from ._core import InternalError, UserError
 from ._doctor import counters, doctor
 from ._explain import explain

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jax_fuser import _trace
@@ -33,8 +35,20 @@ def fused(eqn: JaxprEqn, fuse: Callable[[Flat], Jaxpr]) -> JaxprEqn:
     def new(body: Any) -> Any:
         return tuple(map(new, body)) if isinstance(body, tuple) else _body(body, fuse, constants)
 
-    params = {key: new(eqn.params[key]) for key in BODIES.get(eqn.primitive.name, ())}
+    with _mesh_inside(eqn):
+        params = {key: new(eqn.params[key]) for key in BODIES.get(eqn.primitive.name, ())}
     return eqn.replace(params={**eqn.params, **params}) if params else eqn
+
+
+def _mesh_inside(eqn: JaxprEqn) -> Any:
+    """Return the context in which the types of the bodies' values can be used."""
+    if eqn.primitive.name != "shard_map":
+        return contextlib.nullcontext()
+    mesh = eqn.params["mesh"]
+    # The parameter's name differs among JAX versions.
+    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", ()))
+    mesh = getattr(mesh, "abstract_mesh", mesh)
+    return jax.sharding.use_abstract_mesh(mesh.update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Manual)))
 
 
 def _body(body: Any, fuse: Callable[[Flat], Jaxpr], constants: bool) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
 from jax_fuser import _random, _trace
+
+# Primitives that we compute in another way: what makes a closed jaxpr without constants of an equation, or None.
+OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {"random_bits": _random.opened}
 
 
 @dataclass
@@ -58,9 +61,9 @@ def flatten(closed: Any, *, constants: bool = True) -> Flat:
                 results = open_call(inner, inner_env, [inside])
                 env.update(zip(eqn.outvars, results))
                 continue
-            arithmetic = _random.opened(eqn)
-            if arithmetic is not None:
-                inner = arithmetic.jaxpr
+            opened = OPENED[name](eqn) if name in OPENED else None
+            if opened is not None:
+                inner = opened.jaxpr
                 env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, invars)), [info.name_stack])))
                 continue
             outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]

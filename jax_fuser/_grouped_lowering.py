@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_fuser import _core, _ffi
+from jax_fuser import _core, _ffi, _grouped_split, _split
 from jax_fuser._row_groups import row_groups, spans
 
 # Element types that the kernels multiply; XLA multiplies the others (complex).
@@ -20,7 +20,7 @@ _PLATFORMS = ("cpu", "cuda")
 
 
 def plain_xla(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,
-               has_starts: bool) -> jax.Array:  # fmt: skip
+               has_starts: bool, **_: Any) -> jax.Array:  # fmt: skip
     """One dense product per group, masked: right everywhere, fast nowhere. For platforms without kernels."""
     del has_starts
     m, groups = lhs.shape[0], extents.shape[0]
@@ -70,7 +70,11 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpos
     return builder.finish()
 
 
-def _lower_as_program(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+def _lower_as_program(ctx: Any, *operands: Any, primitive: Any, platform: str, **params: Any) -> Any:
+    if params["mesh"] is not None and _split.is_on_a_mesh(ctx):
+        # A device's part is not split again.
+        run = _grouped_split.split(primitive.bind, ctx.avals_in, {**params, "mesh": None})
+        return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
     dtypes = [_ffi.dtype_name(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)]
     lhs, rhs, out = dtypes[0], dtypes[1], dtypes[-1]
     known = lhs == rhs and any(lhs in kind and out in kind for kind in (_FLOATS, _INTEGERS))
@@ -88,4 +92,5 @@ def register_lowerings(primitive: Any) -> None:
     """Register how `primitive` is lowered on each platform."""
     mlir.register_lowering(primitive, _lower_as_xla)
     for platform in _PLATFORMS:
-        mlir.register_lowering(primitive, functools.partial(_lower_as_program, platform=platform), platform=platform)
+        lower = functools.partial(_lower_as_program, primitive=primitive, platform=platform)
+        mlir.register_lowering(primitive, lower, platform=platform)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
+from jax_fuser import _grouped_split, _split
 from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
 from jax_fuser._row_groups import row_groups, spans
@@ -47,11 +48,12 @@ def product(
         transpose_rhs=transpose_rhs,
         dtype=np.dtype(dtype),
         has_starts=starts is not None,
+        mesh=_split.needs_devices(),
     )
 
 
 def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,
-                   has_starts: bool) -> Any:  # fmt: skip
+                   has_starts: bool, **_: Any) -> Any:  # fmt: skip
     groups = extents.shape[0] if extents.ndim == 1 else -1
     k_axis, n_axis = (-1, -2) if transpose_rhs else (-2, -1)
     if mode == "rows":
@@ -70,9 +72,7 @@ def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, tr
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in indices):
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, rhs, *indices))
         raise ValueError(f"grouped_matmul: operands do not fit mode {mode!r}: {got}")
-    # On a mesh with explicit axes rows stay where they are; every other axis of the result is whole on each device.
-    rows = lhs.sharding.spec[0] if mode == "rows" else None
-    sharding = lhs.sharding.update(spec=jax.P(rows, *[None] * (len(shape) - 1)))
+    sharding = _grouped_split.result_sharding(mode, transpose_rhs, lhs, rhs)
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -98,9 +98,8 @@ def product_like(operands: Any, params: Any) -> jax.Array:
     return grouped_p.bind(*same_varying(*operands), **params)
 
 
-def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, transpose_rhs: bool, dtype: Any,
-               has_starts: bool) -> list[Any]:  # fmt: skip
-    del dtype, has_starts
+def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, transpose_rhs: bool, **_: Any
+               ) -> list[Any]:  # fmt: skip
     for_lhs = ad.is_undefined_primal(lhs)
     aval = (lhs if for_lhs else rhs).aval
     nothing = [None] * len(indices)
@@ -109,7 +108,10 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, tra
         return [zero, None, *nothing] if for_lhs else [None, zero, *nothing]
 
     def times(a: Any, b: Any, mode: str, transpose: bool = False) -> jax.Array:
-        return product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
+        grad = product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
+        # On a mesh of explicit axes a gradient lies where its operand does.
+        same = jax.typeof(grad).sharding.spec == aval.sharding.spec or aval.sharding.mesh.empty
+        return grad if same else jax.sharding.reshard(grad, aval.sharding)
 
     if for_lhs:
         if mode == "contraction":
@@ -162,14 +164,14 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
         rhs.reshape(size * rhs.shape[1], *rhs.shape[2:]),
         count.reshape(-1),
         first.reshape(-1),
-        **_without_starts(params),
+        **_by_product(params),
     )
     leading = count.shape[1] if mode == "contraction" else m
     return out.reshape(size, leading, *out.shape[1:]), 0
 
 
-def _without_starts(params: Any) -> dict[str, Any]:
-    return {key: value for key, value in params.items() if key != "has_starts"}
+def _by_product(params: Any) -> dict[str, Any]:
+    return {key: value for key, value in params.items() if key not in ("has_starts", "mesh")}
 
 
 def _merge_lhs(lhs: Any, rhs: Any, indices: Any, params: Any) -> tuple[jax.Array, int]:
@@ -212,11 +214,11 @@ def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.A
     order, place, extents = group_order(row_groups(count, first, m).reshape(-1), count.shape[1])
     order, place = order[:, None], place[:, None]
     rows = sum_rows(lhs.reshape(size * m, lhs.shape[2]), order, place)
-    out = product(rows, rhs, extents, **_without_starts(params))
+    out = product(rows, rhs, extents, **_by_product(params))
     return sum_rows(out, place, order).reshape(size, m, out.shape[1])
 
 
-@functools.partial(jax.jit, static_argnames=("mode", "transpose_rhs", "dtype", "has_starts"))
+@functools.partial(jax.jit, static_argnames=("mode", "transpose_rhs", "dtype", "has_starts", "mesh"))
 def _run(*operands: Any, **params: Any) -> jax.Array:
     return grouped_p.bind(*operands, **params)
 

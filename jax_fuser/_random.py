@@ -29,7 +29,7 @@ _LEAST, _MOST = 1024, 2**32
 
 def opened(eqn: Any) -> Any | None:
     """Return the arithmetic of a `random_bits` equation as a closed jaxpr; None where it must stay as it is."""
-    if eqn.primitive.name != "random_bits" or not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
+    if not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         return None
     key, [out] = eqn.invars[0].aval, eqn.outvars
     if str(key.dtype) != "key<fry>" or not _LEAST <= math.prod(eqn.params["shape"]) < _MOST:

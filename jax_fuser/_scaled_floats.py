@@ -58,10 +58,16 @@ def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any
     d_lhs = _product(dout, right, indices, format, lhs.dtype)
     sides = (dout.astype(lhs.dtype), lhs) if transpose_rhs else (lhs, dout.astype(lhs.dtype))
     d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
-    return d_lhs, d_rhs, tuple(None for _ in copies), tuple(None for _ in indices)
+    return _placed(d_lhs, lhs), _placed(d_rhs, rhs), tuple(None for _ in copies), tuple(None for _ in indices)
 
 
 _multiply.defvjp(_forward, _backward)
+
+
+def _placed(grad: Any, operand: Any) -> Any:
+    """On a mesh of explicit axes a gradient lies where its operand does."""
+    ours, theirs = jax.typeof(grad).sharding, jax.typeof(operand).sharding
+    return grad if ours.spec == theirs.spec or theirs.mesh.empty else jax.sharding.reshard(grad, theirs)
 
 
 def _swapped(rhs: Any, swap: bool) -> Any:

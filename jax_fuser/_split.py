@@ -36,7 +36,7 @@ _LOGICAL_COLLECTIVES = {
     "reduce_and": jax.lax.pmin,
 }
 
-_NO_MESH = jax.sharding.AbstractMesh((), ())
+NO_MESH = jax.sharding.AbstractMesh((), ())
 
 part_p = jax.extend.core.Primitive("jax_fuser_part")
 part_p.multiple_results = True
@@ -91,7 +91,7 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         placed = place(mesh, [*zip(outputs, results), *zip(inputs, operands)])
-        extents = {axis: builder.extent(axis) // _size(mesh, over) for axis, over in placed.items()}
+        extents = {axis: builder.extent(axis) // mesh_size(mesh, over) for axis, over in placed.items()}
 
         def sharding(axes: list[int]) -> NamedSharding:
             return NamedSharding(mesh, P(*(placed.get(axis) for axis in axes)))
@@ -105,7 +105,7 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
                 arguments = (*operands, *known.values())
                 results: list[Any] = []
                 # A device's part is no array of the explicit mesh that may be set here.
-                with jax.sharding.use_abstract_mesh(_NO_MESH):
+                with jax.sharding.use_abstract_mesh(NO_MESH):
                     if program.text is not None:
                         results = bind(program.text, [wanted[i] for i in program.first], extents, arguments)
                     made.update(zip(wanted, program.results(arguments, results)))
@@ -125,7 +125,7 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
                 over = (names,) if isinstance(names, str) else tuple(names or ())
                 if not over or axis in placed or axis in whole or not used.isdisjoint(over):
                     continue
-                if builder.extent(axis) % _size(mesh, over) == 0:
+                if builder.extent(axis) % mesh_size(mesh, over) == 0:
                     placed[axis] = over
                     used.update(over)
         return placed
@@ -178,7 +178,8 @@ def _join(fold: _axes.Fold, part: Any, over: tuple[str, ...]) -> Any:
     return collective(part, over)
 
 
-def _size(mesh: Any, axes: Sequence[str]) -> int:
+def mesh_size(mesh: Any, axes: Sequence[str]) -> int:
+    """Return the number of devices along some axes of a mesh."""
     size = 1
     for axis in axes:
         size *= mesh.shape[axis]
