@@ -1,5 +1,5 @@
 """Grouped matmul of 8-bit floats, beside torch and a dense product of the same size; and of bf16 rows with weights of
-four bits, beside bf16 weights."""
+four bits, beside bf16 weights; and floats that are quantized in every call, with gradients."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ CPU_SHAPES = [Shape("8 groups", 512, 512, 1024, 8)]
 # Few rows a group, where reading the weights takes the time, and as many as make the products take it.
 FOUR_BIT_SHAPES = [Shape("decode", 256, 7168, 4096, 32), Shape("256 rows a group", 8192, 7168, 4096, 32)]
 FOUR_BIT_CPU_SHAPES = [Shape("8 groups", 64, 512, 1024, 8)]
+TRAINING_SHAPES = [Shape("training", 32768, 7168, 4096, 32)]
+TRAINING_CPU_SHAPES = [Shape("training", 128, 256, 256, 4)]
 FOUR_BIT_FORMATS = ("nvfp4", "mxfp4", "int4")
 STEP = 16  # torch takes multiples of it as group sizes
 
@@ -98,10 +100,45 @@ def four_bit_contenders(shape: Shape, extents: jax.Array) -> list[Contender]:
     return contenders
 
 
+def training_contenders(shape: Shape, extents: jax.Array, backward: bool) -> list[Contender]:
+    """Floats on both sides: rows quantized in every call, weights too or once for all; and a product of bf16."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, dy = (jax.random.normal(k, (shape.rows, s), "bfloat16") for k, s in zip(keys, (shape.k, shape.n)))
+    w = jax.random.normal(keys[2], (shape.groups, shape.n, shape.k), "bfloat16")
+
+    def contender(label: str, multiply: Any, *others: Any) -> Contender:
+        def both(x: Any, w: Any, dy: Any, *others: Any) -> Any:
+            return jax.vjp(lambda x, w: multiply(x, w, *others), x, w)[1](dy)
+
+        run = jax.jit(both if backward else lambda x, w, dy, *others: multiply(x, w, *others))
+        return Contender(label, functools.partial(run, x, w, dy, *others), calls=2 if backward else 1)
+
+    contenders = []
+    for format in ("fp8_row", "fp8_block"):
+        quantize = functools.partial(jf.quantize, format=format, block=(128, 128) if format == "fp8_block" else None)
+        copies = tuple(jax.jit(quantize)(a) for a in (w, jnp.swapaxes(w, 1, 2)))
+        multiply = functools.partial(jf.scaled_grouped_matmul, group_sizes=extents, format=format)
+        contenders.append(contender(OURS if format == "fp8_row" else f"{OURS}, {format}", multiply))
+
+        def multiply_copies(x: Any, w: Any, *copies: Any, multiply: Any = multiply) -> jax.Array:
+            return multiply(x, w, quantized_rhs=copies)
+
+        contenders.append(contender(f"{OURS}, {format}, weights once", multiply_copies, *copies))
+    plain = functools.partial(jf.grouped_matmul, group_sizes=extents, transpose_rhs=True)
+    contenders.append(contender(f"{OURS}, bf16", plain))
+    return contenders
+
+
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """Yield measured cases."""
     yield from eight_bit_cases(quick, only)
     gpu = jax.default_backend() == "gpu"
+    for shape in TRAINING_SHAPES if gpu else TRAINING_CPU_SHAPES:
+        extents = jnp.asarray(group_sizes("dirichlet", shape.groups, shape.rows))
+        for which in ("forward", "gradients"):
+            if only in (name := f"{shape.name} {which} fp8_row"):
+                contenders = training_contenders(shape, extents, which == "gradients")
+                yield measured("scaled", name, shape, "dirichlet", contenders, quick)
     for shape in FOUR_BIT_SHAPES if gpu else FOUR_BIT_CPU_SHAPES:
         name = f"{shape.name} forward {FOUR_BIT_FORMATS[0]}"
         if only in name:

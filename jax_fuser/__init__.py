@@ -9,6 +9,7 @@ from ._grouped_matmul import grouped_matmul, ragged_dot, ragged_dot_general
 from ._nested import NestedTensor, as_flattened, as_nested, debug_checks
 from ._packed_weights import PackedWeights, repack_weights
 from ._quant import ScaledTensor, dequantize, quantize
+from ._scale_layout import block_scale_starts, preprocess_grouped_matmul_input_sf
 from ._scaled_matmul import scaled_grouped_matmul
 
 __version__ = "0.2.0"
@@ -21,6 +22,7 @@ __all__ = [
     "UserError",
     "as_flattened",
     "as_nested",
+    "block_scale_starts",
     "counters",
     "debug_checks",
     "dequantize",
@@ -31,6 +33,7 @@ __all__ = [
     "ir",
     "moe",
     "nested",
+    "preprocess_grouped_matmul_input_sf",
     "quantize",
     "ragged_dot",
     "ragged_dot_general",

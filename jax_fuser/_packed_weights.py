@@ -89,6 +89,8 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
     if not isinstance(weights, ScaledTensor) or weights.format not in FORMATS:
         got = weights.format if isinstance(weights, ScaledTensor) else type(weights).__name__
         raise TypeError(f"repack_weights: expected a ScaledTensor of format {', '.join(FORMATS)}, got {got}")
+    if weights.layout != "row_major":
+        raise ValueError(f'repack_weights: expected scales of layout "row_major", got "{weights.layout}"')
     if isinstance(weights.data, NestedTensor) or weights.data.ndim != 3:
         raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
     groups, n, k = weights.shape

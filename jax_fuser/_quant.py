@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser import _fp4
+from jax_fuser import _fp4, _scale_layout
 from jax_fuser._nested_tensor import NestedTensor
 
 # Elements along the last axes that share a scale; None is the whole axis.
 Block = tuple[int | None, ...]
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_IN_TILES = ("mxfp8", "nvfp4", "mxfp4")  # formats whose scales layout "block128x4" takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +42,14 @@ FORMATS = {
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["data", "scales", "global_scale"],
-    meta_fields=["format", "block"],
+    data_fields=["data", "scales", "global_scale", "extents"],
+    meta_fields=["format", "block", "layout"],
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ScaledTensor:
     """Elements of few bits and their scales: `dequantize` multiplies each element by the scale of its block.
 
-    A pytree of `data`, `scales` and `global_scale`; checks nothing, so that it can carry axes or specs.
+    A pytree of `data`, `scales`, `global_scale` and `extents`; checks nothing, so that it can carry axes or specs.
 
     Args:
         data: elements, or a NestedTensor of them; those of four bits two to a byte, the first in the low half.
@@ -57,6 +58,8 @@ class ScaledTensor:
         global_scale: a factor of all elements, or None.
         format: name of the format, a key of `FORMATS`.
         block: elements along the last axes that share a scale; `(None,)` is a whole row, `()` everything.
+        layout: order of the scales, see `quantize`.
+        extents: of layout "block128x4", int32 `(groups,)`: the groups whose scales are filled up each; or None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -70,6 +73,8 @@ class ScaledTensor:
     global_scale: Any = None
     format: str = "fp8_row"
     block: Block = (None,)
+    layout: str = "row_major"
+    extents: Any = None
 
     @property
     def shape(self) -> Any:
@@ -84,11 +89,19 @@ class ScaledTensor:
 
         block = "" if None in self.block or not self.block else " " + "x".join(map(str, (1, *self.block)[-2:]))
         extra = "" if self.global_scale is None else f", global {kind(self.global_scale)}"
+        extra += "" if self.layout == "row_major" else f", {self.layout}"
         return f"ScaledTensor({self.format}{block}, {kind(self.data)}, scales {kind(self.scales)}{extra})"
 
 
 def quantize(
-    x: Any, format: str, *, dtype: Any = None, block: Block | None = None, global_scale: Any = None
+    x: Any,
+    format: str,
+    *,
+    dtype: Any = None,
+    block: Block | None = None,
+    extents: Any = None,
+    global_scale: Any = None,
+    layout: str = "row_major",
 ) -> ScaledTensor:
     """Store floating-point numbers in few bits, with a scale for each block of them.
 
@@ -101,7 +114,8 @@ def quantize(
     for "int4", a seventh of the largest magnitude.
 
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
-    an error; take `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
+    an error; to train, `scaled_grouped_matmul` quantizes floats by itself with `format`. Else take
+    `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.
 
     Args:
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
@@ -113,12 +127,17 @@ def quantize(
             Of "int4": `(32,)`, the default, `(64,)` or `(128,)`; the last axis is a multiple of a block of four bits.
         global_scale: of "nvfp4": number that brings scales into the range of e4m3, such as `448 * 6 / max(abs(x))`;
             the result holds its inverse.
+        extents: of layout "block128x4", integers `(groups,)`: rows `x` `(m, k)` are those of groups, and the scales of
+            each group begin in a tile of their own; those of a NestedTensor do by themselves.
+        layout: order of the scales. "row_major": as the axes of `x`. "block128x4", of "mxfp8", "nvfp4" and "mxfp4":
+            tiles of 128 rows by 4 scales, filled up with zeros, as the tensor cores of compute capability 10 read them;
+            no product of this library takes it.
 
     Returns:
         `ScaledTensor` with `data` of the shape of `x`.
 
     Raises:
-        ValueError: unknown format, block that it does not have, or too few axes.
+        ValueError: unknown format or layout, block that it does not have, or too few axes; extents that do not fit.
         TypeError: `x` holds no floats, or the format has no such dtype; `x` is differentiated.
 
     Example:
@@ -143,6 +162,12 @@ def quantize(
         raise TypeError(f"quantize: x is a ScaledTensor of format {x.format} already; dequantize it first")
     nested = x if isinstance(x, NestedTensor) else None
     data = jnp.asarray(x if nested is None else nested.data)
+    if layout != "row_major" or extents is not None:
+        extents = _groups_of_tiles(data, nested, format, extents, layout)
+        made = quantize(x, format, dtype=dtype, block=block, global_scale=global_scale)
+        in_tiles = _scale_layout.to_blocks if extents is None else _scale_layout.group_to_blocks
+        scales = in_tiles(made.scales, *(() if extents is None else (extents,)))
+        return dataclasses.replace(made, scales=scales, layout=layout, extents=extents)
     four_bits = format in _fp4.FORMATS
     if not jnp.issubdtype(data.dtype, jnp.floating):
         raise TypeError(f"quantize: x must hold floats, got {data.dtype}")
@@ -169,6 +194,27 @@ def quantize(
         data = jnp.where(keep, data, 0)
     elements, scales = _quantize(data, name, block, format == "mxfp8")
     return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
+
+
+def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extents: Any, layout: Any) -> Any:
+    """Check what layout "block128x4" needs, and return the groups of the rows, or None."""
+    if layout not in _scale_layout.LAYOUTS:
+        raise ValueError(f"quantize: layout {layout!r} is unknown; expected one of {list(_scale_layout.LAYOUTS)}")
+    if layout == "row_major":
+        raise ValueError('quantize: extents= is for layout="block128x4", got "row_major"; leave it out')
+    if format not in _IN_TILES:
+        raise ValueError(f"quantize: layout {layout!r} is for {', '.join(_IN_TILES)}, got {format}")
+    if data.ndim < 2 or ((extents is not None or nested is not None) and data.ndim != 2):
+        raise ValueError(
+            f"quantize: layout {layout!r} needs matrices (.., m, k), of groups rows (m, k), got {data.shape}"
+        )
+    if nested is None:
+        return None if extents is None else _scale_layout.extents_of_rows(extents, data.shape[0])
+    if extents is not None:
+        raise TypeError("quantize: extents= needs x as an array of rows, got a NestedTensor, which has its own")
+    if nested.gapped:
+        raise ValueError(f"quantize: layout {layout!r} needs groups that follow each other, got gapped storage")
+    return nested.extents
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
@@ -205,8 +251,8 @@ def _reciprocal(x: jax.Array) -> jax.Array:
 @_quantize.defjvp
 def _no_derivative(dtype: str, block: Block, powers_of_two: bool, primals: Any, tangents: Any) -> Any:
     raise TypeError(
-        f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); take jax.lax.stop_gradient of "
-        "its argument, or give what you compute a rule by jax.custom_vjp"
+        f"quantize: has no derivative (rounding to {dtype} is flat almost everywhere); pass floats and format= to "
+        "scaled_grouped_matmul, take jax.lax.stop_gradient of the argument, or give what you compute a jax.custom_vjp"
     )
 
 
@@ -277,9 +323,17 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     data = x.data if nested is None else nested.data
     if x.format not in FORMATS:
         raise ValueError(f"dequantize: format {x.format!r} is unknown; expected one of {sorted(FORMATS)}")
+    scales = x.scales
+    if x.layout == "block128x4":
+        columns = data.shape[-1] * (2 if x.format in _fp4.FORMATS else 1)
+        shape = (*data.shape[:-1], -(-columns // _only(x.block)))
+        if x.extents is None:
+            scales = _scale_layout.from_blocks(scales, shape)
+        else:
+            scales = _scale_layout.group_from_blocks(scales, x.extents, shape)
     if x.format in _fp4.FORMATS:
-        wide = _fp4.dequantize_four_bits(data, x.scales, x.format)
+        wide = _fp4.dequantize_four_bits(data, scales, x.format)
     else:
-        wide = data.astype(jnp.float32) * spread(_fp4.scale_values(x.scales), x.block, data.shape)
+        wide = data.astype(jnp.float32) * spread(_fp4.scale_values(scales), x.block, data.shape)
     wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

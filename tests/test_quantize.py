@@ -102,12 +102,94 @@ def test_padding_of_nested_tensors_counts_for_nothing():
         np.testing.assert_array_equal(jf.dequantize(got, jnp.bfloat16).data[:4], 1)
 
 
+def in_tiles(scales, sizes=None):
+    """Every scale at its place in layout block128x4, one by one; the groups that the rows belong to, or all at once."""
+    m, columns = scales.shape
+    sizes = [m] if sizes is None else sizes
+    wide, starts = -(-columns // 4) * 4, np.cumsum([0, *(-(-s // 128) * 128 for s in sizes)])
+    out, first = np.zeros(starts[-1] * wide, scales.dtype), 0
+    for size, start in zip(sizes, starts):
+        for r, c in np.ndindex(size, columns):
+            at = start * wide + r // 128 * (wide * 128) + c // 4 * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+            out[at] = scales[first + r, c]
+        first += size
+    return out.reshape(-1, wide)
+
+
+@pytest.mark.parametrize(
+    ("format", "k", "sizes"),
+    [
+        ("nvfp4", 48, [100, 0, 150, 12]),
+        ("mxfp8", 144, [0, 0, 262]),
+        ("mxfp8", 144, [0, 5, 0, 130, 0]),
+        ("mxfp4", 32, [0, 0]),
+        ("mxfp4", 32, [262]),
+        ("mxfp8", 80, None),
+    ],
+)
+def test_scales_in_tiles_are_where_the_formula_says(format, k, sizes):
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(262, k)), "float32")
+    plain = jf.quantize(x, format)
+    extents = None if sizes is None else jnp.array(sizes)
+    got = jax.jit(lambda x, extents: jf.quantize(x, format, extents=extents, layout="block128x4"))(x, extents)
+    bits = np.asarray(got.scales).view(np.uint8)
+    want = in_tiles(np.asarray(plain.scales).view(np.uint8), sizes)
+    most = 262 + 127 * len(sizes or [1])
+    assert len(want) <= len(bits) == (384 if sizes is None else most // 128 * 128)
+    np.testing.assert_array_equal(bits[: len(want)], want)
+    assert (bits[len(want) :] == 0).all()
+    total = 262 if sizes is None else sum(sizes)
+    np.testing.assert_array_equal(jf.dequantize(got)[:total], jf.dequantize(plain)[:total])
+    if sizes is not None:
+        nested = jf.quantize(jf.as_nested(x, extents=sizes), format, layout="block128x4")
+        np.testing.assert_array_equal(np.asarray(nested.scales).view(np.uint8), bits)
+        starts = jnp.cumsum(extents) - extents
+        if total == 262:
+            moved = jf.preprocess_grouped_matmul_input_sf(plain.scales, starts, jf.block_scale_starts(extents))
+            np.testing.assert_array_equal(np.asarray(moved).view(np.uint8), bits)
+
+
+def test_scales_of_weights_are_in_tiles_of_each_matrix():
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 130, 80)), "float32")
+    plain, got = jf.quantize(x, "nvfp4"), jf.quantize(x, "nvfp4", layout="block128x4")
+    assert "block128x4" in repr(got)
+    for each, scales in zip(got.scales, plain.scales):
+        np.testing.assert_array_equal(np.asarray(each).view(np.uint8), in_tiles(np.asarray(scales).view(np.uint8)))
+    np.testing.assert_array_equal(jf.dequantize(got), jf.dequantize(plain))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda x: jf.quantize(jf.quantize(x, "fp8_row"), "mxfp8"), TypeError, "ScaledTensor of format fp8_row"),
         (lambda x: jf.quantize(x, "fp8_block", block=128), ValueError, "fp8_block has blocks .*, got 128"),
         (lambda x: jf.dequantize(jf.ScaledTensor(x, x, format="fp9")), ValueError, "format 'fp9' is unknown"),
+        (lambda x: jf.quantize(x, "mxfp8", layout="tiles"), ValueError, "layout 'tiles' is unknown; expected one of"),
+        (
+            lambda x: jf.quantize(x, "fp8_row", layout="block128x4"),
+            ValueError,
+            "is for mxfp8, nvfp4, mxfp4, got fp8_row",
+        ),
+        (lambda x: jf.quantize(x, "mxfp8", extents=[4]), ValueError, "extents= is for layout"),
+        (lambda x: jf.quantize(x, "mxfp8", extents=[4, 900], layout="block128x4"), ValueError, "quantize: extents"),
+        (lambda x: jf.block_scale_starts(jnp.ones(3)), TypeError, "extents must be an integer array"),
+        (
+            lambda x: jf.preprocess_grouped_matmul_input_sf(x, [0, 1], [0, 100]),
+            ValueError,
+            r"output_starts must be multiples of 128, got \[0, 100\]",
+        ),
+        (
+            lambda x: jf.repack_weights(jf.quantize(jnp.ones((1, 128, 128)), "mxfp4", layout="block128x4")),
+            ValueError,
+            'expected scales of layout "row_major", got "block128x4"',
+        ),
+        (
+            lambda x: jf.scaled_grouped_matmul(
+                jnp.ones((2, 128)), jf.quantize(jnp.ones((1, 128, 128)), "nvfp4", layout="block128x4"), [2]
+            ),
+            TypeError,
+            "float32 x nvfp4 block128x4 not supported",
+        ),
         (lambda x: jf.quantize(x, "fp9"), ValueError, "format 'fp9' is unknown; expected one of"),
         (lambda x: jf.quantize(x, "fp8_block", block=(64,)), ValueError, "fp8_block has blocks"),
         (lambda x: jf.quantize(x, "fp8_row", dtype="int8"), TypeError, "got int8"),

@@ -14,7 +14,8 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core, _scaled_matmul
+from jax_fuser import _core, _scaled_primitive
+from jax_fuser._quant import spread as spread_scales
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 HOPPER = _core.cuda_target_for(90)
@@ -45,7 +46,7 @@ def truth(lhs, rhs, extents, starts=None):
 
 
 def spread(x):
-    return np.asarray(_scaled_matmul.spread(x.scales, x.block, x.data.shape), np.float64)
+    return np.asarray(spread_scales(x.scales, x.block, x.data.shape), np.float64)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,85 @@ def test_transforms_and_the_gradient_of_lhs():
     assert_close(multiply(*quantized, extents), grad, dtype="bfloat16", scale=4)
 
 
+@pytest.mark.parametrize(
+    ("format", "edge", "transpose", "k", "n"),
+    [
+        ("fp8_row", "no_tile_fits", True, 144, 80),
+        ("fp8_block", "below_capacity", False, 70, 136),
+        ("fp8_block", "first_empty", False, 128, 144),
+    ],
+)
+def test_floats_are_quantized_and_have_gradients(format, edge, transpose, k, n):
+    """Values and the gradient of lhs are products of quantized operands; that of rhs is the product of the floats."""
+    extents = ref.EDGES[edge]
+    rng = np.random.default_rng(3)
+    padding = ~ref.owned_rows(extents, ref.ROWS)
+    x, dy = (jnp.asarray(rng.normal(size=(ref.ROWS, size)), "bfloat16") for size in (k, n))
+    w = jnp.asarray(rng.normal(size=(len(extents), *((n, k) if transpose else (k, n)))), "float32")
+    sizes = jnp.asarray(extents)
+
+    def multiply(x, w):
+        return jf.scaled_grouped_matmul(x, w, sizes, format=format, transpose_rhs=transpose)
+
+    poisoned = [a.at[padding].set(jnp.nan) for a in (x, dy)]
+    got, pull = jax.vjp(jax.jit(multiply), poisoned[0], w)
+    d_x, d_w = pull(poisoned[1])
+    assert (got.dtype, d_x.dtype, d_w.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+    block = (128, 128) if format == "fp8_block" else None
+    by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
+    for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
+        want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
+        assert_close(result, want)
+        assert (np.asarray(result, np.float32)[padding] == 0).all()
+    sides = (dy, x) if transpose else (x, dy)
+    assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents), dtype="bfloat16")
+    if k % 16 == n % 16 == 0:
+        copies = tuple(jf.quantize(a, format, block=block) for a in (by_k, by_n))
+
+        def again(x, w, copies):
+            return jf.scaled_grouped_matmul(x, w, sizes, format=format, quantized_rhs=copies, transpose_rhs=transpose)
+
+        same, pull = jax.vjp(lambda x, w: jax.jit(again)(x, w, copies), poisoned[0], w)
+        for a, b in zip((same, *pull(poisoned[1])), (got, d_x, d_w)):
+            np.testing.assert_array_equal(a, b)
+    assert (np.asarray(d_w)[np.asarray(extents) == 0] == 0).all()
+
+
+def test_floats_train_under_transforms():
+    """jit, vmap, scan with checkpoint, nested rows, a gapped layout: one rule serves all of them."""
+    rng = np.random.default_rng(4)
+    x, w = jnp.asarray(rng.normal(size=(2, 9, 32)), "float32"), jnp.asarray(rng.normal(size=(3, 16, 32)), "float32")
+    nested = jf.NestedTensor(x[0], jnp.array([2, 0, 5]), jnp.array([1, 3, 4]))
+
+    def loss(w, x):
+        rows = jf.scaled_grouped_matmul(nested.replace(data=x), w, format="fp8_block", preferred_element_type="float32")
+        return (rows.data**2).sum()
+
+    each = jnp.stack([jax.grad(loss)(w, a) for a in x])
+    assert_close(jax.vmap(jax.jit(jax.grad(loss)), (None, 0))(w, x), each)
+    carried = jax.lax.scan(lambda s, a: (s + jax.checkpoint(jax.grad(loss))(w, a), None), jnp.zeros_like(w), x)[0]
+    assert_close(carried, each.sum(0))
+    with pytest.raises(TypeError, match="has no derivative"):
+        jax.grad(lambda w: jax.grad(loss)(w, x[0]).sum())(w)
+
+
+@pytest.mark.parametrize("format", ["fp8_row", "fp8_block", "fp8_tensor", "mxfp8"])
+def test_floats_take_weights_of_eight_bits(format):
+    rng = np.random.default_rng(5)
+    extents = [3, 0, 4]
+    x, w = jnp.asarray(rng.normal(size=(8, 40)), "float32"), jnp.asarray(rng.normal(size=(3, 24, 40)), "float32")
+    weights = jf.quantize(w, format, block=(128, 128) if format == "fp8_block" else None)
+    wide = np.asarray(jf.dequantize(weights), np.float64)
+
+    def multiply(x):
+        return jf.scaled_grouped_matmul(x, weights, jnp.array(extents), preferred_element_type="float32")
+
+    got, pull = jax.vjp(multiply, x.at[7].set(jnp.nan))
+    assert_close(got, ref.rows(np.asarray(x, np.float64), wide, extents, None, transpose_rhs=True))
+    dy = jnp.asarray(rng.normal(size=(8, 24)), "float32")
+    assert_close(pull(dy)[0], ref.rows(np.asarray(dy, np.float64), wide, extents, None))
+
+
 def rows_of(k=32, n=16):
     return operands("rows", 8, k, n, 2)
 
@@ -128,11 +208,36 @@ def rows_of(k=32, n=16):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x, w, s: jf.scaled_grouped_matmul(jf.dequantize(x), w, s), TypeError, "float32 x fp8_row not supp"),
+        (lambda x, w, s: jf.scaled_grouped_matmul(x, jf.dequantize(w), s), TypeError, "fp8_row x float32 not supp"),
+        (lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, format="fp8_row"), TypeError, "format= quantizes floats"),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(
+                jf.dequantize(x), jf.dequantize(w), s, format="fp8_row", quantized_rhs=(w, w)
+            ),
+            ValueError,
+            r"quantized_rhs must hold fp8_row \(2, 32, 16\) with scales \(2, 32\), got ScaledTensor",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, quantized_rhs=(w, w)),
+            ValueError,
+            "quantized_rhs= needs format=",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(jf.dequantize(x), jf.dequantize(w), s, format="mxfp8"),
+            ValueError,
+            r"format must be one of \['fp8_block', 'fp8_row'\], got 'mxfp8'",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(
+                jf.dequantize(x), jf.dequantize(w), s, format="fp8_row", transpose_rhs=False
+            ),
+            ValueError,
+            r"lhs has k=32 but rhs \(2, 16, 32\) as \(groups, k, n\) has k=16",
+        ),
         (
             lambda x, w, s: jf.scaled_grouped_matmul(x, jf.quantize(jf.dequantize(w), "mxfp4"), s),
             TypeError,
-            "fp8_row x mxfp4 not supported; supported pairs: .* x nvfp4 or mxfp4 or int4",
+            "fp8_row x mxfp4 not supported; supported pairs: .* x nvfp4 or mxfp4 or int4 or eight bits",
         ),
         (
             lambda x, w, s: jf.scaled_grouped_matmul(jf.ScaledTensor(jf.dequantize(x), x.scales), w, s),
@@ -167,7 +272,7 @@ def rows_of(k=32, n=16):
                 ).sum()
             )(x.scales),
             TypeError,
-            "has no derivative",
+            "has no derivative in quantized operands: .* pass floats and format=",
         ),
     ],
 )
@@ -180,10 +285,10 @@ def test_messages(call, error, message):
 
 
 def program(scaled, m=4096, k=2880, n=768, groups=8, dtypes=("f8e4m3fn", "f8e4m3fn"), out="bf16", starts=False):
-    blocks = _scaled_matmul._blocks
+    blocks = _scaled_primitive.block_count
     shapes = {"rows": ((m,), (groups, n)), "blocks": ((m, blocks(k)), (groups, blocks(n), blocks(k)))}[scaled]
     types = [(dtypes[0], (m, k)), (dtypes[1], (groups, n, k)), ("s32", (groups,)), *[("s32", (groups,))] * starts]
-    return _scaled_matmul._program((*types, *(("f32", s) for s in shapes)), scaled, out)
+    return _scaled_primitive._program((*types, *(("f32", s) for s in shapes)), scaled, out)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +322,7 @@ def test_other_targets_say_why_they_have_no_kernel():
         ({"n": 36}, HOPPER, "n=36 gives rows that are not multiples of 16 bytes"),
         ({}, _core.host_target(), "no kernel takes f8e4m3fn"),
     ):
-        assert why in _scaled_matmul.why_no_kernel(program("rows", **options), target)
+        assert why in _scaled_primitive.why_no_kernel(program("rows", **options), target)
 
 
 def test_programs_of_8_bit_floats_are_checked():
@@ -271,6 +376,33 @@ def test_ragged_edges_on_hopper(formats, dtypes, out, k, n, edge):
     # Tensor cores sum with 14 bits: up to the whole row, or 128 elements of it.
     assert_close(got[ours], want[ours], dtype="bfloat16" if formats != "blocks" else out,
                  scale=40 if formats == "blocks" and out == "float32" else 1)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("format", "transpose"), [("fp8_row", False), ("fp8_block", True)])
+def test_gradients_of_floats_on_hopper(format, transpose):
+    device = hopper_or_skip()
+    extents, m, k, n = [130, 0, 64, 1, 200], 420, 264, 328
+    rng = np.random.default_rng(6)
+    padding = ~ref.owned_rows(extents, m)
+    with jax.default_device(device), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x, dy = (jnp.asarray(rng.normal(size=(m, size)), "bfloat16") for size in (k, n))
+        w = jnp.asarray(rng.normal(size=(5, *((n, k) if transpose else (k, n)))), "bfloat16")
+
+        def multiply(x, w):
+            return jf.scaled_grouped_matmul(x, w, jnp.array(extents), format=format, transpose_rhs=transpose)
+
+        got, pull = jax.vjp(multiply, x.at[padding].set(jnp.nan), w)
+        d_x, d_w = pull(dy.at[padding].set(jnp.nan))
+        block = (128, 128) if format == "fp8_block" else None
+        by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
+        for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
+            want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
+            assert_close(result, want)
+            assert (np.asarray(result, np.float32)[padding] == 0).all()
+        sides = (dy, x) if transpose else (x, dy)
+        assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents))
 
 
 @pytest.mark.gpu

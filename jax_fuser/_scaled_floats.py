@@ -1,0 +1,90 @@
+"""The grouped product of floats in 8 bits: quantized in every call, with gradients for both operands.
+
+    out     quantize(lhs) * quantize(rhs)       8 bits, sums over k
+    dlhs    quantize(dout) * quantize(rhs')     8 bits, sums over n: rhs is quantized along its other axis
+    drhs    dout' * lhs                         floats, sums over rows
+
+The tensor cores of compute capability 9.0 take 8-bit operands along the summed axis alone, so that drhs would need both
+operands transposed, group by group; and the sum over all rows of a group is where rounding to 8 bits hurts most.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fuser._grouped_primitive import product
+from jax_fuser._quant import quantize
+from jax_fuser._scaled_primitive import ALIGNMENT, scaled_product
+from jax_fuser._varying import same_varying
+
+# Which scales the kernel takes, and the blocks of weights.
+FORMATS: dict[str, tuple[str, tuple[int, int] | None]] = {
+    "fp8_row": ("rows", None),
+    "fp8_block": ("blocks", (128, 128)),
+}
+
+
+def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, *, format: str, transpose_rhs: bool,
+                    dtype: Any) -> jax.Array:  # fmt: skip
+    """Multiply rows `(m, k)` by `(groups, n, k)`, or `(groups, k, n)` without `transpose_rhs`, both quantized.
+
+    `copies`: of `rhs`, quantized along k and along n, or None.
+    """
+    arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
+    lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
+    indices = (extents, *others[len(arrays) :])
+    return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, transpose_rhs, np.dtype(dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> jax.Array:
+    right = copies[:2] or _quantized(_swapped(rhs, not transpose_rhs), format, FORMATS[format][1])
+    return _product(lhs, right, indices, format, dtype)
+
+
+def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tuple[Any, Any]:
+    return _multiply(lhs, rhs, copies, indices, *static), (lhs, rhs, copies, indices)
+
+
+def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any) -> tuple[Any, ...]:
+    del dtype
+    lhs, rhs, copies, indices = kept
+    right = copies[2:] or _quantized(_swapped(rhs, transpose_rhs), format, FORMATS[format][1])
+    d_lhs = _product(dout, right, indices, format, lhs.dtype)
+    sides = (dout.astype(lhs.dtype), lhs) if transpose_rhs else (lhs, dout.astype(lhs.dtype))
+    d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
+    return _placed(d_lhs, lhs), _placed(d_rhs, rhs), tuple(None for _ in copies), tuple(None for _ in indices)
+
+
+_multiply.defvjp(_forward, _backward)
+
+
+def _placed(grad: Any, operand: Any) -> Any:
+    """On a mesh of explicit axes a gradient lies where its operand does."""
+    ours, theirs = jax.typeof(grad).sharding, jax.typeof(operand).sharding
+    return grad if ours.spec == theirs.spec or theirs.mesh.empty else jax.sharding.reshard(grad, theirs)
+
+
+def _swapped(rhs: Any, swap: bool) -> Any:
+    return jnp.swapaxes(rhs, 1, 2) if swap else rhs
+
+
+def _product(lhs: Any, right: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
+    """The product of `lhs` `(m, k)`, quantized here, and elements and scales of `(groups, n, k)`."""
+    data, scales = _quantized(lhs, format, None)
+    starts = indices[1] if len(indices) > 1 else None
+    scaled, _ = FORMATS[format]
+    return scaled_product(data, right[0], indices[0], starts, scales, right[1], scaled=scaled, dtype=np.dtype(dtype))
+
+
+def _quantized(x: Any, format: str, block: tuple[int, int] | None) -> tuple[Any, Any]:
+    """Elements and scales, with zeros behind the last axis, up to a length that the product takes."""
+    missing = -x.shape[-1] % ALIGNMENT
+    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+    made = quantize(filled, format, block=block)
+    return made.data, made.scales

@@ -1,0 +1,133 @@
+"""The grouped product of 8-bit floats with scales, as one JAX primitive.
+
+lhs (m, k), rhs (groups, n, k), scales of lhs, scales of rhs, extents[, starts]  ->  (m, n)
+
+scaled    scales of lhs      scales of rhs
+rows      (m,)               (groups, n)
+blocks    (m, k / 128)       (groups, n / 128, k / 128), rounded up
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser import _core, _ffi
+from jax_fuser._grouped_primitive import product
+from jax_fuser._quant import spread
+from jax_fuser._varying import same_varying
+
+DTYPE_NAMES = {"float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
+BLOCKS = {"rows": ((None,), (None,)), "blocks": ((128,), (128, 128))}
+ALIGNMENT = 16  # bytes of rows that kernels read at once
+scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
+
+
+def block_count(size: int) -> int:
+    """Blocks of 128 along an axis of `size` elements."""
+    return -(-size // 128)
+
+
+def scaled_product(lhs: Any, rhs: Any, extents: Any, starts: Any, lhs_scales: Any, rhs_scales: Any, *, scaled: str,
+          dtype: Any) -> jax.Array:  # fmt: skip
+    operands = (lhs, rhs, lhs_scales, rhs_scales, extents, *(() if starts is None else (starts,)))
+    return scaled_p.bind(*same_varying(*operands), scaled=scaled, dtype=dtype)
+
+
+def _abstract_eval(lhs: Any, rhs: Any, *others: Any, scaled: str, dtype: Any) -> Any:
+    del others, scaled
+    rows = lhs.sharding.spec[0]
+    sharding = lhs.sharding.update(spec=jax.P(rows, None))
+    return lhs.update(shape=(lhs.shape[0], rhs.shape[1]), dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def dequantized(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str,
+                dtype: Any) -> jax.Array:  # fmt: skip
+    """Convert the operands to float32 and multiply them: right everywhere, with more memory and time."""
+
+    def wide(x: Any, scales: Any, block: Any) -> jax.Array:
+        return x.astype(jnp.float32) * spread(scales, block, x.shape)
+
+    blocks = BLOCKS[scaled]
+    lhs, rhs = wide(lhs, lhs_scales, blocks[0]), wide(rhs, rhs_scales, blocks[1])
+    return product(lhs, rhs, *indices, mode="rows", dtype=dtype, transpose_rhs=True)
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    """One product after the other: each entry has its own groups."""
+    moved = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)]
+    batched = [a for a, d in zip(moved, dims) if d is not None]
+
+    def one(entry: list[Any]) -> jax.Array:
+        rest = iter(entry)
+        return scaled_p.bind(*same_varying(*(a if d is None else next(rest) for a, d in zip(moved, dims))), **params)
+
+    return jax.lax.map(one, batched), 0
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    raise TypeError(
+        "scaled_grouped_matmul: has no derivative in quantized operands: its gradients take them quantized along "
+        "another axis; pass floats and format=, which quantizes for forward and backward (reverse mode, once)"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _program(types: tuple[tuple[str, tuple[int, ...]], ...], scaled: str, dtype: str) -> str:
+    builder = _core.Builder("scaled_grouped_matmul")
+    names = ("lhs", "rhs", "extents", *(("starts",) if len(types) == 6 else ()), "lhs_scales", "rhs_scales")
+    values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
+    starts = values[3] if len(types) == 6 else None
+    builder.output(
+        builder.grouped_matmul(*values[:3], starts, "rows", True, dtype, "scaled_grouped_matmul", scaled, values[-2:])
+    )
+    return builder.finish()
+
+
+def why_no_kernel(program: str, target: str) -> str | None:
+    """Return why a target has no kernel for the program of a scaled product, or None."""
+    try:
+        _core.workspace_bytes(program, target)
+    except _core.UserError as error:
+        return str(error)
+    return None
+
+
+_lower_as_product = mlir.lower_fun(dequantized, multiple_results=False)
+
+
+def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str,
+                    dtype: Any) -> Any:  # fmt: skip
+    avals = [*ctx.avals_in[:2], *ctx.avals_in[4:], *ctx.avals_in[2:4]]
+    if any(a.size == 0 for a in (*avals, *ctx.avals_out)):
+        why: str | None = None
+    elif (why := _ffi.can_compile("cuda")) is None:
+        kinds = [DTYPE_NAMES.get(str(a.dtype)) or _ffi.known_dtype_name(a.dtype) for a in avals]
+        types = tuple((kind, a.shape) for kind, a in zip(kinds, avals))
+        program = _program(types, scaled, _ffi.known_dtype_name(dtype))
+        why = why_no_kernel(program, _ffi.target_text("cuda"))
+        if why is None:
+            operands = (lhs, rhs, *indices, lhs_scales, rhs_scales)
+            return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program, platform="cuda")
+    if why is not None:
+        warnings.warn(f"scaled_grouped_matmul: converts its operands to float32: {why}", stacklevel=2)
+    return _lower_as_product(ctx, lhs, rhs, lhs_scales, rhs_scales, *indices, scaled=scaled, dtype=dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("scaled", "dtype"))
+def _run(*operands: Any, **params: Any) -> jax.Array:
+    return scaled_p.bind(*operands, **params)
+
+
+scaled_p.def_impl(_run)
+scaled_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[scaled_p] = _jvp
+batching.primitive_batchers[scaled_p] = _batch
+mlir.register_lowering(scaled_p, _lower_as_product)
+mlir.register_lowering(scaled_p, _lower_for_cuda, platform="cuda")
