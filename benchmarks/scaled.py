@@ -22,7 +22,12 @@ from .sizes import group_sizes
 
 CPU_SHAPES = [Shape("8 groups", 512, 512, 1024, 8)]
 # Few rows a group, where reading the weights takes the time, and as many as make the products take it.
-FOUR_BIT_SHAPES = [Shape("decode", 256, 7168, 4096, 32), Shape("256 rows a group", 8192, 7168, 4096, 32)]
+FOUR_BIT_SHAPES = [
+    Shape("decode", 256, 7168, 4096, 32),
+    Shape("decode, 128 groups", 256, 2048, 1536, 128),
+    Shape("decode, 8 groups", 256, 4096, 14336, 8),
+    Shape("256 rows a group", 8192, 7168, 4096, 32),
+]
 FOUR_BIT_CPU_SHAPES = [Shape("8 groups", 64, 512, 1024, 8)]
 TRAINING_SHAPES = [Shape("training", 32768, 7168, 4096, 32)]
 TRAINING_CPU_SHAPES = [Shape("training", 128, 256, 256, 4)]

@@ -73,22 +73,6 @@ def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any =
     )
 
 
-def why_no_kernel(lhs: Any, n: int, dtype: Any) -> str | None:
-    """Say why this product has no kernel on GPUs; None where it has one."""
-    target = _ffi.target_text("cuda")
-    if " sm=90 " not in target:
-        return f"the kernel is for compute capability 9.0, the target is {target}"
-    if lhs.dtype != jnp.bfloat16:
-        return f"the kernel takes bfloat16 rows, got {lhs.dtype}"
-    if dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
-        return f"the kernel gives 16-bit floats or float32, not {np.dtype(dtype)}"
-    if lhs.shape[1] % 8 or n % 8:
-        return f"the kernel takes k and n in multiples of 8, got {lhs.shape[1]} and {n}"
-    if lhs.size == 0 or n == 0:
-        return "an operand is empty"
-    return _ffi.can_compile("cuda")
-
-
 def _weights(lhs: Any, pieces: Any, params: Any) -> PackedWeights:
     return PackedWeights(pieces, params["format"], params["block"], params["n"], lhs.shape[-1])
 
@@ -121,16 +105,30 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: in
 _lower_plain = mlir.lower_fun(_plain, multiple_results=False)
 
 
+def why_no_kernel(avals: Any, dtype: Any, target: str, *, format: str, block: int, n: int) -> str | None:
+    """Return why a target has no kernel for operands of these types, or None."""
+    try:
+        _core.workspace_bytes(_program_of(avals, dtype, format=format, block=block, n=n), target)
+    except _core.UserError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int) -> str:
+    types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in avals)
+    weights = format if format != "int4" else f"int4x{block}"
+    return _program(types, weights, n, _ffi.known_dtype_name(dtype))
+
+
 def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
-    why = why_no_kernel(ctx.avals_in[0], params["n"], params["dtype"])
-    if why is not None:
-        if ctx.avals_out[0].size:
-            warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
+    avals = ctx.avals_in
+    if any(a.size == 0 for a in (*avals, *ctx.avals_out)):
         return _lower_plain(ctx, *operands, **params)
-    types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in ctx.avals_in)
-    weights = params["format"] if params["format"] != "int4" else f"int4x{params['block']}"
-    program = _program(types, weights, params["n"], _ffi.known_dtype_name(params["dtype"]))
-    return _ffi.emit_program(ctx, operands, program, platform="cuda")
+    why = _ffi.can_compile("cuda") or why_no_kernel(avals, target=_ffi.target_text("cuda"), **params)
+    if why is not None:
+        warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
+        return _lower_plain(ctx, *operands, **params)
+    return _ffi.emit_program(ctx, operands, _program_of(avals, **params), platform="cuda")
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

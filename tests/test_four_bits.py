@@ -280,3 +280,25 @@ def test_other_targets_say_why_there_is_no_kernel():
     for target in (_core.host_target(), _core.cuda_target_for(80)):
         with pytest.raises(jf.UserError, match="no kernel takes packed weights here: the kernel is for GPUs"):
             _core.stages(program("mxfp4", 20), target)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "lhs", "dtype", "why"),
+    [
+        (2**31 - 2**16, 128, 128, "bfloat16", "bfloat16", None),
+        (2**31 - 2**16 + 1, 128, 128, "bfloat16", "bfloat16", "a size of 2147418113, it takes 2147418112"),
+        (20, 128, 132, "bfloat16", "bfloat16", "k=128 or n=132 is no multiple of 8"),
+        (20, 128, 128, "float32", "float32", "need mode rows and lhs bf16"),
+        (20, 128, 128, "bfloat16", "float64", "bf16 -> f64, it takes bf16 rows"),
+    ],
+)
+def test_the_core_says_what_the_kernel_takes(m, k, n, lhs, dtype, why):
+    """What it does not take is unpacked, with a warning: nothing here allocates."""
+    pieces = (4, -(-n // 128), k // 64, 1024 + 64 + 4)
+    types = ((lhs, (m, k)), ("uint32", pieces), ("int32", (4,)))
+    avals = [
+        jax.ShapeDtypeStruct(shape, np.dtype(kind) if kind != "bfloat16" else jnp.bfloat16) for kind, shape in types
+    ]
+    got = _packed_matmul.why_no_kernel(avals, np.dtype(dtype) if dtype != "bfloat16" else jnp.dtype(dtype), HOPPER,
+                                       format="mxfp4", block=32, n=n)  # fmt: skip
+    assert got is None if why is None else why in got
