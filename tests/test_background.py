@@ -1,4 +1,4 @@
-"""Programs of a call are compiled in the background while it is lowered: for whom, what the environment says, errors, fork."""
+"""Programs are compiled in the background once their call is lowered: which, what the environment says then, errors."""
 
 import subprocess
 import sys
