@@ -17,7 +17,7 @@ struct Made {
   MakeExecutable make;  // until it is begun
   int64_t module = 0;
   runtime::Job job;
-  std::shared_ptr<std::shared_ptr<Executable>> executable;  // null until begun; points to null until the job has finished
+  std::shared_ptr<std::shared_ptr<Executable>> executable;  // null until begun; what it points to: until finished
 };
 
 struct Waiting {
