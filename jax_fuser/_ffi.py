@@ -21,6 +21,7 @@ from . import _core
 
 _TARGET_NAME = "jax_fuser.program"
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
+_EXPLICIT = jax.stages.Traced.lower.__code__
 
 _DTYPE_NAMES = {
     "bool": "pred",
@@ -113,6 +114,16 @@ def can_compile(platform: str) -> str | None:
     return None if path else reason
 
 
+def _is_only_lowered() -> bool:
+    """Return whether the caller lowers by `jax.jit(f).lower` or to export, which need not lead to compiling."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _EXPLICIT:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def emit_program(
     ctx: mlir.LoweringRuleContext, operands: Sequence[Any], program: str, *, platform: str
 ) -> Sequence[Any]:
@@ -121,7 +132,8 @@ def emit_program(
     The program's shapes are those of the buffers: XLA must not split this call by itself.
     """
     target = target_text(platform)
-    workspace = _core.workspace_bytes(program, target)
+    module = id(ctx.module_context.module)
+    workspace = _core.workspace_bytes(program, target, module, at_once=not _is_only_lowered())
     avals_out = list(ctx.avals_out)
     if workspace:
         avals_out.append(jax.core.ShapedArray((workspace,), np.dtype(np.uint8)))

@@ -48,6 +48,15 @@ def tree(lines: list[str]) -> list[Line]:
 
 
 @functools.cache
+def parsed(text: str) -> tuple[Any, tuple[str, ...]]:
+    """Return what runs a statement, and its operands: loops run each one often."""
+    for pattern, method in STATEMENTS:
+        if found := pattern.fullmatch(text):
+            return method, found.groups()
+    raise NotImplementedError(text)
+
+
+@functools.cache
 def arithmetic(text: str) -> Any:
     return compile(text.replace("/", "//"), text, "eval")
 
@@ -105,8 +114,8 @@ class Block:
         self.run(kernel.body, everything)
 
     def index(self, text: str) -> np.ndarray:
-        functions = {"min": np.minimum, "where": np.where}
-        return np.broadcast_to(eval(arithmetic(text), functions, self.variables), self.thread.shape)
+        found = eval(arithmetic(text), {"min": np.minimum, "where": np.where}, self.variables)
+        return found if np.shape(found) == self.thread.shape else np.broadcast_to(found, self.thread.shape)
 
     def condition(self, text: str) -> np.ndarray:
         bounds = [part.rsplit(" < ", 1) for part in text.split(" and ")]
@@ -118,10 +127,8 @@ class Block:
                 self.statement(line, active)
 
     def statement(self, line: Line, active: Active) -> None:
-        for pattern, method in STATEMENTS:
-            if found := pattern.fullmatch(line.text):
-                return method(self, active, line.body, *found.groups())
-        raise NotImplementedError(line.text)
+        method, operands = parsed(line.text)
+        method(self, active, line.body, *operands)
 
     def loop(
         self, active: Active, body: list[Line], variable: str, extent: str, parallel: str, back: str, runs: str | None

@@ -1,4 +1,4 @@
-"""Programs are compiled in the background once their call is lowered: what the environment says then, errors, fork."""
+"""Programs are compiled in the background once their call is lowered: which, what the environment says then, errors."""
 
 import subprocess
 import sys
@@ -20,6 +20,21 @@ def test_a_wish_after_lowering_is_heard(monkeypatch, tmp_path):
     np.testing.assert_allclose(lowered.compile()(X), np.tanh(X) * 41 + 3, rtol=1e-4, atol=1e-4)
     [folder] = tmp_path.glob("*late_wish")
     assert (folder / "kernel.cpp").exists()
+
+
+def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
+    log, compiler = tmp_path / "log", tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo compiles >> {log}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
+    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    f, g = (jf.fuse(lambda x, n=n: jnp.tanh(x) * n, name=f"apart_{n}") for n in (2, 3))
+    lowered = jax.jit(lambda x: f(g(x)[::-1])).lower(X)
+    jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 4, name="called"))(X)  # would wait behind them
+    assert log.read_text().count("compiles") == 1
+    got = lowered.compile()(X)
+    np.testing.assert_allclose(got, 2 * np.tanh(3 * np.tanh(X[::-1])), rtol=1e-4, atol=1e-4)
+    assert log.read_text().count("compiles") > 1
 
 
 def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):

@@ -198,8 +198,10 @@ def test_every_scan_compiles(shape, dtype):
     nvrtc_or_skip()
     b = _core.Builder("scans")
     x = b.input("x", dtype, shape)
+    first = EVERY_SCAN.index((shape, dtype))
     for number, op in enumerate([*SCANS, *(["scan_logsumexp"] if dtype in FLOATS else [])]):
-        for axis in range(2):
+        # In the shapes after the first, each op along one axis: dtypes take turns.
+        for axis in range(2) if shape == (1000, 77) else ((number + first) % 2,):
             # Which way is the same for every dtype.
             for reverse in (False, True) if dtype in ("f32", "s32") else ((number + axis) % 2 == 1,):
                 b.output(b.scan(op, x, axis, reverse))
@@ -246,8 +248,8 @@ def test_grouped_kernels_use_tensor_cores_and_spill_nothing(mode, transpose, sta
     program = grouped(mode, transpose, starts, dtype, out, 1024, 2048)
     for r in assert_no_spills(program, tmp_path, sm):
         assert r["STACK"] == 0 and r["REG"] <= 255
-    if starts:
-        return  # reads the same tiles from elsewhere; to print the instructions takes as long as to compile them
+    if starts or transpose:
+        return  # brings the same tiles from elsewhere; to print the instructions takes as long as to compile them
     sass = subprocess.run(
         [tool("cuobjdump") or "cuobjdump", "-sass", str(tmp_path / "kernel.cubin")],
         capture_output=True,

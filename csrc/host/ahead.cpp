@@ -14,8 +14,10 @@ namespace {
 constexpr size_t kKept = 32;
 
 struct Made {
+  MakeExecutable make;  // until it is begun
+  int64_t module = 0;
   runtime::Job job;
-  std::shared_ptr<std::shared_ptr<Executable>> executable;  // once the job has finished
+  std::shared_ptr<std::shared_ptr<Executable>> executable;  // null until begun; what it points to: until finished
 };
 
 struct Waiting {
@@ -28,6 +30,12 @@ Waiting& waiting() {
   return waiting;
 }
 
+void begin(Made& made) {
+  made.executable = std::make_shared<std::shared_ptr<Executable>>();
+  made.job = runtime::Job::begin(
+      [executable = made.executable, make = std::exchange(made.make, nullptr)] { *executable = make(); });
+}
+
 std::optional<Made> take(const std::string& key) {
   std::lock_guard lock(waiting().mutex);
   auto& made = waiting().made;
@@ -35,15 +43,19 @@ std::optional<Made> take(const std::string& key) {
   if (at == made.end()) return std::nullopt;
   std::optional<Made> taken(std::move(at->second));
   made.erase(at);
+  if (taken->make) {
+    for (auto& [other, later] : made) {
+      if (later.make && later.module == taken->module) begin(later);
+    }
+  }
   return taken;
 }
 
 }  // namespace
 
-void make_ahead(std::string key, MakeExecutable make) {
-  Made made;
-  made.executable = std::make_shared<std::shared_ptr<Executable>>();
-  made.job = runtime::Job::begin([executable = made.executable, make = std::move(make)] { *executable = make(); });
+void make_ahead(std::string key, MakeExecutable make, const Ahead& ahead) {
+  Made made{std::move(make), ahead.module, {}, nullptr};
+  if (ahead.at_once) begin(made);
   std::lock_guard lock(waiting().mutex);
   auto& all = waiting().made;
   std::erase_if(all, [&](const auto& entry) { return entry.first == key; });
@@ -54,6 +66,7 @@ void make_ahead(std::string key, MakeExecutable make) {
 std::shared_ptr<Executable> take_ahead(const std::string& key) {
   const std::optional<Made> made = take(key);
   if (!made) return nullptr;
+  if (made->make) return made->make();
   made->job.finish();
   return *made->executable;
 }

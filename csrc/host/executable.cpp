@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "grouped/cpu/grouped_cpu.h"
-#include "host/ahead.h"
 #include "host/counters.h"
 #include "host/report.h"
 #include "host/request.h"
@@ -283,7 +282,7 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
   }
 }
 
-int64_t workspace_bytes(const std::string& program, const std::string& target_text) {
+int64_t workspace_bytes(const std::string& program, const std::string& target_text, const Ahead& ahead) {
   const Target target = parse_target(target_text);
   const std::string key = key_of(program, target);
   if (const std::shared_ptr<Executable> found = executables().find(key)) return found->program().workspace_bytes;
@@ -291,9 +290,10 @@ int64_t workspace_bytes(const std::string& program, const std::string& target_te
     auto planned = std::make_shared<Program>(build(parse_request(program), target));
     const int64_t bytes = planned->workspace_bytes;
     if (!is_for_here(target)) return bytes;
-    make_ahead(ahead_key(key), [planned, program, target] {
+    auto make_planned = [planned, program, target] {
       return reported(program, [&] { return make(std::move(*planned), program, target); });
-    });
+    };
+    make_ahead(ahead_key(key), make_planned, ahead);
     return bytes;
   });
 }

@@ -326,7 +326,14 @@ void bind_programs(nb::module_& m) {
   m.def("stages", &host::stages, "program"_a, "target"_a, release());
   m.def("sass", &host::sass, "program"_a, "target"_a, release());
   m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
-  m.def("workspace_bytes", &host::workspace_bytes, "program"_a, "target"_a, release());
+  m.def(
+      "workspace_bytes",
+      [](const std::string& program, const std::string& target, int64_t module, bool at_once) {
+        return host::workspace_bytes(program, target, {module, at_once});
+      },
+      "program"_a, "target"_a, "module"_a = 0, "at_once"_a = false, release(),
+      "Bytes that a program needs between its kernels. It is compiled in the background: at once, or with the first "
+      "program of the same module that JAX compiles.");
   m.def(
       "compile_cuda",
       [](const std::string& program, const std::string& target) {
