@@ -187,7 +187,8 @@ struct Printer {
     } else {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
-           before.empty() ? "" : cat(", ", before), ", ", vector.limit, ", [&", unrolled, "](", index_type(), " ", i,
+           before.empty() ? "" : cat(", ", before), ", ",
+           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled, "](", index_type(), " ", i,
            ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
@@ -232,7 +233,11 @@ struct Printer {
       definition += cat(where, " ? ");
       end = cat(") : ", type, "{};");
     }
-    if (lanes != nullptr) {
+    if (load.rows) {
+      line(definition, "jf::load_rows<", type, ">(", buffer, ", ", at, ", ",
+           load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", load.rows->last, " - (",
+           offset(load.rows->row), ")", on(), end);
+    } else if (lanes != nullptr) {
       const int64_t n = load.lane_stride == 1 ? multiple(load.offset) : 1;
       const std::string last = lanes->end == kNoEnd ? "jf::kNoEnd" : cat(lanes->end);
       line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
@@ -289,7 +294,10 @@ struct Printer {
   }
   void operator()(const Store& store) {
     const std::string &buffer = buffers.at(store.buffer), at = offset(store.offset), &value = use(store.value);
-    if (store.lane_stride == 0) {
+    if (store.rows) {
+      line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ",
+           value, on(), ");");
+    } else if (store.lane_stride == 0) {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = store.whole ? kernel.width : multiple(store.offset);
