@@ -269,7 +269,16 @@ JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
 }
 template <class T, int W>
 JF_FUNCTION Lanes<s64, W> steps(Lanes<T, W> x, long limit, long weight) {
-  return map_lanes<s64>([=](T i) JF_LAMBDA { return step_of(i, limit, weight); }, x);
+  if constexpr (W > JF_PART) {
+    return {steps(x.lo, limit, weight), steps(x.hi, limit, weight)};
+  } else if constexpr (is_signed<T>) {
+    const Part<s64> at = value_as<s64>(x.v), zero{}, last = splat(s64(limit));
+    const Part<s64> from = at < zero ? zero : at;
+    return {(from > last ? last : from) * splat(s64(weight))};
+  } else {
+    const Part<u64> at = value_as<u64>(x.v), last = splat(u64(limit));
+    return {value_as<s64>(at > last ? last : at) * splat(s64(weight))};
+  }
 }
 template <class M, int... i>
 JF_FUNCTION Part<Stored<M>> read_at(const M* p, long stride, Part<s64> at, int count, Numbers<i...>) {

@@ -42,6 +42,7 @@ struct Printer {
   int loops_now = 0;
   int loads = 0, results = 0, folds = 0;
   Variables variables = {};
+  std::optional<size_t> first_line = {};  // where variables that outlive loops are declared, if there is such a place
 
   template <class... Args>
   void line(const Args&... args) {
@@ -272,8 +273,15 @@ struct Printer {
   void operator()(const Search& s) {
     const std::string &number = use(s.number), type = lanes(s.result);
     const std::string definition = define(s.result, "t", results), where = condition(s.when);
-    const std::string arguments = cat(s.left ? "<true, " : "<false, ", s.count, ">(", buffers.at(s.buffer), ", ",
-                                      offset(s.offset), ", ", s.each ? cat(s.lane_stride, ", ") : "", number);
+    std::string place;
+    if (s.each && s.lane_stride == 0 && dialect.keeps_places && first_line) {
+      const std::string name = cat("t", results++), declaration = cat("  int ", name, " = 0;\n");
+      place = cat(name, ", ");
+      out.insert(*first_line, declaration);
+    }
+    const std::string arguments =
+        cat(s.left ? "<true, " : "<false, ", s.count, ">(", place, buffers.at(s.buffer), ", ", offset(s.offset), ", ",
+            s.each && place.empty() ? cat(s.lane_stride, ", ") : "", number);
     line(definition, where.empty() ? "" : cat(where, " ? "), s.each ? "jf::search_lanes" : "jf::search", arguments,
          s.each ? on() : "", ")", where.empty() ? "" : cat(" : ", type, "{}"), ";");
   }
@@ -517,6 +525,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.loops_around.resize(kernel.registers.size());
   if (dialect.packs) printer.packed = packed_arrays(kernel);
   printer.lane_types();
+  printer.first_line = printer.out.size();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {
     printer.line("jf::Cluster<", kernel.cluster, ", ", words, "> cluster(scratch + ", printer.memory.cluster, ");");
   }
