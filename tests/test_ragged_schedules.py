@@ -204,7 +204,9 @@ def test_rows_of_their_own(machine, sizes, name):
     assert_close(got, rows_truth(x, w, starts, extents))
 
 
-@pytest.mark.parametrize("name", ["as they are", "rows in tiles", "columns in lanes", *ROWS_IN_LANES, "rows on thread_y"])
+@pytest.mark.parametrize(
+    "name", ["as they are", "rows in tiles", "columns in lanes", *ROWS_IN_LANES, "rows on thread_y"]
+)
 @pytest.mark.parametrize("extents", [[-3, 2, 100, 1], [4, 4, 4, 4], [2**31 - 1, -(2**31), 1, 0]])
 @pytest.mark.parametrize("starts", [[0, 2, 9, 12], [-5, 100, 3, 13]])
 def test_sizes_that_do_not_fit_stay_in_bounds(machine, name, starts, extents):

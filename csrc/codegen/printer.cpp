@@ -189,8 +189,8 @@ struct Printer {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
            before.empty() ? "" : cat(", ", before), ", ",
-           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled, "](", index_type(), " ", i,
-           ", auto on) JF_LAMBDA {");
+           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled,
+           "](", index_type(), " ", i, ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
       divergent -= differs;
@@ -303,8 +303,8 @@ struct Printer {
   void operator()(const Store& store) {
     const std::string &buffer = buffers.at(store.buffer), at = offset(store.offset), &value = use(store.value);
     if (store.rows) {
-      line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ",
-           value, on(), ");");
+      line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ", value,
+           on(), ");");
     } else if (store.lane_stride == 0) {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {

@@ -88,8 +88,9 @@ struct Printer {
   void operator()(const Vector& vector) {
     line("vector i", vector.variable, " = ", text(vector.base),
          vector.before ? cat(" before ", text(vector.before)) : "",
-         vector.full ? " full" : cat(" below ", vector.limit_variable < 0 ? "" : cat("i", vector.limit_variable, " up to "),
-                                    vector.limit));
+         vector.full ? " full"
+                     : cat(" below ", vector.limit_variable < 0 ? "" : cat("i", vector.limit_variable, " up to "),
+                           vector.limit));
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {
