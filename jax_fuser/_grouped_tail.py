@@ -7,6 +7,7 @@ kernel where it can; elsewhere it is the product, then XLA's ops. Derivatives an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi, _fuse, _split, _trace
+from jax_fuser import _ffi, _fuse, _split, _trace, _trace_ops
 from jax_fuser._grouped_primitive import product
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
@@ -64,8 +65,12 @@ def product_and_tail(
     given = (starts is not None, bias is not None, scale is not None)
     how = _How(given, transpose_rhs, activation, gated, jnp.dtype(dtype))
     operands = [a for a in (x, rhs, extents, starts, bias, scale) if a is not None]
-    narrow = all(jnp.dtype(d) in (jnp.bfloat16, jnp.float16) for d in (x.dtype, rhs.dtype))
-    return how.compute(*operands) if not narrow or _fuse.jit_is_off() else _bound(*operands, how=how)
+    one = (_is_narrow(x) and _is_narrow(rhs)) or x.dtype == rhs.dtype == jnp.float32
+    return how.compute(*operands) if not one or _fuse.jit_is_off() else _bound(*operands, how=how)
+
+
+def _is_narrow(x: Any) -> bool:
+    return jnp.dtype(x.dtype) in (jnp.bfloat16, jnp.float16)
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,14 @@ _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
 def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **params: Any) -> Any:
-    if _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
+    # Products of f32 have no epilogue on GPUs.
+    apart = platform == "cuda" and not _is_narrow(ctx.avals_in[0])
+    if apart or _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
 
     def run(*operands: Any) -> list[Any]:
-        return _fuse.run(jaxpr, operands, "grouped_matmul")
+        with _trace_ops.for_cpu() if platform == "cpu" else contextlib.nullcontext():
+            return _fuse.run(jaxpr, operands, "grouped_matmul")
 
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 

@@ -33,6 +33,16 @@ def test_what_follows_a_product_is_its_tail(tail):
     assert "-> bf16 -> " in product
 
 
+def test_what_follows_a_product_of_f32_is_its_tail_on_cpus_alone():
+    given = arrays([300, 0, 400], "float32", M, 32, 64)[:3]
+    f = jax.jit(activated("silu"))
+    [product] = steps(f, given)
+    assert "-> f32 -> " in product
+    on_gpus = f.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    [alone] = re.findall(r'program = "((?:[^"\\]|\\.)*)"', on_gpus)
+    assert alone.count(" = ") == 1
+
+
 def test_what_reads_other_rows_stays_apart():
     def some(x, w, e):
         return jf.grouped_matmul(x, w, e)[::2] + 1
@@ -54,7 +64,8 @@ def test_numbers(tail, edge):
 @pytest.mark.parametrize(
     ("k", "n", "transpose", "dtype"),
     [(7, 2, False, "bfloat16"), (33, 100, True, "float16"), (600, 450, False, "bfloat16"),
-     (600, 450, True, "bfloat16"), (64, 2304, False, "float16")],
+     (600, 450, True, "bfloat16"), (64, 2304, False, "float16"), (600, 450, False, "float32"),
+     (33, 100, True, "float32")],
 )  # fmt: skip
 def test_shapes(k, n, transpose, dtype):
     """Columns that are no multiple of a piece, depths in several blocks, groups of few rows and of many."""

@@ -183,6 +183,37 @@ def test_kernels_for_cuda(shape):
         assert_close(interpreted(softmax(*shape), *arrays)[0], softmax_truth(arrays), "float32")
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "s32"])
+@pytest.mark.parametrize("shape", [(3, 7), (2, 1000), (4, 70000)])
+def test_rows_of_one_element(device, shape, dtype):
+    """On CPUs lanes go along the rows."""
+    groups, rows = shape
+    tolerance = "float32" if dtype == "s32" else DTYPES[dtype]
+    b = jf.ir.Builder("one_element")
+    x, e, s = b.input("x", dtype, [rows]), b.input("sizes", "s32", [groups]), b.input("starts", "s32", [groups])
+    w = b.input("w", dtype, [groups])
+    nested = b.partition(x, s, e, 0, rows)
+    scaled = b.pointwise("mul", [nested, b.broadcast_like(w, nested, [0])])
+    b.output(b.reduce("reduce_sum", scaled, [1]))
+    b.output(b.reduce("reduce_max", nested, [1]))
+    b.output(b.combine(scaled, s, rows))
+    fusion = b.finish()
+    if device.platform == "cpu" and rows > 1000:
+        assert "jf::load_rows<" in jf.ir.lower(fusion, "cpu").as_text("source")
+    for sizes in sizes_of(groups, rows).values():
+        x, w, starts, extents = inputs(sizes, rows, 1, dtype)
+        x, w = x[:, 0], w[:, 0]
+        got = [np.float64(a) for a in jf.ir.run(fusion, x, extents, starts, w)]
+        each = [np.float64(x[s : s + n]) for s, n in zip(starts, extents)]
+        assert_close(got[0], [part.sum() * np.float64(f) for part, f in zip(each, w)], tolerance)
+        for top, part in zip(got[1], each):
+            assert part.size == 0 or top == part.max()
+        want = np.zeros(rows)
+        for s, n, part, f in zip(starts, extents, each, w):
+            want[s : s + n] = part * np.float64(f)
+        assert_close(got[2], want, tolerance)
+
+
 def contiguous(groups, rows, columns, dtype="f32"):
     """Softmax over the rows of groups that follow each other: starts are computed from the sizes."""
     b = jf.ir.Builder("contiguous")

@@ -101,6 +101,16 @@ SERIAL = {
     "components in tiles": [("split", 0, 3), ("parallelize", 0, "outer")],
     "lanes over components": [("reorder", [1, 2, 0]), ("parallelize", 2, "vector")],
 }
+# On the CPU.
+ROWS_IN_LANES = {
+    "rows in lanes": [("split", 1, 8), ("reorder", [0, 3, 1, 2]), ("parallelize", 3, "vector")],
+    "rows in many lanes, of tasks": [
+        ("split", 1, 16),
+        ("reorder", [0, 3, 1, 2]),
+        ("parallelize", 3, "vector"),
+        ("parallelize", 0, "outer"),
+    ],
+}
 THREADS = {
     "rows on threads": [("split", 1, 16), ("parallelize", 0, "block"), ("parallelize", 2, "thread")],
     "tiles of rows on threads": [("split", 1, 4), ("parallelize", 0, "block"), ("parallelize", 2, "thread")],
@@ -155,28 +165,30 @@ FLAT_THREADS = {
 }
 
 
-def for_machine(machine, changes):
+def changes_of(machine, name):
+    """Return the changes by their name, for the machine; skip where it cannot make them."""
+    if name in {**THREADS, **FLAT_THREADS} and machine.platform == "cpu":
+        pytest.skip("threads are CUDA's")
+    if name in ROWS_IN_LANES and machine.platform != "cpu":
+        pytest.skip("lanes along rows are the CPU's")
+    changes = {**SERIAL, **ROWS_IN_LANES, **THREADS, **FLAT, **FLAT_THREADS}[name]
     names = {"outer": machine.outer}
     return [[names.get(item, item) if isinstance(item, str) else item for item in change] for change in changes]
 
 
-@pytest.mark.parametrize("name", [*SERIAL, *THREADS])
+@pytest.mark.parametrize("name", [*SERIAL, *ROWS_IN_LANES, *THREADS])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_folds_of_rows(machine, sizes, name):
-    if name in THREADS and machine.platform == "cpu":
-        pytest.skip("threads are CUDA's")
-    schedule = scheduled(fold_fusion(), for_machine(machine, {**SERIAL, **THREADS}[name]))
+    schedule = scheduled(fold_fusion(), changes_of(machine, name))
     x, w, starts, extents = data(SIZES[sizes])
     [got] = machine.run(schedule, x, w, starts, extents)
     assert_close(got, fold_truth(x, w, starts, extents))
 
 
 @pytest.mark.parametrize("op", ["max", "min", "prod"])
-@pytest.mark.parametrize("name", ["rows in tiles", "columns in lanes", "rows on thread_y"])
+@pytest.mark.parametrize("name", ["rows in tiles", "columns in lanes", "rows in lanes", "rows on thread_y"])
 def test_other_folds_of_rows(machine, op, name):
-    if name in THREADS and machine.platform == "cpu":
-        pytest.skip("threads are CUDA's")
-    schedule = scheduled(fold_fusion(op), for_machine(machine, {**SERIAL, **THREADS}[name]))
+    schedule = scheduled(fold_fusion(op), changes_of(machine, name))
     for sizes in SIZES.values():
         x, w, starts, extents = data(sizes)
         [got] = machine.run(schedule, x, w, starts, extents)
@@ -186,23 +198,21 @@ def test_other_folds_of_rows(machine, op, name):
 @pytest.mark.parametrize("name", [*SERIAL, *THREADS, *FLAT, *FLAT_THREADS])
 @pytest.mark.parametrize("sizes", ["several empty", "all rows in one", "a padded tail", "all empty"])
 def test_rows_of_their_own(machine, sizes, name):
-    if name in {**THREADS, **FLAT_THREADS} and machine.platform == "cpu":
-        pytest.skip("threads are CUDA's")
-    changes = for_machine(machine, {**SERIAL, **THREADS, **FLAT, **FLAT_THREADS}[name])
+    changes = changes_of(machine, name)
     x, w, starts, extents = data(SIZES[sizes])
     [got] = machine.run(scheduled(rows_fusion(), changes), x, w, starts, extents)
     assert_close(got, rows_truth(x, w, starts, extents))
 
 
-@pytest.mark.parametrize("name", ["as they are", "rows in tiles", "columns in lanes", "rows on thread_y"])
+@pytest.mark.parametrize(
+    "name", ["as they are", "rows in tiles", "columns in lanes", *ROWS_IN_LANES, "rows on thread_y"]
+)
 @pytest.mark.parametrize("extents", [[-3, 2, 100, 1], [4, 4, 4, 4], [2**31 - 1, -(2**31), 1, 0]])
 @pytest.mark.parametrize("starts", [[0, 2, 9, 12], [-5, 100, 3, 13]])
 def test_sizes_that_do_not_fit_stay_in_bounds(machine, name, starts, extents):
-    if name in THREADS and machine.platform == "cpu":
-        pytest.skip("threads are CUDA's")
+    changes = changes_of(machine, name)
     x, w, *_ = data([M, 0, 0, 0])
     starts, extents = np.array(starts, np.int32), np.array(extents, np.int32)
-    changes = for_machine(machine, {**SERIAL, **THREADS}[name])
     fusion = fold_fusion()
     [got] = machine.run(scheduled(fusion, changes), x, w, starts, extents)
     assert_close(got, jf.ir.evaluate(fusion, x, w, starts, extents)[0])
@@ -355,7 +365,7 @@ REFUSED = {
 def test_refused(case):
     make, changes, message = REFUSED[case]
     with pytest.raises(jf.UserError, match=message):
-        jf.ir.lower(scheduled(make(), changes), "cuda" if case == "rows in bulk" else "cpu")
+        jf.ir.lower(scheduled(make(), changes), "cuda")
 
 
 def test_extents_must_be_in_memory():

@@ -224,6 +224,31 @@ template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
 }
+// Lanes along rows, of which there are `more` behind that of lane 0: later lanes have the last one.
+template <int W, class M, int... i>
+JF_FUNCTION Part<Stored<M>> read_rows(const M* p, long stride, long more, int count, Numbers<i...>) {
+  return Part<Stored<M>>{(i < count ? read_one(p + (i < more ? i : more) * stride) : Stored<M>(0))...};
+}
+template <class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_last_rows(Type<Lanes<T, W>>, const M* p, long stride, long more, On on) {
+  if constexpr (W <= JF_PART) {
+    return {decode(M{}, read_rows<W>(p, stride, more > 0 ? more : 0, active<W>(on), typename NumbersBelow<W>::Type{}))};
+  } else {
+    constexpr int kHalf = W / 2;
+    const long gone = more < kHalf ? (more > 0 ? more : 0) : kHalf;
+    return {load_last_rows(Type<Lanes<T, kHalf>>{}, p, stride, more, on),
+            load_last_rows(Type<Lanes<T, kHalf>>{}, p + gone * stride, stride, more - kHalf, rest(on, kHalf))};
+  }
+}
+template <class L, class T, int W, class M, class Stride, class On>
+JF_FUNCTION L load_rows_of(Type<Lanes<T, W>>, const M* p, Stride stride, long more, On on) {
+  if (more >= W - 1) return load_strided(Type<L>{}, p, stride, on);
+  return load_last_rows(Type<L>{}, p, stride, more, on);
+}
+template <class L, class M, class Stride, class On = All>
+JF_FUNCTION L load_rows(const M* p, long offset, Stride stride, long more, On on = {}) {
+  return load_rows_of<L>(Type<L>{}, p + offset, stride, more, on);
+}
 // Lanes whose index is from `begin` on, below `end`; lane 0 has `index`.
 template <class L, int kMultiple, class M, class Stride, class T, int W, class On>
 JF_FUNCTION L load_within_lanes(Type<Lanes<T, W>>, const M* p, Stride stride, long index, long begin, long end, On on) {
@@ -244,15 +269,34 @@ JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
 }
 template <class T, int W>
 JF_FUNCTION Lanes<s64, W> steps(Lanes<T, W> x, long limit, long weight) {
-  return map_lanes<s64>([=](T i) JF_LAMBDA { return step_of(i, limit, weight); }, x);
+  if constexpr (W > JF_PART) {
+    return {steps(x.lo, limit, weight), steps(x.hi, limit, weight)};
+  } else if constexpr (is_signed<T>) {
+    const Part<s64> at = value_as<s64>(x.v), zero{}, last = splat(s64(limit));
+    const Part<s64> from = at < zero ? zero : at;
+    return {(from > last ? last : from) * splat(s64(weight))};
+  } else {
+    const Part<u64> at = value_as<u64>(x.v), last = splat(u64(limit));
+    return {value_as<s64>(at > last ? last : at) * splat(s64(weight))};
+  }
 }
 template <class M, int... i>
 JF_FUNCTION Part<Stored<M>> read_at(const M* p, long stride, Part<s64> at, int count, Numbers<i...>) {
   return Part<Stored<M>>{(i < count ? read_one(p + i * stride + at[i]) : Stored<M>(0))...};
 }
-// Each lane from its own place.
+JF_FUNCTION bool all_same(Part<s64> x) {
+  const auto differs = x ^ splat(x[0]);
+  u64 words[JF_PART], any = 0;
+  __builtin_memcpy(words, &differs, sizeof(differs));
+  for (u64 word : words) any |= word;
+  return any == 0;
+}
+// Each lane from its own place, which is often that of the others: rows beside each other are of one group.
 template <class T, int W, class M, class On>
 JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, Lanes<s64, W> at, On on) {
+  if constexpr (W == JF_PART && is_same<On, All>) {
+    if (stride == 0 && all_same(at.v)) return {decode(M{}, splat(read_one(p + at.v[0])))};
+  }
   if constexpr (W <= JF_PART) {
     return {decode(M{}, read_at(p, stride, at.v, active<W>(on), typename NumbersBelow<W>::Type{}))};
   } else {
@@ -277,6 +321,13 @@ JF_FUNCTION void store(M* p, long offset, Lanes<T, W> x, On on = {}) {
 template <class M, class T, int W, class On = All>
 JF_FUNCTION void scatter(M* p, long offset, long stride, Lanes<T, W> x, On on = {}) {
   store_strided(p + offset, stride, x, on);
+}
+// Lanes along rows, of which there are `more` behind that of lane 0: later lanes store nothing.
+template <class M, class T, int W, class On = All>
+JF_FUNCTION void store_rows(M* p, long offset, long more, Lanes<T, W> x, On on = {}) {
+  if (more >= W - 1) return store_strided(p + offset, One{}, x, on);
+  const int count = active<W>(on);
+  store_strided(p + offset, One{}, x, First{more + 1 < count ? int(more) + 1 : count});
 }
 // The first lane alone.
 template <class M, class T, int W>

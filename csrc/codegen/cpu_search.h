@@ -73,6 +73,27 @@ JF_FUNCTION Lanes<s32, W> search_each(const T* run, long stride, Lanes<T, W> num
             search_each<kLeft, kCount>(run + kHalf * stride, stride, number.hi, rest(on, kHalf))};
   }
 }
+template <class T, int W>
+JF_FUNCTION T last_lane(Lanes<T, W> x) {
+  if constexpr (W <= JF_PART) {
+    return x.v[W - 1];
+  } else {
+    return last_lane(x.hi);
+  }
+}
+// Each lane has a number of its own, in one table. `place`: what the last lane of the search before this one found.
+template <bool kLeft, int kCount, class T, int W, class On = All>
+JF_FUNCTION Lanes<s32, W> search_lanes(int& place, const T* table, long offset, Lanes<T, W> number, On = {}) {
+  if constexpr (kCount == 0) {
+    return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(0)));
+  } else {
+    const T* const run = table + offset;
+    if (all_there<kLeft, kCount>(run, place, number)) return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(place)));
+    const Lanes<s32, W> places = search_near<kLeft, kCount>(run, place, number);
+    place = last_lane(places);
+    return places;
+  }
+}
 // Each lane has a number of its own, and where the stride is not 0 a table.
 template <bool kLeft, int kCount, class T, int W, class On = All>
 JF_FUNCTION Lanes<s32, W> search_lanes(const T* table, long offset, long stride, Lanes<T, W> number, On on = {}) {

@@ -42,6 +42,7 @@ struct Printer {
   int loops_now = 0;
   int loads = 0, results = 0, folds = 0;
   Variables variables = {};
+  std::optional<size_t> first_line = {};  // where variables that outlive loops are declared, if there is such a place
 
   template <class... Args>
   void line(const Args&... args) {
@@ -187,8 +188,9 @@ struct Printer {
     } else {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
-           before.empty() ? "" : cat(", ", before), ", ", vector.limit, ", [&", unrolled, "](", index_type(), " ", i,
-           ", auto on) JF_LAMBDA {");
+           before.empty() ? "" : cat(", ", before), ", ",
+           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled,
+           "](", index_type(), " ", i, ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
       divergent -= differs;
@@ -232,7 +234,11 @@ struct Printer {
       definition += cat(where, " ? ");
       end = cat(") : ", type, "{};");
     }
-    if (lanes != nullptr) {
+    if (load.rows) {
+      line(definition, "jf::load_rows<", type, ">(", buffer, ", ", at, ", ",
+           load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", load.rows->last, " - (",
+           offset(load.rows->row), ")", on(), end);
+    } else if (lanes != nullptr) {
       const int64_t n = load.lane_stride == 1 ? multiple(load.offset) : 1;
       const std::string last = lanes->end == kNoEnd ? "jf::kNoEnd" : cat(lanes->end);
       line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
@@ -267,8 +273,15 @@ struct Printer {
   void operator()(const Search& s) {
     const std::string &number = use(s.number), type = lanes(s.result);
     const std::string definition = define(s.result, "t", results), where = condition(s.when);
-    const std::string arguments = cat(s.left ? "<true, " : "<false, ", s.count, ">(", buffers.at(s.buffer), ", ",
-                                      offset(s.offset), ", ", s.each ? cat(s.lane_stride, ", ") : "", number);
+    std::string place;
+    if (s.each && s.lane_stride == 0 && dialect.keeps_places && first_line) {
+      const std::string name = cat("t", results++), declaration = cat("  int ", name, " = 0;\n");
+      place = cat(name, ", ");
+      out.insert(*first_line, declaration);
+    }
+    const std::string arguments =
+        cat(s.left ? "<true, " : "<false, ", s.count, ">(", place, buffers.at(s.buffer), ", ", offset(s.offset), ", ",
+            s.each && place.empty() ? cat(s.lane_stride, ", ") : "", number);
     line(definition, where.empty() ? "" : cat(where, " ? "), s.each ? "jf::search_lanes" : "jf::search", arguments,
          s.each ? on() : "", ")", where.empty() ? "" : cat(" : ", type, "{}"), ";");
   }
@@ -289,7 +302,10 @@ struct Printer {
   }
   void operator()(const Store& store) {
     const std::string &buffer = buffers.at(store.buffer), at = offset(store.offset), &value = use(store.value);
-    if (store.lane_stride == 0) {
+    if (store.rows) {
+      line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ", value,
+           on(), ");");
+    } else if (store.lane_stride == 0) {
       line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
     } else if (store.lane_stride == 1) {
       const int64_t n = store.whole ? kernel.width : multiple(store.offset);
@@ -509,6 +525,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.loops_around.resize(kernel.registers.size());
   if (dialect.packs) printer.packed = packed_arrays(kernel);
   printer.lane_types();
+  printer.first_line = printer.out.size();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {
     printer.line("jf::Cluster<", kernel.cluster, ", ", words, "> cluster(scratch + ", printer.memory.cluster, ");");
   }

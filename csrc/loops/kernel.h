@@ -76,7 +76,8 @@ struct For {
   Condition runs = {};
 };
 // The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are. With
-// `before`, less than the width, they begin so far before base, and only those that are not negative run.
+// `before`, less than the width, they begin so far before base, and only those that are not negative run. With
+// `limit_variable`, those below it, which is at most `limit`.
 struct Vector {
   int variable;
   IndexPtr base;
@@ -84,6 +85,7 @@ struct Vector {
   bool full;
   Body body;
   IndexPtr before = {};
+  int limit_variable = -1;
 };
 struct Guard;
 // begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
@@ -100,6 +102,11 @@ struct Step {
   int64_t limit, weight;
   bool each;
 };
+// Lanes along the rows of an array: `row` is that of lane 0, and `last` the last one of the array.
+struct Rows {
+  IndexPtr row;
+  int64_t last;
+};
 struct Load {
   RegisterId result;
   int buffer;
@@ -113,6 +120,7 @@ struct Load {
   // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
   bool whole = false;
   int64_t around = 0;
+  std::optional<Rows> rows = {};  // lanes behind the last row read that one
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -153,7 +161,8 @@ struct Store {
   IndexPtr offset;
   int64_t lane_stride;
   RegisterId value;
-  bool whole = false;  // the offset is a multiple of the width
+  bool whole = false;             // the offset is a multiple of the width
+  std::optional<Rows> rows = {};  // lanes behind the last row store nothing
 };
 // Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
 // all elements of the array, those e for which index + e is below every limit.

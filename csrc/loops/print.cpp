@@ -88,7 +88,9 @@ struct Printer {
   void operator()(const Vector& vector) {
     line("vector i", vector.variable, " = ", text(vector.base),
          vector.before ? cat(" before ", text(vector.before)) : "",
-         vector.full ? " full" : cat(" below ", vector.limit));
+         vector.full ? " full"
+                     : cat(" below ", vector.limit_variable < 0 ? "" : cat("i", vector.limit_variable, " up to "),
+                           vector.limit));
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {
@@ -101,7 +103,8 @@ struct Printer {
          load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps),
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
-                           : "");
+                           : "",
+         rows(load.rows));
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,
@@ -124,8 +127,11 @@ struct Printer {
     line(typed(compute.result), " = ", ir::info(compute.op).name, operands,
          compute.comment.empty() ? "" : cat("  # ", compute.comment));
   }
+  static std::string rows(const std::optional<Rows>& rows) {
+    return rows ? cat(" along rows ", text(rows->row), " up to ", rows->last) : "";
+  }
   void operator()(const Store& store) {
-    line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value));
+    line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value), rows(store.rows));
   }
   void operator()(const TurnedLoad& load) {
     std::string limits;

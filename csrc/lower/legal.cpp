@@ -101,8 +101,8 @@ std::vector<bool> maps_itself(const Fusion& segment, const Schedule& schedule, c
   return result;
 }
 
-// Counts and starts are in memory, and lanes lie along dense axes.
-void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
+// Counts and starts are in memory, and lanes lie along dense axes, on the CPU along ragged ones too.
+void check_nested(const Fusion& segment, const Op& op, const Domain& domain, Platform platform) {
   const std::string& value = segment.values[op.output].name;
   for (size_t i = 1; ir::has_nest_operands(op.kind) && i < op.inputs.size(); ++i) {
     const auto found = std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[i]);
@@ -116,6 +116,7 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain) {
   }
   if (domain.ragged.empty()) return;
   JF_REQUIRE(!schedule::is_bulk(domain), "[lower] ", value, " is nested and has bulk axes; load it by threads");
+  if (platform == Platform::kCpu) return;
   if (domain.loop.empty() || domain.loop.back().parallel != Parallel::kVector) return;
   std::vector<loops::IndexPtr> indices_of_loops(domain.loop.size(), loops::constant(0));
   for (const schedule::Ragged& ragged : domain.ragged) {
@@ -199,7 +200,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || ir::info(op.kind).op_class != ir::OpClass::kReduce,
                "[lower] ", value, " is a reduction, complete in every thread's registers; share a copy of it");
-    check_nested(segment, op, domain);
+    check_nested(segment, op, domain, target.platform);
     check_allocation(segment, schedule, op.output);
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);

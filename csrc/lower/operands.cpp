@@ -46,14 +46,20 @@ graph::Indexer Operands::indexer(const Item& item, bool use_lane) const {
 loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
   const bool folded = item.op == nullptr;
   loops::Condition condition;
-  std::optional<int64_t> limit;
+  std::optional<LaneLimit> limit;
+  const auto set_limit = [&](const graph::Position& index, LaneLimit found) {
+    const bool is_limit = lane_ && index.lane_step == 1 && graph::same(index.at, lane_->base);
+    even_ = even_ && is_limit && !limit;
+    limit = found;
+  };
   const std::vector<IndexRead> counts = this->counts(item);
   std::vector<int> counted;
   for (const IndexRead& count : counts) {
     const graph::Position index = at.at_root(count.axis);
-    even_ = even_ && index.lane_step == 0;
-    condition.push_back({index.at, count.high, reads_.variable(count)});
+    const int variable = reads_.variable(count);
+    condition.push_back({index.at, count.high, variable});
     counted.push_back(count.axis);
+    if (index.lane_step != 0) set_limit(index, {count.high, variable});
   }
   for (const graph::Bound& bound : at.bounds(folded, counted)) {
     if (bound.index.lane_step == 0) {
@@ -67,9 +73,7 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
       condition.push_back({bound.index.at, bound.bound});
       continue;
     }
-    const bool is_limit = lane_ && bound.index.lane_step == 1 && graph::same(bound.index.at, lane_->base);
-    even_ = even_ && is_limit && !limit;
-    limit = bound.bound;
+    set_limit(bound.index, {bound.bound});
   }
   if (lane_) {
     even_ = even_ && (!any_item_ || limit == lane_limit_);
@@ -92,8 +96,11 @@ RegisterId Operands::load(ValueId id, const graph::Indexer& indexer, const sched
 
 RegisterId Operands::load_at(ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
                              const IndexPtr& place, const loops::Condition& when,
-                             const std::vector<loops::Range>& within) {
+                             const std::vector<loops::Range>& within, int64_t row_step,
+                             const std::optional<loops::Rows>& rows) {
   auto [at, step] = position(indexer, from.weights);
+  even_ = even_ && (step == 0 || !rows);
+  step += row_step;
   at = loops::moved(add(place, std::move(at)), from.offset);
   for (const auto& [input, known] : loads_) {
     const bool done = input == id && known.lane_step == step && graph::same(known.at, at) && same(known.when, when) &&
@@ -101,7 +108,9 @@ RegisterId Operands::load_at(ValueId id, const graph::Indexer& indexer, const sc
     if (done) return known.result;
   }
   const RegisterId loaded = new_register(fusion_.values[id].dtype);
-  emit(loops::Load{loaded, input_number_[id], at, step, {}, within}, when);
+  loops::Load load{loaded, input_number_[id], at, step, {}, within};
+  load.rows = rows;
+  emit(std::move(load), when);
   loads_.push_back({id, {at, step, when, within, loaded}});
   return loaded;
 }
@@ -195,14 +204,21 @@ RegisterId Operands::partition(const Item& item, const graph::Indexer& at, const
   const ir::Op& op = *item.op;
   const ir::Value& from = fusion_.values[op.inputs[0]];
   IndexPtr place = loops::constant(0);
+  std::optional<loops::Rows> rows;  // that lanes go along
+  int64_t step = 0;
   const std::vector<IndexRead> starts = this->starts(item);
   for (size_t i = 0; i < starts.size(); ++i) {
     const int64_t axis = partitioned_axis(op, i), stride = graph::strides(ir::shape(from))[axis];
-    const IndexPtr row = add(loops::variable(reads_.variable(starts[i])), at.at_root(starts[i].axis).at);
-    place =
-        add(std::move(place), mul(least(row, loops::constant(from.axes[axis].extent - 1)), loops::constant(stride)));
+    const int64_t last = from.axes[axis].extent - 1;
+    const graph::Position own = at.at_root(starts[i].axis);
+    const IndexPtr row = add(loops::variable(reads_.variable(starts[i])), own.at);
+    place = add(std::move(place), mul(least(row, loops::constant(last)), loops::constant(stride)));
+    if (own.lane_step == 0) continue;
+    even_ = even_ && own.lane_step == 1 && !rows;
+    rows = {row, last};
+    step = stride;
   }
-  return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {});
+  return load_at(op.inputs[0], at, schedule::reading(fusion_, op, 0), place, when, {}, step, rows);
 }
 
 bool Operands::differs_in_lanes(const Item& item, ValueId operand) const {

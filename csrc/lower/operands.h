@@ -41,7 +41,8 @@ class Operands : protected Places {
                   const loops::Condition& when, const std::vector<loops::Range>& within = {});
   RegisterId load_at(ir::ValueId id, const graph::Indexer& indexer, const schedule::Reading& from,
                      const loops::IndexPtr& place, const loops::Condition& when,
-                     const std::vector<loops::Range>& within);
+                     const std::vector<loops::Range>& within, int64_t row_step = 0,
+                     const std::optional<loops::Rows>& rows = {});
   // Where a reading finds an element: all lanes or none, where that is known, else each lane by itself.
   std::vector<loops::Range> ranges(const Item& item, const schedule::Reading& from);
   RegisterId load_shared(ir::ValueId id, const graph::Indexer& indexer, const std::vector<int>& root_of,
@@ -59,7 +60,12 @@ class Operands : protected Places {
   std::vector<RegisterId> register_of_;      // by value
   std::vector<Guarded> statements_;          // of the body being written
   std::optional<graph::LaneVariable> lane_;  // inside a Vector
-  std::optional<int64_t> lane_limit_;
+  struct LaneLimit {
+    int64_t bound;
+    int variable = -1;  // as in loops::Below
+    bool operator==(const LaneLimit&) const = default;
+  };
+  std::optional<LaneLimit> lane_limit_;
   bool any_item_ = false;
   bool even_ = true;  // whether every bound and access follows the lanes
 

@@ -59,7 +59,8 @@ loops::IndexPtr unclamped(const loops::IndexPtr& index) {
 
 // How far the load is from that of the next row, where it is contiguous and certain.
 std::optional<int64_t> row_of(const Kernel& kernel, const Load& load, const For& rows) {
-  if (load.lane_stride != 1 || !load.when.empty() || !load.within.empty() || !load.steps.empty()) return std::nullopt;
+  const bool plain = load.when.empty() && load.within.empty() && load.steps.empty() && !load.rows;
+  if (load.lane_stride != 1 || !plain) return std::nullopt;
   const std::optional<int64_t> row = step_of(unclamped(load.offset), rows.variable);
   const int64_t bytes = row.value_or(0) * size_of(kernel.buffers[load.buffer].dtype);
   return bytes >= kShortestRow && bytes <= kLongestRow ? row : std::nullopt;

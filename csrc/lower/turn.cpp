@@ -72,12 +72,12 @@ class Turner {
       if (std::holds_alternative<loops::ReadIndex>(stmt.node)) return {};
     }
 
-    Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}};
+    Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}, {}, vector.limit_variable};
     Body result;
     for (Stmt& stmt : vector.body) {
       const auto* load = std::get_if<Load>(&stmt.node);
       if (load == nullptr || load->lane_stride <= 1 || step_of(load->offset, loop.variable) != 1) continue;
-      if (!load->when.empty() || !load->within.empty() || !load->steps.empty()) continue;
+      if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || load->rows) continue;
       const int array = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back(
           {kernel_.buffers[load->buffer].name + "_tile", kernel_.registers[load->result], loop.extent});

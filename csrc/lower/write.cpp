@@ -186,8 +186,9 @@ class Writer : Operands {
     Guarded statement = enclose(write(node.body, depth + 1), node.loop, threads_);
     loads_.resize(loads);
     loops::Body body = std::move(std::get<loops::For>(statement.stmt.node).body);
-    statement.stmt = {
-        loops::Vector{node.loop, lane_->base, lane_limit_.value_or(0), !lane_limit_.has_value(), std::move(body)}};
+    const LaneLimit limit = lane_limit_.value_or(LaneLimit{0});
+    statement.stmt = {loops::Vector{
+        node.loop, lane_->base, limit.bound, !lane_limit_.has_value(), std::move(body), {}, limit.variable}};
     statements_.push_back(std::move(statement));
     lane_.reset();
   }
@@ -345,12 +346,20 @@ class Writer : Operands {
         input_number_[item.value] >= 0 ? load(item.value, at, {weights}, when) : computed(item.value, item);
     const auto [position_of_item, step] = position(at, weights);
     IndexPtr offset = add(position_of_item, loops::constant(to.offset));
+    std::optional<loops::Rows> rows;  // that lanes go along
     for (const IndexRead& start : starts(item)) {
       const IndexPtr first = loops::variable(reads_.variable(start));
+      const graph::Position own = at.at_root(start.axis);
+      const IndexPtr row = add(first, own.at);
       offset = add(mul(first, loops::constant(weights[start.axis])), std::move(offset));
-      when.push_back({add(first, at.at_root(start.axis).at), start.high});
+      when.push_back({row, start.high});
+      if (own.lane_step == 0) continue;
+      even_ = even_ && own.lane_step == 1 && step == 1 && !rows;
+      rows = {row, start.high - 1};
     }
-    loops::Stmt statement{loops::Store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value}};
+    loops::Store store{static_cast<int>(fusion_.inputs.size() + item.output), offset, step, value};
+    store.rows = rows;
+    loops::Stmt statement{std::move(store)};
     // Where all tasks, blocks or threads have the same element, the first one stores it.
     for (Parallel parallel : {Parallel::kThread, Parallel::kThreadY, Parallel::kCluster, Parallel::kBlock,
                               Parallel::kBlockY, Parallel::kTask}) {

@@ -170,6 +170,10 @@ void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
       ++outer;
     }
   }
+  if (shape.column < 0 && shape.folded.empty() && p.lanes > 1) {
+    loops.split(outer, p.lanes);
+    loops.parallelize(outer + 1, Parallel::kVector);
+  }
   if (p.tasks < 2 || outer == 0) return;
   loops.merge(outer);
   const int64_t pieces = loops.extent(0);
@@ -254,7 +258,8 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   }
   NestedParameters p;
   if (target.platform == Platform::kCpu) {
-    p.lanes = shape.column < 0 ? 1 : power_of_two(columns, std::min(kMaxLanes, target.vector_bytes / widest));
+    const int64_t along = shape.column >= 0 ? columns : shape.folded.empty() ? shape.extents[shape.ragged] : 1;
+    p.lanes = power_of_two(along, std::min(kMaxLanes, target.vector_bytes / widest));
     p.columns = shape.folds_columns ? 1 : std::clamp<int64_t>(divide_up(columns, p.lanes), 1, kColumns);
     if (elements >= kSmall) p.tasks = kMaxTasks;
     return p;

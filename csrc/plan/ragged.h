@@ -15,7 +15,7 @@
 namespace jf::plan {
 
 struct NestedParameters {
-  int64_t lanes = 1;    // columns of a vector
+  int64_t lanes = 1;    // columns of a vector; CPU: rows where there is one column
   int64_t columns = 1;  // CPU: vectors side by side; CUDA: threads along x
   int64_t rows = 1;     // CUDA: threads along y
   int64_t unroll = 1;   // CUDA: rows of a thread that are on their way together

@@ -26,8 +26,8 @@ using ir::ValueId;
 // Pieces of work that keep a device busy where few rows exist, and the columns of each.
 constexpr int64_t kWanted = 256, kColumns = 256;
 // Rows of a part: enough that what is stored between the stages is small against what is read, and few enough that the
-// last part to begin is done soon.
-constexpr int64_t kFewestRows = 32, kRowsOfPart = 128;
+// last part to begin is done soon. Of short rows a part has so many elements.
+constexpr int64_t kFewestRows = 32, kRowsOfPart = 128, kElementsOfPart = 1 << 10;
 // A component has a part that is not full. Where components could have fewer rows each, they are not cut.
 constexpr int64_t kRowsOfComponent = 8;
 // Between a largest value and the shift that follows from it.
@@ -120,7 +120,8 @@ class Rewriter {
                   all = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
     const int64_t rows = ragged.extent,
                   pieces = divide_up(columns, kColumns) * std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
-    const int64_t wanted = std::max(rows / kRowsOfPart, std::min(divide_up(kWanted, pieces), rows / kFewestRows));
+    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns);
+    const int64_t wanted = std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows));
     if (wanted < 2 || rows > kMostRows || components == 0 || components * kRowsOfComponent > rows) {
       return {ragged.extents, 0, 0, rows};
     }

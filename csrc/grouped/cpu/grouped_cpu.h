@@ -32,7 +32,7 @@ struct CpuArguments {
 };
 
 // What becomes of a product of kRows. It is called for pieces of rows of the result, each once, by any worker.
-constexpr int64_t kTailColumns = 128;  // of a piece; the last one of a row may be shorter
+constexpr int64_t kTailColumns = 256;  // of a piece; the last one of a row may be shorter
 struct CpuTail {
   int64_t n = 0;               // columns of the result
   std::vector<int64_t> first;  // the product's columns that an element of column 0 is made of
