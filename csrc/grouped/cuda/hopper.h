@@ -26,7 +26,7 @@ std::string why_not_hopper(const Problem& problem, const Target& target);
 
 // By an analytic model, for a problem that they take. m decides only the tile, one of three: the kernels of all m are
 // few.
-HopperConfig choose_hopper(const Problem& problem, const Target& target);
+HopperConfig choose_hopper(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
 // Throws UserError for a configuration that no kernel has or that does not fit the target.
 CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
