@@ -222,7 +222,7 @@ class HopperSeveral {
   }
 
   unsigned buffers_, full_;
-  const Memory& memory_;
+  const Memory memory_;
   RingPlace<2> place_;
   int pieces_ = 0, slices_ = 0;  // of the unit
 };
