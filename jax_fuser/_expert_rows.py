@@ -42,7 +42,8 @@ class _How:
         return product(x, rhs, extents, mode="rows", dtype=self.dtype)
 
     def tail(self, before: Any, scale: Any, extents: Any) -> jax.Array:
-        return tail(before, None, scale, extents, None, activation=self.function, gated=self.gated)
+        return tail(before, None, scale, extents, None, activation=self.function, gated=self.gated,
+                    scaled_by_zero=True)  # fmt: skip
 
 
 def expert_rows(x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activation: str, dtype: Any) -> jax.Array:
@@ -52,7 +53,7 @@ def expert_rows(x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activati
         x: rows `(m, k)`. Differentiable.
         w13: `(groups, k, f)`, or `(groups, k, 2 f)` for a gated activation. Differentiable.
         w2: `(groups, f, n)`. Differentiable.
-        scale: `(m,)`. Differentiable.
+        scale: `(m,)`, zero in rows of no group. Differentiable.
         extents: int32 `(groups,)`.
         activation: a name that `grouped_matmul` knows.
         dtype: of the result, and of what is in memory on the way.

@@ -120,7 +120,7 @@ def tail_backward(
         rhs: `(groups, k, n)`.
         extents: int32 `(groups,)`.
         before: what the tail is made of, `(m, k)`, or `(m, 2 k)` if it is `gated`.
-        scale: `(m,)`, float32.
+        scale: `(m,)`, float32, zero in rows of no group.
         activation: as in `product_and_tail`.
         gated: likewise.
         wanted: whether to return the derivative by `before`, that by `scale`, and the tail's result again.
@@ -139,7 +139,8 @@ class _Backward:
 
     def compute(self, cotangent: Any, rhs: Any, extents: Any, before: Any, scale: Any) -> list[jax.Array]:
         def again(before: Any, scale: Any) -> jax.Array:
-            return tail(before, None, scale, extents, None, activation=self.activation, gated=self.gated)
+            return tail(before, None, scale, extents, None, activation=self.activation, gated=self.gated,
+                        scaled_by_zero=True)  # fmt: skip
 
         out, pull = jax.vjp(again, before, scale)
         results: list[jax.Array]
@@ -201,16 +202,20 @@ for _platform in ("cpu", "cuda"):
     mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
-@functools.partial(jax.jit, static_argnames=("activation", "gated"))
-def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool) -> jax.Array:
-    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero."""
+@functools.partial(jax.jit, static_argnames=("activation", "gated", "scaled_by_zero"))
+def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool,
+         scaled_by_zero: bool = False) -> jax.Array:  # fmt: skip
+    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero.
+
+    `scaled_by_zero`: so is `scale` there; it may be anything else.
+    """
     dtype = out.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         out = out.astype(jnp.promote_types(dtype, jnp.float32))
     # Named activations map zero to zero; a function may not, and may have no derivative there.
     foreign = activation is not None and activation not in (*PLAIN.values(), *GATED.values())
     owned = jnp.zeros(())
-    if foreign or scale is not None:
+    if foreign or (scale is not None and not scaled_by_zero):
         owned = row_groups(extents, starts, out.shape[0]) < extents.shape[0]
     if bias is not None:
         out = out + bias.astype(out.dtype)
@@ -220,7 +225,8 @@ def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activati
     elif activation is not None:
         out = activation(jnp.where(owned[:, None], out, 1) if foreign else out)
     if scale is not None:
-        out = out * jnp.where(owned, scale, 0).astype(out.dtype)[:, None]
+        scale = scale if scaled_by_zero else jnp.where(owned, scale, 0)
+        out = out * scale.astype(out.dtype)[:, None]
     if foreign:
         out = jnp.where(owned[:, None], out, 0)
     return out.astype(dtype)

@@ -157,7 +157,7 @@ class Tail {
           return "it stores its result at other places than the product's";
         }
         if (stored) results_.at(number) = {at->row, at->constant};
-        stmt.node = loops::Set{result, loops::constant(number), store->value};
+        stmt.node = loops::Set{result, loops::constant(number), several ? unrounded(columns->body, store->value) : store->value};
       } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
         compute->loose = compute->loose || loose;
       }
@@ -232,6 +232,16 @@ class Tail {
           return false;
         },
         stmt.node);
+  }
+  // What a register was rounded from, since what is stored is rounded anyway.
+  static loops::RegisterId unrounded(const loops::Body& body, loops::RegisterId value) {
+    for (const loops::Stmt& stmt : body) {
+      const auto* compute = std::get_if<loops::Compute>(&stmt.node);
+      if (compute == nullptr || compute->result != value) continue;
+      const bool rounds = compute->op == ir::OpKind::kConvert && compute->from == DType::kF32;
+      return rounds ? compute->operands.front() : value;
+    }
+    return value;
   }
   // Which of the arrays of 16-bit floats a load reads at the places of the result; -1 for none, or one too many.
   int tile_of(const loops::Load& load) {
@@ -411,8 +421,8 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     if (value.axes.size() != 2 || value.axes[0].extent != problem.m) {
       return "its result has other rows than the product";
     }
-    const bool alike = value.dtype == result.dtype && size_of(value.dtype) == 2;
-    if (tail.outputs.size() > 1 && !alike) return "its results are not all bf16, or all f16";
+    const bool alike = value.dtype == result.dtype && size_of(value.dtype) == 2 && size_of(problem.out) == 2;
+    if (tail.outputs.size() > 1 && !alike) return "the product and its results are not all bf16, or all f16";
   }
   epilogue.results.assign(tail.outputs.begin(), tail.outputs.begin() + static_cast<std::ptrdiff_t>(stored));
   const auto input = std::find(tail.inputs.begin(), tail.inputs.end(), product.outputs.front());

@@ -68,7 +68,7 @@ struct RowEpilogue {
   bool several() const { return !results.empty(); }
 };
 
-// Partial sums of a row that an epilogue of several results leaves.
+// Partial sums of a row of n columns that an epilogue of several results leaves.
 int64_t partial_sums(int64_t n);
 
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.

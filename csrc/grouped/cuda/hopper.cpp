@@ -80,7 +80,7 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
   int64_t results = kResults;
   if (epilogue && epilogue->several()) {
     results = 2 * 2 * kPieceRows * kRowBytes *
-              static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size()));
+              static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
   }
   return round_up(stages + results + scales + kUnits + pieces + barriers, kSharedAlign);
 }
@@ -316,8 +316,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
 }  // namespace
 
 int64_t partial_sums(int64_t n) {
-  constexpr int64_t kWarps = 4;  // of a warpgroup, which share a tile's columns
-  return kWarps * divide_up(n, int64_t{kRowsColumns});
+  return divide_up(n, int64_t{kWarpgroupRows});
 }
 
 std::string print(const HopperConfig& c) {

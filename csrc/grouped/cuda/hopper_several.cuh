@@ -11,10 +11,11 @@
 //             float (&made)[kResults + 1]) const;  // the last is what is added up
 //   };
 //
-// Pieces of 32 rows by 64 columns: tensor copies bring those of the arrays, the results take their places, more of them
-// places beside, and tensor copies take those away. The first two pieces of a unit come while its product is computed,
-// each other one while the piece before is worked on. A warp adds up its 16 columns of both slices in order and leaves
-// that in partial[number of the warp among all of the row, row], float32.
+// Pieces of 32 rows by 64 columns: tensor copies bring those of the arrays, the sums are put beside them, rounded, the
+// results replace them all and tensor copies take those away. Sums in registers would need the epilogue's code once for
+// each, which no instruction cache holds (H200: 2 to 3 times the time of the product); here it is one loop. The first
+// two pieces of a unit come while its product is computed, each other one while the piece before is worked on. Numbers
+// to be added up leave 64 columns together, in partial[number of these, row], float32.
 #pragma once
 
 #include "grouped/cuda/hopper_epilogue.cuh"
@@ -36,7 +37,8 @@ template <class Out, int kRows, class Epilogue, bool kAny = kSeveral<Epilogue>>
 class HopperSeveral {
   static constexpr int kSlice = 64, kSlices = 2, kPieceRows = 32;
   static constexpr int kTiles = Epilogue::kTiles, kResults = Epilogue::kResults;
-  static constexpr int kBuffers = kTiles > kResults ? kTiles : kResults;
+  static constexpr int kBuffers = kTiles + 1 > kResults ? kTiles + 1 : kResults;  // the sums' is behind the arrays'
+  static constexpr int kTogether = 4, kAcross = kSlice / kTogether;               // columns of a thread
   static constexpr unsigned kRowBytes = 128, kPieceBytes = kPieceRows * kRowBytes;
   using Store = HopperStore<Out, kPieceRows>;
   using Tile = typename Epilogue::Tile;
@@ -71,42 +73,41 @@ class HopperSeveral {
   // `m`: rows of everything.
   __device__ __forceinline__ void finish(const Epilogue& epilogue, const float (&sums)[kSlices][kRows / 2],
                                          const RowUnit& unit, int n, int m) {
-    if (slices_ == 0) return;
     const typename Epilogue::Group of_group = epilogue.group(unit.group);
-    int piece = 0;
-#pragma unroll
-    for (int first = 0; first < kRows; first += kPieceRows) {
-      if (first >= unit.count) return;
-      const typename Epilogue::Row evaluated = row_of_lane(epilogue, of_group, unit, first);
-      float folded[kPieceRows / 4] = {};
-#pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice) {
-        const int column = unit.column + slice * kSlice;
-        if (column >= n) break;
-        // All have read the buffers of the piece before. Without arrays to wait for, all also know by this when the
-        // copies of the piece before that are done.
-        if (kTiles == 0 && piece > 1 && Store::thread() == 0) ptx::bulk_wait_read<1>();
-        if (piece > 0) Store::meet();
-        if (kTiles > 0 && piece > 0 && Store::thread() == 0 && piece + 1 < pieces_) {
-          ptx::bulk_wait_read<0>();
-          load(unit, piece + 1, place_.index ^ 1);
-        }
-        if constexpr (kTiles > 0) ptx::mbarrier_wait(full_ + place_.index * 8, place_.parity);
-        const unsigned buffer = buffers_ + place_.index * (kBuffers * kPieceBytes);
-        apply(epilogue, of_group, evaluated, sums[slice], folded, buffer, unit, first, column, n);
-        ptx::fence_async_shared();
-        Store::meet();
-#pragma unroll
-        for (int i = 0; i < kResults; ++i) {
-          const auto& to = memory_.results[i];
-          Store::deliver(buffer + i * kPieceBytes, *to.map, to.data, unit.row + first, unit.count - first, column, n,
-                         to.pitch, to.first);
-        }
-        if (Store::thread() == 0) ptx::bulk_commit();
-        place_.advance();
-        ++piece;
+    typename Epilogue::Row evaluated;
+#pragma unroll 1
+    for (int piece = 0; piece < pieces_; ++piece) {
+      const int down = piece / slices_, slice = piece - down * slices_;
+      const int first = down * kPieceRows, column = unit.column + slice * kSlice;
+      if (slice == 0) evaluated = row_of_lane(epilogue, of_group, unit, first);
+      // All have read the buffers of the piece before. Without arrays to wait for, all also know by this when the
+      // copies of the piece before that are done.
+      if (kTiles == 0 && piece > 1 && Store::thread() == 0) ptx::bulk_wait_read<1>();
+      if (kTiles == 0 || piece > 0) Store::meet();
+      if (kTiles > 0 && piece > 0 && Store::thread() == 0 && piece + 1 < pieces_) {
+        ptx::bulk_wait_read<0>();
+        load(unit, piece + 1, place_.index ^ 1);
       }
-      if constexpr (Epilogue::kFolds) leave(folded, unit, first, m);
+      if constexpr (kTiles > 0) ptx::mbarrier_wait(full_ + place_.index * 8, place_.parity);
+      const unsigned buffer = buffers_ + place_.index * (kBuffers * kPieceBytes);
+#pragma unroll
+      for (int i = 0; i < kSlices * (kRows / kPieceRows); ++i) {
+        if (slice == i % kSlices && down == i / kSlices) {
+          Store::put(buffer + kTiles * kPieceBytes, sums[i % kSlices], i / kSlices * kPieceRows);
+        }
+      }
+      Store::meet();
+      apply(epilogue, of_group, evaluated, buffer, unit, first, column, n, m);
+      ptx::fence_async_shared();
+      Store::meet();
+#pragma unroll
+      for (int i = 0; i < kResults; ++i) {
+        const auto& to = memory_.results[i];
+        Store::deliver(buffer + i * kPieceBytes, *to.map, to.data, unit.row + first, unit.count - first, column, n,
+                       to.pitch, to.first);
+      }
+      if (Store::thread() == 0) ptx::bulk_commit();
+      place_.advance();
     }
   }
 
@@ -144,7 +145,7 @@ class HopperSeveral {
         if constexpr (Epilogue::kFolds) {
 #pragma unroll
           for (int far = 16; far > 0; far /= 2) folded += __shfl_xor_sync(~0u, folded, far);
-          const int partials = cdiv(n, kSlice * kSlices) * kWarps;
+          const int partials = cdiv(n, kSlice);
           for (int p = static_cast<int>(lane_id()); p < partials; p += 32) {
             memory.partial[static_cast<long long>(p) * ragged.m + row] = p == 0 ? folded : 0;
           }
@@ -154,8 +155,6 @@ class HopperSeveral {
   }
 
  private:
-  static constexpr int kWarps = 4;
-
   // One thread. Slices of 32 rows before the next rows.
   __device__ __forceinline__ void load(const RowUnit& unit, int piece, unsigned index) {
     if constexpr (kTiles > 0) {
@@ -169,55 +168,52 @@ class HopperSeveral {
     }
   }
 
-  static __device__ __forceinline__ void apply(const Epilogue& epilogue, const typename Epilogue::Group& of_group,
-                                               const typename Epilogue::Row& evaluated, const float (&sums)[kRows / 2],
-                                               float (&folded)[kPieceRows / 4], unsigned buffer, const RowUnit& unit,
-                                               int first, int column, int n) {
-    const int lane = Store::thread() % 32, warp = Store::thread() / 32, last = unit.row + unit.count - 1;
-    const unsigned own_matrices = buffer + Store::offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+  // A thread's columns of every eighth row.
+  __device__ __forceinline__ void apply(const Epilogue& epilogue, const typename Epilogue::Group& of_group,
+                                        const typename Epilogue::Row& evaluated, unsigned buffer, const RowUnit& unit,
+                                        int first, int column, int n, int m) const {
+    const int part = Store::thread() % kAcross, last = unit.row + unit.count - 1;
+    const int exact = column + part * kTogether, to = min(exact, n - kTogether);
+#pragma unroll 1
+    for (int r = Store::thread() / kAcross; r < kPieceRows; r += 128 / kAcross) {
+      const auto own = shuffle(evaluated, r);
+      const int here = min(unit.row + first + r, last);
+      const unsigned at = buffer + Store::offset(r, part / 2) + part % 2 * 8;
+      uint2 read[kTiles + 1], words[kResults];
 #pragma unroll
-    for (int r = 0; r < kPieceRows; r += 16) {
-      if (first + r >= unit.count) return;
-      const unsigned at_rows = own_matrices + r * kRowBytes;
-      unsigned read[kTiles > 0 ? kTiles : 1][4], words[kResults][4];
+      for (int i = 0; i <= kTiles; ++i) read[i] = ptx::ld_shared2(at + i * kPieceBytes);
+      float folded = 0;
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) ptx::ldmatrix_x4_trans(read[t], at_rows + t * kPieceBytes);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {  // eight rows by 16 columns take two
-        const int eight = w / 2, half = w % 2;
-        const int exact = column + warp * 16 + lane / 4 + half * 8, to = min(exact, n - 1);
+      for (int pair = 0; pair < kTogether / 2; ++pair) {
         float made[2][kResults + 1];
 #pragma unroll
         for (int next = 0; next < 2; ++next) {
-          const int within = r + eight * 8 + lane % 4 * 2 + next, here = min(unit.row + first + within, last);
-          const auto own = shuffle(evaluated, within);
+          const auto value = [&](auto type, int i) {
+            const unsigned word = pair ? read[i].y : read[i].x;
+            return next ? decode_high(type, word) : decode_low(type, word);
+          };
           float tiles[kTiles > 0 ? kTiles : 1] = {};
 #pragma unroll
-          for (int t = 0; t < kTiles; ++t) tiles[t] = next ? decode_high(Tile{}, read[t][w]) : decode_low(Tile{}, read[t][w]);
-          const float sum[1] = {sums[(first + r) / 2 + w * 2 + next]};
-          epilogue.at(of_group, own, sum, tiles, here, to, made[next]);
-          if constexpr (Epilogue::kFolds) {
-            folded[r / 4 + eight * 2 + next] += exact < n ? made[next][kResults] : 0.0f;
-          }
+          for (int i = 0; i < kTiles; ++i) tiles[i] = value(Tile{}, i);
+          const float sum[1] = {value(Out{}, kTiles)};
+          epilogue.at(of_group, own, sum, tiles, here, to + pair * 2 + next, made[next]);
+          if constexpr (Epilogue::kFolds) folded += made[next][kResults];
         }
 #pragma unroll
-        for (int i = 0; i < kResults; ++i) words[i][w] = Narrow<Out>::pair(made[0][i], made[1][i]);
+        for (int i = 0; i < kResults; ++i) {
+          (pair ? words[i].y : words[i].x) = Narrow<Out>::pair(made[0][i], made[1][i]);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kResults; ++i) ptx::stmatrix_x4_trans(at_rows + i * kPieceBytes, words[i]);
-    }
-  }
-
-  // One number of each row, of this warp's columns.
-  __device__ __forceinline__ void leave(float (&folded)[kPieceRows / 4], const RowUnit& unit, int first, int m) const {
-    const int lane = Store::thread() % 32, warp = Store::thread() / 32;
-    float* to = memory_.partial + static_cast<long long>(unit.column / (kSlice * kSlices) * kWarps + warp) * m + unit.row;
+      for (int i = 0; i < kResults; ++i) ptx::st_shared(at + i * kPieceBytes, words[i]);
+      if constexpr (Epilogue::kFolds) {
+        if (exact >= n) folded = 0;
 #pragma unroll
-    for (int i = 0; i < kPieceRows / 4; ++i) {
-#pragma unroll
-      for (int far = 4; far < 32; far *= 2) folded[i] += __shfl_xor_sync(~0u, folded[i], far);
-      const int row = first + i / 2 * 8 + lane % 4 * 2 + i % 2;
-      if (lane < 4 && row < unit.count) to[row] = folded[i];
+        for (int far = kAcross / 2; far > 0; far /= 2) folded += __shfl_xor_sync(~0u, folded, far);
+        if (part == 0 && first + r < unit.count) {
+          memory_.partial[static_cast<long long>(column / kSlice) * m + unit.row + first + r] = folded;
+        }
+      }
     }
   }
 
