@@ -59,7 +59,8 @@ def expert_rows(x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activati
         dtype: of the result, and of what is in memory on the way.
     """
     how = _How(activation, jnp.dtype(dtype))
-    return _expert_rows(how, *same_varying(x, w13, w2, scale.astype(jnp.float32), extents))
+    scale = scale.astype(jnp.promote_types(dtype, jnp.float32))
+    return _expert_rows(how, *same_varying(x, w13, w2, scale, extents))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

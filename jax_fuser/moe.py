@@ -236,9 +236,7 @@ def _weighted_rows(
 ) -> jax.Array:
     """Weigh rows between the products, and only add them afterwards."""
     # Checks the operands, and is not computed.
-    jax.eval_shape(
-        lambda nt, w13, w2: grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2), nt, w13, w2
-    )
+    jax.eval_shape(lambda nt, w13, w2: grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2), nt, w13, w2)
     scale = sum_rows(weights.reshape(-1), state.source[:, None], state.target.reshape(-1, 1))
     rows = expert_rows(nt.data, w13, w2, scale, nt.extents, activation=activation, dtype=nt.data.dtype)
     return sum_rows(rows, state.target, (state.source // state.target.shape[1])[:, None])

@@ -159,7 +159,8 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
     for (size_t i = 0; i < tiles.size(); ++i) s += tile_value(i, cat("read[", i, "]"));
     s += cat("    const f32 ", sums, " = {given[0]};\n    f32 ", result, "[", functor.results + 1, "];\n",
              texts.bodies[2].text);
-    for (int i = 0; i < functor.results + functor.folds; ++i) s += cat("    made[", i, "] = ", result, "[", i, "].v[0];\n");
+    for (int i = 0; i < functor.results + functor.folds; ++i)
+      s += cat("    made[", i, "] = ", result, "[", i, "].v[0];\n");
     return cat(s, "  }\n};\n");
   }
   s += cat("  ", function,

@@ -9,8 +9,8 @@
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/hopper.h"
 #include "host/group_ends.h"
+#include "host/joined_tails.h"
 #include "lower/lower.h"
-#include "plan/extract.h"
 #include "plan/grouped.h"
 #include "schedule/schedule.h"
 
@@ -21,11 +21,6 @@ using ir::Fusion;
 using ir::ValueId;
 using loops::IndexKind;
 using loops::IndexPtr;
-
-template <class List, class T>
-bool contains(const List& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 // row * i + column * j + constant
 struct Linear {
@@ -100,7 +95,10 @@ class Tail {
   // `ends`: the number of the input that says where the product's groups end; -1 for none. `folds`: the last output is
   // not stored.
   Tail(const Fusion& fusion, ValueId product, int ends, bool folds, const Target& target)
-      : ends_(ends), outputs_(fusion.outputs.size()), folds_(folds), kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
+      : ends_(ends),
+        outputs_(fusion.outputs.size()),
+        folds_(folds),
+        kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
     const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
     product_ = static_cast<int>(input - fusion.inputs.begin());
     result_ = static_cast<int>(fusion.inputs.size());
@@ -124,7 +122,10 @@ class Tail {
     name_groups(rows->body);
     for (const loops::Body* body : {&kernel_.body, &rows->body}) {
       for (size_t i = 0; i + 1 < body->size(); ++i) {
-        if (has_body((*body)[i])) return "it has a loop beside that over rows and columns";
+        if (has_body((*body)[i])) {
+          return outputs_ > 1 ? cat("it has ", outputs_, " results, which nothing computes together")
+                              : "it has a loop beside that over rows and columns";
+        }
         if (reads_product((*body)[i])) return "it reads the product at other places than its own";
       }
     }
@@ -157,7 +158,8 @@ class Tail {
           return "it stores its result at other places than the product's";
         }
         if (stored) results_.at(number) = {at->row, at->constant};
-        stmt.node = loops::Set{result, loops::constant(number), several ? unrounded(columns->body, store->value) : store->value};
+        stmt.node = loops::Set{result, loops::constant(number),
+                               several ? unrounded(columns->body, store->value) : store->value};
       } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
         compute->loose = compute->loose || loose;
       }
@@ -285,116 +287,8 @@ class Tail {
   codegen::Functor functor_;
 };
 
-// The segments that read the value, if it stays inside of the program and whole.
-std::vector<size_t> readers(const plan::Plan& plan, ValueId value) {
-  const Fusion& whole = plan.fusion;
-  if (contains(whole.outputs, value)) return {};
-  for (const ir::Op& op : whole.ops) {
-    if (op.kind == ir::OpKind::kConcat && contains(op.inputs, value)) return {};
-  }
-  std::vector<size_t> found;
-  for (size_t i = 0; i < plan.segments.size(); ++i) {
-    if (contains(plan.segments[i].inputs, value)) found.push_back(i);
-  }
-  return found;
-}
-
-// What a segment adds up along the columns of a row, [m, columns], if it does nothing else.
-std::optional<ValueId> summand(const plan::Plan& plan, const plan::Segment& segment) {
-  if (segment.strategy != plan::Strategy::kReduction || segment.outputs.size() != 1) return std::nullopt;
-  const auto& ops = plan.fusion.ops;
-  const auto op = std::find_if(ops.begin(), ops.end(), [&](const ir::Op& o) { return o.output == segment.outputs[0]; });
-  if (op == ops.end() || op->kind != ir::OpKind::kReduceSum) return std::nullopt;
-  const auto& reduce = std::get<ir::Reduce>(op->attribute);
-  const ir::Value& operand = plan.fusion.values[op->inputs[0]];
-  const bool rows = operand.axes.size() == 2 && reduce.parts == 0 && reduce.dims == std::vector<int64_t>{1};
-  if (!rows || operand.dtype != DType::kF32) return std::nullopt;
-  return op->inputs[0];
-}
-
-// The segments that read a product, and what of the same rows and columns is computed from what they read, as one
-// segment that has their results, of a sum what is added up; or why they are none.
-struct Several {
-  plan::Segment segment = {};
-  std::vector<size_t> parts = {};
-  std::optional<ValueId> sum = {};
-};
-
-std::string join(const plan::Plan& plan, const std::vector<size_t>& reading, const grouped::Problem& problem,
-                 Several& several) {
-  const Fusion& whole = plan.fusion;
-  const auto is_of_places = [&](ValueId id) {
-    const auto& axes = whole.values[id].axes;
-    return axes.size() == 2 && axes[0].extent == problem.m && axes[1].extent == problem.n;
-  };
-  std::set<ValueId> read, stored;
-  std::optional<ValueId> added;
-  const auto take = [&](size_t i) {
-    const plan::Segment& segment = plan.segments[i];
-    several.parts.push_back(i);
-    read.insert(segment.inputs.begin(), segment.inputs.end());
-    stored.insert(segment.outputs.begin(), segment.outputs.end());
-  };
-  const auto is_pointwise = [&](const plan::Segment& segment) {
-    return segment.strategy == plan::Strategy::kPointwise &&
-           std::all_of(segment.outputs.begin(), segment.outputs.end(), is_of_places);
-  };
-  for (const size_t i : reading) {
-    const plan::Segment& segment = plan.segments[i];
-    if (const auto of = summand(plan, segment); of && is_of_places(*of)) {
-      if (added) return "its columns are added up twice";
-      added = of;
-      several.sum = segment.outputs[0];
-    } else if (!is_pointwise(segment)) {
-      return cat("segment ", i, " reads the product too");
-    }
-    take(i);
-  }
-  for (size_t i = 0; i < reading.back(); ++i) {
-    const plan::Segment& segment = plan.segments[i];
-    const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
-    if (contains(several.parts, i) || !is_pointwise(segment) || segment.inputs.empty()) continue;
-    if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read)) continue;
-    if (std::all_of(segment.inputs.begin(), segment.inputs.end(), is_read)) take(i);
-  }
-  std::sort(several.parts.begin(), several.parts.end());
-  // All run in the last one's place.
-  for (size_t i = several.parts.front(); i < several.parts.back(); ++i) {
-    if (contains(several.parts, i)) continue;
-    for (const ValueId id : plan.segments[i].inputs) {
-      if (stored.count(id) > 0) return cat("segment ", i, " reads one of its results before all are there");
-    }
-  }
-  for (const ValueId id : stored) {
-    if (read.count(id) > 0) return "one of its results is made of another";
-  }
-
-  plan::Draft draft;
-  for (const size_t i : several.parts) {
-    for (const ValueId id : plan.segments[i].outputs) {
-      if (several.sum != id) draft.outputs.push_back(id);
-    }
-  }
-  if (draft.outputs.empty() || draft.outputs.size() > 3) {
-    return cat("it has ", draft.outputs.size(), " results, it takes one to three");
-  }
-  std::sort(draft.outputs.begin(), draft.outputs.end());
-  if (added) draft.outputs.push_back(*added);
-  draft.places.assign(draft.outputs.size(), {0, 1});
-  std::set<ValueId> needed(draft.outputs.begin(), draft.outputs.end());
-  for (size_t i = whole.ops.size(); i-- > 0;) {
-    const ir::Op& op = whole.ops[i];
-    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
-    draft.ops.insert(draft.ops.begin(), i);
-    needed.insert(op.inputs.begin(), op.inputs.end());
-  }
-  several.segment = plan::extract_fused(whole, draft, cat(plan.segments[reading.front()].fusion.name, "_all"));
-  return "";
-}
-
 // Fills in the epilogue, or says why there is none.
-std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, const Target& target,
-                 Epilogue& epilogue) {
+std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, const Target& target, Epilogue& epilogue) {
   const plan::Segment& product = plan.segments[epilogue.product];
   const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
@@ -406,11 +300,11 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   epilogue.tails = reading;
   if (reading.size() > 1 || tail.outputs.size() > 1) {
     if (on_cpu) return cat("it has ", std::max(reading.size(), tail.outputs.size()), " results");
-    Several several;
-    if (std::string why = join(plan, reading, problem, several); !why.empty()) return why;
-    tail = several.segment;
-    epilogue.tails = several.parts;
-    epilogue.sum = several.sum;
+    JoinedTails joined;
+    if (std::string why = join(plan, reading, problem, joined); !why.empty()) return why;
+    tail = joined.segment;
+    epilogue.tails = joined.parts;
+    epilogue.sum = joined.sum;
   }
   const size_t stored = tail.outputs.size() - (epilogue.sum ? 1 : 0);
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
@@ -456,8 +350,9 @@ std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epi
   std::set<size_t> found;
   for (size_t i = plan.segments.size(); i-- > 0;) {
     const plan::Segment& segment = plan.segments[i];
-    const auto ends = std::find_if(epilogues.begin(), epilogues.end(),
-                                   [&](const Epilogue& e) { return contains(e.tails, i); });
+    const auto ends = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) {
+      return std::find(e.tails.begin(), e.tails.end(), i) != e.tails.end();
+    });
     const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
     if (ends != epilogues.end()) {
       read.insert(ends->reads.begin(), ends->reads.end());

@@ -315,9 +315,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
 
 }  // namespace
 
-int64_t partial_sums(int64_t n) {
-  return divide_up(n, int64_t{kWarpgroupRows});
-}
+int64_t partial_sums(int64_t n) { return divide_up(n, int64_t{kWarpgroupRows}); }
 
 std::string print(const HopperConfig& c) {
   return cat("tile=", c.tile_m, "x", c.tile_n, "x", c.depth, " stages=", c.stages, " cluster=", c.cluster);
