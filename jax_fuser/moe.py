@@ -191,6 +191,9 @@ def mlp(
 ) -> jax.Array:
     """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
 
+    With a named activation the rows' weights come before the second product, so that no result of it is kept for
+    their gradient, and the activation is made again in the backward pass.
+
     Args:
         x: tokens `(.., d)`. Differentiable.
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
