@@ -105,6 +105,8 @@ def grouped_matmul(
             )
         if row_index is not None:
             index = index_array("grouped_matmul", "row_index", row_index)
+            # By a kernel of its own (H200, bf16, product with SwiGLU: 65536 rows x 2048 x 1536 of 128 groups 0.77 ms
+            # with it, 0.67 without; 196608 x 1536 x 512 0.85 and 0.47; 16384 x 4096 x 28672 of 8 groups alike).
             data = take_rows(data, jnp.asarray(index).astype(jnp.uint32))
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:

@@ -90,10 +90,10 @@ class _How:
         out = product(x, rhs, extents, starts, mode="rows", dtype=self.dtype, transpose_rhs=self.transpose_rhs)
         if bias is not None:
             bias = _group_rows(bias, extents, starts, x.shape[0])
-        tail: Callable[..., jax.Array] = functools.partial(_tail, activation=self.activation, gated=self.gated)
+        rest_of: Callable[..., jax.Array] = functools.partial(tail, activation=self.activation, gated=self.gated)
         if again:
-            tail = jax.checkpoint(tail, prevent_cse=False)
-        return tail(out, bias, scale, extents, starts)
+            rest_of = jax.checkpoint(rest_of, prevent_cse=False)
+        return rest_of(out, bias, scale, extents, starts)
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -105,25 +105,84 @@ def _bound(*operands: Any, how: _How) -> jax.Array:
     return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())[0]
 
 
+def tail_backward(
+    cotangent: Any,
+    rhs: Any,
+    extents: Any,
+    before: Any,
+    scale: Any,
+    *,
+    activation: Callable[[jax.Array], jax.Array],
+    gated: bool,
+    wanted: tuple[bool, bool, bool],
+) -> list[jax.Array]:
+    """Go back through `product(tail(before, scale), rhs)` up to `before`.
+
+    One kernel where that is possible, with no derivative of the tail's result in memory.
+
+    Args:
+        cotangent: of that product, `(m, n)`.
+        rhs: `(groups, k, n)`.
+        extents: int32 `(groups,)`.
+        before: what the tail is made of, `(m, k)`, or `(m, 2 k)` if it is `gated`.
+        scale: `(m,)`, float32, zero in rows of no group.
+        activation: as in `product_and_tail`.
+        gated: likewise.
+        wanted: whether to return the derivative by `before`, that by `scale`, and the tail's result again.
+    """
+    how = _Backward(activation, gated, wanted)
+    operands = (cotangent, rhs, extents, before, scale)
+    narrow = all(jnp.dtype(a.dtype) in (jnp.bfloat16, jnp.float16) for a in (cotangent, rhs, before))
+    return how.compute(*operands) if not narrow or _fuse.jit_is_off() else _bound_backward(*operands, how=how)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    activation: Callable[[jax.Array], jax.Array]
+    gated: bool
+    wanted: tuple[bool, bool, bool]
+
+    def compute(self, cotangent: Any, rhs: Any, extents: Any, before: Any, scale: Any) -> list[jax.Array]:
+        def again(before: Any, scale: Any) -> jax.Array:
+            return tail(before, None, scale, extents, None, activation=self.activation, gated=self.gated,
+                        scaled_by_zero=True)  # fmt: skip
+
+        out, pull = jax.vjp(again, before, scale)
+        results: list[jax.Array]
+        if self.wanted[0] or self.wanted[1]:
+            back = product(cotangent, rhs, extents, mode="rows", dtype=before.dtype, transpose_rhs=True)
+            results = [*pull(back), out]
+        else:
+            results = [out, out, out]
+        return [result for result, is_wanted in zip(results, self.wanted) if is_wanted]
+
+
+@functools.partial(jax.jit, static_argnames="how")
+def _bound_backward(*operands: Any, how: _Backward) -> list[jax.Array]:
+    closed = jax.make_jaxpr(how.compute)(*operands)
+    return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())
+
+
 def _plain(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands)
 
 
-def _jvp(primals: Any, tangents: Any, *, how: _How, **_: Any) -> tuple[Any, Any]:
+def _jvp(primals: Any, tangents: Any, *, how: _How | _Backward, **_: Any) -> tuple[Any, Any]:
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
-    def f(*moved: Any) -> jax.Array:
+    def f(*moved: Any) -> Any:
         operands = list(primals)
         for i, value in zip(moving, moved):
             operands[i] = value
         return how.compute(*operands)
 
     out, tangent = jax.jvp(f, [primals[i] for i in moving], [tangents[i] for i in moving])
-    return [out], [tangent]
+    return jax.tree.leaves(out), jax.tree.leaves(tangent)
 
 
-def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], list[int]]:
-    return [jax.vmap(how.compute, in_axes=tuple(dims))(*args)], [0]
+def _batch(args: Any, dims: Any, *, how: _How | _Backward, **_: Any) -> tuple[list[Any], list[int]]:
+    out = jax.tree.leaves(jax.vmap(how.compute, in_axes=tuple(dims))(*args))
+    return out, [0] * len(out)
 
 
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
@@ -151,16 +210,20 @@ for _platform in ("cpu", "cuda"):
     mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
-@functools.partial(jax.jit, static_argnames=("activation", "gated"))
-def _tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool) -> jax.Array:
-    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero."""
+@functools.partial(jax.jit, static_argnames=("activation", "gated", "scaled_by_zero"))
+def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool,
+         scaled_by_zero: bool = False) -> jax.Array:  # fmt: skip
+    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero.
+
+    `scaled_by_zero`: so is `scale` there; it may be anything else.
+    """
     dtype = out.dtype
     if jnp.issubdtype(dtype, jnp.floating):
         out = out.astype(jnp.promote_types(dtype, jnp.float32))
     # Named activations map zero to zero; a function may not, and may have no derivative there.
     foreign = activation is not None and activation not in (*PLAIN.values(), *GATED.values())
     owned = jnp.zeros(())
-    if foreign or scale is not None:
+    if foreign or (scale is not None and not scaled_by_zero):
         owned = row_groups(extents, starts, out.shape[0]) < extents.shape[0]
     if bias is not None:
         out = out + bias.astype(out.dtype)
@@ -170,7 +233,8 @@ def _tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activat
     elif activation is not None:
         out = activation(jnp.where(owned[:, None], out, 1) if foreign else out)
     if scale is not None:
-        out = out * jnp.where(owned, scale, 0).astype(out.dtype)[:, None]
+        scale = scale if scaled_by_zero else jnp.where(owned, scale, 0)
+        out = out * scale.astype(out.dtype)[:, None]
     if foreign:
         out = jnp.where(owned[:, None], out, 0)
     return out.astype(dtype)

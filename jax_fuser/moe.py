@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import sort_rows
 from jax_fuser._nested_rows import require_nested
@@ -190,6 +191,9 @@ def mlp(
 ) -> jax.Array:
     """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
 
+    With a named activation the rows' weights come before the second product, so that no result of it is kept for
+    their gradient, and the activation is made again in the backward pass.
+
     Args:
         x: tokens `(.., d)`. Differentiable.
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
@@ -221,6 +225,21 @@ def mlp(
         )
     tokens, top_k = x.size // max(x.shape[-1], 1), experts.shape[-1]
     nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
-    multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
-    out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights.reshape(tokens, top_k))
+    weights = weights.reshape(tokens, top_k)
+    if isinstance(activation, str) and activation in NAMED:
+        out = _weighted_rows(nt, state, weights, w13, jnp.asarray(w2), activation)
+    else:
+        multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
+        out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights)
     return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def _weighted_rows(
+    nt: NestedTensor, state: DispatchState, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
+) -> jax.Array:
+    """Weigh rows between the products, and only add them afterwards."""
+    # Checks the operands, and is not computed.
+    jax.eval_shape(lambda nt, w13, w2: grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2), nt, w13, w2)
+    scale = sum_rows(weights.reshape(-1), state.source[:, None], state.target.reshape(-1, 1))
+    rows = expert_rows(nt.data, w13, w2, scale, nt.extents, activation=activation, dtype=nt.data.dtype)
+    return sum_rows(rows, state.target, (state.source // state.target.shape[1])[:, None])

@@ -46,6 +46,11 @@ template <class T>
 T __shfl_sync(unsigned, T value, int from) {
   return std::bit_cast<T>(exchange(std::bit_cast<unsigned>(value), [&](auto& all, unsigned) { return all[from]; }));
 }
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int by) {
+  return std::bit_cast<T>(
+      exchange(std::bit_cast<unsigned>(value), [&](auto& all, unsigned lane) { return all[lane ^ by]; }));
+}
 inline unsigned __shfl_up_sync(unsigned, unsigned value, unsigned by) {
   return exchange(value, [&](auto& all, unsigned lane) { return all[lane < by ? lane : lane - by]; });
 }

@@ -104,7 +104,7 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   bodies.known_as = {"of_group.", "of_row.", ""};
   bodies.variables = {functor.group, rows.variable, columns.variable};
   bodies.arrays = {functor.sums, functor.result};
-  if (functor.tile) bodies.arrays.push_back(functor.tile->array);
+  for (const Functor::Tile& tile : functor.tiles) bodies.arrays.push_back(tile.array);
   bodies.buffers.resize(kernel.buffers.size());
   for (size_t i = 0; i < functor.members.size(); ++i) bodies.buffers[functor.members[i]] = cat("b", i);
   const BodyTexts texts = print_bodies(kernel, bodies, dialect(target.platform));
@@ -118,9 +118,21 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   s += cat("  static constexpr int kSums = ", functor.first.size(), ";\n");
   s += cat("  static ", function, "int first(int sum) { return ",
            one ? "" : cat("sum == 0 ? ", functor.first.front(), " : "), functor.first.back(), "; }\n");
-  s += cat("  static constexpr int kTiles = ", functor.tile ? 1 : 0,
-           ", kTileColumn = ", functor.tile ? functor.tile->first : 0, ";\n");
-  if (functor.tile) s += cat("  using Tile = jf::", name(kernel.buffers[functor.tile->buffer].dtype), ";\n");
+  const std::vector<Functor::Tile>& tiles = functor.tiles;
+  const bool several = functor.results > 0;
+  const auto tile_type = [&] { return name(kernel.buffers[tiles.front().buffer].dtype); };
+  if (several) {
+    s += cat("  static constexpr int kTiles = ", tiles.size(), ", kResults = ", functor.results, ";\n");
+    s += cat("  static constexpr bool kFolds = ", functor.folds ? "true" : "false", ";\n");
+    s += cat("  using Tile = jf::", tiles.empty() ? "bf16" : tile_type(), ";\n");
+    s += cat("  static ", function, "int tile_column(int tile) { return ",
+             tiles.size() > 1 ? cat("tile == 0 ? ", tiles.front().first, " : ") : "",
+             tiles.empty() ? 0 : tiles.back().first, "; }\n");
+  } else {
+    s += cat("  static constexpr int kTiles = ", tiles.size(),
+             ", kTileColumn = ", tiles.empty() ? 0 : tiles.front().first, ";\n");
+    if (!tiles.empty()) s += cat("  using Tile = jf::", tile_type(), ";\n");
+  }
   s += cat("  struct Group {\n", fields(of_groups), "  };\n");
   s += cat("  struct alignas(4) Row {\n", fields(of_rows), "  };\n");
   for (int member : functor.members) {
@@ -130,17 +142,31 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
            names(of_groups), "};\n  }\n");
   s += cat("  ", function, "Row row(const Group& of_group, ", given(1), ") const {\n", texts.bodies[1].text,
            "    return {", names(of_rows), "};\n  }\n");
-  s += cat("  ", function, "float tile(long row, int column) const { return ");
-  if (functor.tile) {
-    s += cat("jf::load_splat<f32>(", bodies.buffers[functor.tile->buffer], ", row * ", functor.tile->columns,
-             " + column + ", functor.tile->first, ").v[0]; }\n");
-  } else {
-    s += "0; }\n";
+  const auto load = [&](const Functor::Tile& tile) {
+    return cat("jf::load_splat<f32>(", bodies.buffers[tile.buffer], ", row * ", tile.columns, " + column + ",
+               tile.first, ").v[0]");
+  };
+  s += cat("  ", function, "float tile(", several ? "int which, " : "", "long row, int column) const { return ",
+           tiles.size() > 1 ? cat("which == 0 ? ", load(tiles.front()), " : ") : "",
+           tiles.empty() ? "0" : load(tiles.back()), "; }\n");
+  const auto tile_value = [&](size_t i, std::string_view value) {
+    return cat("    const f32 ", kernel.arrays.at(tiles[i].array).name, " = {", value, "};\n");
+  };
+  if (several) {
+    s += cat("  ", function, "void at(const Group& of_group, const Row& of_row, const float (&given)[kSums], ",
+             "const float (&read)[", std::max<size_t>(tiles.size(), 1), "], ", given(1), ", ", given(2),
+             ", float (&made)[kResults + 1]) const {\n");
+    for (size_t i = 0; i < tiles.size(); ++i) s += tile_value(i, cat("read[", i, "]"));
+    s += cat("    const f32 ", sums, " = {given[0]};\n    f32 ", result, "[", functor.results + 1, "];\n",
+             texts.bodies[2].text);
+    for (int i = 0; i < functor.results + functor.folds; ++i)
+      s += cat("    made[", i, "] = ", result, "[", i, "].v[0];\n");
+    return cat(s, "  }\n};\n");
   }
   s += cat("  ", function,
            "float at(const Group& of_group, const Row& of_row, const float (&given)[kSums], float read, ", given(1),
            ", ", given(2), ") const {\n");
-  if (functor.tile) s += cat("    const f32 ", kernel.arrays.at(functor.tile->array).name, " = {read};\n");
+  if (!tiles.empty()) s += tile_value(0, "read");
   s += one ? cat("    const f32 ", sums, " = {given[0]};\n")
            : cat("    const f32 ", sums, "[2] = {{given[0]}, {given[1]}};\n");
   s += cat("    f32 ", result, ";\n", texts.bodies[2].text, "    return ", result, ".v[0];\n  }\n};\n");

@@ -1,7 +1,6 @@
 // What a loop program does at one place, as a functor for a kernel that is written by hand.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,10 +21,14 @@ struct Functor {
     int array, buffer;
     int64_t columns, first;
   };
-  std::optional<Tile> tile;
+  std::vector<Tile> tiles;
+  // With several results the array `result` has so many elements, and one more if the functor `folds`.
+  int results = 0;
+  bool folds = false;
 };
 
-// `struct Epilogue` as grouped/cuda/hopper_epilogue.cuh describes it, after the headers that it needs.
+// `struct Epilogue` as grouped/cuda/hopper_epilogue.cuh describes it, or hopper_several.cuh if it has several results,
+// after the headers that it needs.
 std::string generate_functor(const loops::Kernel& kernel, const Functor& functor, const Target& target);
 
 }  // namespace jf::codegen

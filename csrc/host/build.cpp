@@ -183,6 +183,12 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
   }
 }
 
+// The sums over the first axis of [parts, rows].
+ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
+  return ir::parse(cat("fusion ", name, "_sums(x0: f32[", parts, ",", rows, "]) -> (t1) {\n  t1: f32[", rows,
+                       "] = reduce_sum(x0) {dims=[0]}\n}\n"));
+}
+
 Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   const plan::Plan plan = plan::plan(whole);
   const ir::Fusion& fusion = plan.fusion;
@@ -206,34 +212,44 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
     std::vector<BufferRef>& buffers = buffers_of[number];
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
-    const auto joins = [&](size_t Epilogue::* which) {
-      return std::find_if(epilogues.all.begin(), epilogues.all.end(),
-                          [&](const Epilogue& e) { return e.*which == number; });
-    };
-    if (joins(&Epilogue::product) != epilogues.all.end() || epilogues.unread.count(number) > 0) continue;
-    if (const auto epilogue = joins(&Epilogue::tail); epilogue != epilogues.all.end()) {
+    const auto epilogue = std::find_if(epilogues.all.begin(), epilogues.all.end(), [&](const Epilogue& e) {
+      return e.product == number || std::find(e.tails.begin(), e.tails.end(), number) != e.tails.end();
+    });
+    const bool joins = epilogue != epilogues.all.end();
+    if (epilogues.unread.count(number) > 0 || (joins && epilogue->tails.back() != number)) continue;
+    if (joins) {
       const plan::Segment& product = plan.segments[epilogue->product];
+      const ir::ValueId of_product = product.outputs.front();
       const grouped::Problem problem = plan::grouped_problem(product.fusion);
-      program.facts.push_back(
-          joined(facts_of(product), facts_of(segment), fusion.values[product.outputs.front()].name));
+      std::vector<KernelFacts> tails;
+      for (const size_t tail : epilogue->tails) tails.push_back(facts_of(plan.segments[tail]));
+      program.facts.push_back(joined(facts_of(product), tails, fusion.values[of_product].name));
       program.facts.back().strategy = "grouped";
+      std::vector<BufferRef> results, all = buffers_of.at(epilogue->product);
+      for (const ir::ValueId id : epilogue->results) results.push_back(placement.write(id));
+      all.back() = results.front();
       if (epilogue->tile) {
-        std::vector<BufferRef> all = buffers_of.at(epilogue->product);
-        all.back() = buffers.back();
-        for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
-        all[all.size() - epilogue->operands.size() + epilogue->tile->product] = buffers.back();
-        all.push_back(buffers.back());
+        for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
+        all[all.size() - epilogue->reads.size() + epilogue->tile->product] = results.front();
+        all.push_back(results.front());
         program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), {}, epilogue->tile});
         continue;
       }
       grouped::Problem stored = problem;
       stored.out = epilogue->functor.out;
       program.facts.back().parameters = grouped::describe(stored, target);
-      std::vector<BufferRef> all = buffers_of.at(epilogue->product);
-      all.back() = buffers.back();
       if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
-      for (size_t operand : epilogue->operands) all.push_back(buffers[operand]);
+      for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
+      all.insert(all.end(), results.begin() + 1, results.end());
+      if (epilogue->sum) all.push_back(placement.write(of_product));
       program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor});
+      if (epilogue->sum) {
+        const ir::Fusion folding = sum_of_parts(fusion.name, grouped::partial_sums(problem.n), problem.m);
+        program.facts.push_back(kernel_facts(folding));
+        program.facts.back().reason = "adds up what the warps of a product have left of each row, in order";
+        program.steps.push_back(
+            KernelStep{kernels.reduction(folding), {placement.write(of_product), placement.write(*epilogue->sum)}});
+      }
       continue;
     }
     if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);

@@ -9,6 +9,7 @@
 #include "codegen/shared_memory.h"
 #include "grouped/cuda/hopper.h"
 #include "host/group_ends.h"
+#include "host/joined_tails.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "schedule/schedule.h"
@@ -80,19 +81,24 @@ schedule::Schedule by_rows_and_columns(const Fusion& tail) {
   // What a column alone decides is computed at every place, not beforehand for all columns.
   for (auto op = tail.ops.rbegin(); op != tail.ops.rend(); ++op) {
     const bool many = ir::elements(tail.values[op->output]) > 1;
-    if (op->output != result && many && scheduler.schedule().domains[op->output].inline_at == 0) {
+    const bool leaves = std::count(tail.outputs.begin(), tail.outputs.end(), op->output) > 0;
+    if (!leaves && many && scheduler.schedule().domains[op->output].inline_at == 0) {
       scheduler.inline_at(op->output, 2, true);
     }
   }
   return scheduler.schedule();
 }
 
-// The tail as a loop program in which the product is an array of sums and the result a variable.
+// The tail as a loop program in which the product is an array of sums and the results are variables.
 class Tail {
  public:
-  // `ends`: the number of the input that says where the product's groups end; -1 for none.
-  Tail(const Fusion& fusion, ValueId product, int ends, const Target& target)
-      : ends_(ends), kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
+  // `ends`: the number of the input that says where the product's groups end; -1 for none. `folds`: the last output is
+  // not stored.
+  Tail(const Fusion& fusion, ValueId product, int ends, bool folds, const Target& target)
+      : ends_(ends),
+        outputs_(fusion.outputs.size()),
+        folds_(folds),
+        kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
     const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
     product_ = static_cast<int>(input - fusion.inputs.begin());
     result_ = static_cast<int>(fusion.inputs.size());
@@ -116,16 +122,22 @@ class Tail {
     name_groups(rows->body);
     for (const loops::Body* body : {&kernel_.body, &rows->body}) {
       for (size_t i = 0; i + 1 < body->size(); ++i) {
-        if (has_body((*body)[i])) return "it has a loop beside that over rows and columns";
+        if (has_body((*body)[i])) {
+          return outputs_ > 1 ? cat("it has ", outputs_, " results, which nothing computes together")
+                              : "it has a loop beside that over rows and columns";
+        }
         if (reads_product((*body)[i])) return "it reads the product at other places than its own";
       }
     }
     if (std::string why = why_too_long(columns->body, kernel_); !why.empty()) return why;
+    const bool several = outputs_ > 1;
     // A few of float32's last bits go unseen in a result of 16.
     const bool loose = size_of(kernel_.buffers[result_].dtype) == 2;
     const int sums = 0, result = 1;
-    const int tile = 2;
-    kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, 1}};
+    functor_.folds = folds_;
+    functor_.results = several ? static_cast<int>(outputs_) - folds_ : 0;
+    kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, functor_.results + 1}};
+    results_.resize(functor_.results);
     for (loops::Stmt& stmt : columns->body) {
       if (has_body(stmt)) return "it has a loop beside that over rows and columns";
       if (const auto* load = std::get_if<loops::Load>(&stmt.node); load != nullptr && load->buffer == product_) {
@@ -135,31 +147,37 @@ class Tail {
           return "it reads the product at other places than its own";
         }
         stmt.node = loops::Get{load->result, sums, loops::constant(sum(at->constant))};
-      } else if (load != nullptr && size_of(kernel_.buffers[result_].dtype) == 2 && is_tile(*load)) {
-        stmt.node = loops::Get{load->result, tile, loops::constant(0)};
+      } else if (const int tile = load == nullptr || size_of(kernel_.buffers[result_].dtype) != 2 ? -1 : tile_of(*load);
+                 tile >= 0) {
+        stmt.node = loops::Get{load->result, functor_.tiles[tile].array, loops::constant(0)};
       } else if (const auto* store = std::get_if<loops::Store>(&stmt.node)) {
-        if (linear(store->offset, row_, column_) != Linear{result_columns_, 1, 0}) {
+        const auto at = linear(store->offset, row_, column_);
+        const int number = store->buffer - result_;
+        const bool stored = number < functor_.results;
+        if (!at || at->column != 1 || ((!several || !stored) && *at != Linear{result_columns_, 1, 0})) {
           return "it stores its result at other places than the product's";
         }
-        stmt.node = loops::Set{result, loops::constant(0), store->value};
+        if (stored) results_.at(number) = {at->row, at->constant};
+        stmt.node = loops::Set{result, loops::constant(number),
+                               several ? unrounded(columns->body, store->value) : store->value};
       } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
         compute->loose = compute->loose || loose;
       }
     }
-    if (functor_.tile) {
-      functor_.tile->array = tile;
-      kernel_.arrays.push_back({"tile", DType::kF32, 1});
+    for (size_t i = 0; i < functor_.tiles.size(); ++i) {
+      kernel_.arrays.push_back({i == 0 ? "tile" : cat("tile", i + 1), DType::kF32, 1});
     }
     kernel_.arrays[sums].size = static_cast<int64_t>(first_.size());
     if (first_.size() == 1 && result_columns_ != product_columns_) return "it leaves out columns of the product";
     if (first_.empty() || first_.size() > 2) {
       return cat("an element of it is made of ", first_.size(), " columns of the product, it takes one or two");
     }
+    if (several && first_.size() > 1) return "an element of its several results is made of two columns of the product";
     std::set<int> read;
     codegen::for_each(kernel_.body, [&](const auto& node) {
       if constexpr (requires { node.buffer; }) read.insert(node.buffer);
     });
-    if (functor_.tile) read.insert(functor_.tile->buffer);
+    for (const auto& tile : functor_.tiles) read.insert(tile.buffer);
     functor_.members.assign(read.begin(), read.end());
     functor_.sums = sums;
     functor_.result = result;
@@ -175,11 +193,13 @@ class Tail {
     made.sums = static_cast<int>(first_.size());
     made.n = result_columns_;
     made.out = kernel_.buffers[result_].dtype;
-    if (functor_.tile) {
+    for (const auto& tile : functor_.tiles) {
       const auto& members = functor_.members;
-      const auto member = std::find(members.begin(), members.end(), functor_.tile->buffer) - members.begin();
-      made.tile = {static_cast<int>(member), functor_.tile->columns, kernel_.buffers[functor_.tile->buffer].dtype};
+      const auto member = std::find(members.begin(), members.end(), tile.buffer) - members.begin();
+      made.tiles.push_back({static_cast<int>(member), tile.columns, kernel_.buffers[tile.buffer].dtype});
     }
+    made.results = results_;
+    made.folds = folds_;
     return made;
   }
   const std::vector<int64_t>& first() const { return first_; }
@@ -215,8 +235,18 @@ class Tail {
         },
         stmt.node);
   }
-  // Whether a load reads the places of the result in an array of 16-bit floats, the first such, or its once more.
-  bool is_tile(const loops::Load& load) {
+  // What a register was rounded from, since what is stored is rounded anyway.
+  static loops::RegisterId unrounded(const loops::Body& body, loops::RegisterId value) {
+    for (const loops::Stmt& stmt : body) {
+      const auto* compute = std::get_if<loops::Compute>(&stmt.node);
+      if (compute == nullptr || compute->result != value) continue;
+      const bool rounds = compute->op == ir::OpKind::kConvert && compute->from == DType::kF32;
+      return rounds ? compute->operands.front() : value;
+    }
+    return value;
+  }
+  // Which of the arrays of 16-bit floats a load reads at the places of the result; -1 for none, or one too many.
+  int tile_of(const loops::Load& load) {
     const auto at = linear(load.offset, row_, column_);
     const bool plain = load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty();
     const auto& shape = inputs_.at(load.buffer);
@@ -224,10 +254,19 @@ class Tail {
     if (!plain || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ || at->row != shape[1] ||
         at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
         (dtype != DType::kBF16 && dtype != DType::kF16) || shape[1] % 8 != 0) {
-      return false;
+      return -1;
     }
-    if (!functor_.tile) functor_.tile = codegen::Functor::Tile{0, load.buffer, shape[1], at->constant};
-    return functor_.tile->buffer == load.buffer && functor_.tile->first == at->constant;
+    auto& tiles = functor_.tiles;
+    const size_t most = outputs_ > 1 ? 2 : 1;
+    const auto found = std::find_if(tiles.begin(), tiles.end(), [&](const auto& tile) {
+      return tile.buffer == load.buffer && tile.first == at->constant;
+    });
+    if (found != tiles.end()) return static_cast<int>(found - tiles.begin());
+    if (tiles.size() == most || (!tiles.empty() && kernel_.buffers[tiles.front().buffer].dtype != dtype)) return -1;
+    constexpr int kOthers = 2;  // the arrays of sums and results
+    const int number = static_cast<int>(tiles.size());
+    tiles.push_back({kOthers + number, load.buffer, shape[1], at->constant});
+    return number;
   }
   int64_t sum(int64_t column) {
     const auto found = std::find(first_.begin(), first_.end(), column);
@@ -237,6 +276,9 @@ class Tail {
   }
 
   int ends_;
+  size_t outputs_;
+  bool folds_;
+  std::vector<grouped::RowEpilogue::Result> results_;
   loops::Kernel kernel_;
   int product_, result_, row_ = 0, column_ = 0;
   int64_t product_columns_, result_columns_, rows_;
@@ -245,39 +287,38 @@ class Tail {
   codegen::Functor functor_;
 };
 
-// The one segment that reads the value, if it does not leave the program and nothing else reads it.
-std::optional<size_t> only_reader(const plan::Plan& plan, ValueId value) {
-  const Fusion& whole = plan.fusion;
-  if (std::count(whole.outputs.begin(), whole.outputs.end(), value) > 0) return std::nullopt;
-  for (const ir::Op& op : whole.ops) {
-    const bool reads = std::count(op.inputs.begin(), op.inputs.end(), value) > 0;
-    if (reads && op.kind == ir::OpKind::kConcat) return std::nullopt;
-  }
-  std::optional<size_t> reader;
-  for (size_t i = 0; i < plan.segments.size(); ++i) {
-    const std::vector<ValueId>& inputs = plan.segments[i].inputs;
-    if (std::count(inputs.begin(), inputs.end(), value) == 0) continue;
-    if (reader) return std::nullopt;
-    reader = i;
-  }
-  return reader;
-}
-
 // Fills in the epilogue, or says why there is none.
-std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogue) {
-  const plan::Segment &product = plan.segments[epilogue.product], &tail = plan.segments[epilogue.tail];
+std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, const Target& target, Epilogue& epilogue) {
+  const plan::Segment& product = plan.segments[epilogue.product];
   const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
   if (on_cpu && (problem.mode != grouped::Mode::kRows || problem.scales != grouped::Scales::kNone)) {
     return "it is no plain product of rows";
   }
   if (std::string why = on_cpu ? "" : grouped::why_not_hopper(problem, target); !why.empty()) return why;
-  if (tail.outputs.size() != 1) return cat("it has ", tail.outputs.size(), " results");
+  plan::Segment tail = plan.segments[reading.front()];
+  epilogue.tails = reading;
+  if (reading.size() > 1 || tail.outputs.size() > 1) {
+    if (on_cpu) return cat("it has ", std::max(reading.size(), tail.outputs.size()), " results");
+    JoinedTails joined;
+    if (std::string why = join(plan, reading, problem, joined); !why.empty()) return why;
+    tail = joined.segment;
+    epilogue.tails = joined.parts;
+    epilogue.sum = joined.sum;
+  }
+  const size_t stored = tail.outputs.size() - (epilogue.sum ? 1 : 0);
   const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
-  const bool is_float = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
-  if (!is_float) return cat("its result is ", name(result.dtype));
-  if (result.axes.size() != 2 || result.axes[0].extent != problem.m)
-    return "its result has other rows than the product";
+  for (size_t i = 0; i < stored; ++i) {
+    const ir::Value& value = tail.fusion.values[tail.fusion.outputs[i]];
+    const bool is_float = value.dtype == DType::kF32 || value.dtype == DType::kBF16 || value.dtype == DType::kF16;
+    if (!is_float) return cat("its result is ", name(value.dtype));
+    if (value.axes.size() != 2 || value.axes[0].extent != problem.m) {
+      return "its result has other rows than the product";
+    }
+    const bool alike = value.dtype == result.dtype && size_of(value.dtype) == 2 && size_of(problem.out) == 2;
+    if (tail.outputs.size() > 1 && !alike) return "the product and its results are not all bf16, or all f16";
+  }
+  epilogue.results.assign(tail.outputs.begin(), tail.outputs.begin() + static_cast<std::ptrdiff_t>(stored));
   const auto input = std::find(tail.inputs.begin(), tail.inputs.end(), product.outputs.front());
   try {
     const ValueId extents = product.inputs[2];
@@ -285,16 +326,16 @@ std::string fill(const plan::Plan& plan, const Target& target, Epilogue& epilogu
       return !problem.has_starts && is_group_ends(plan.fusion, id, extents, problem.m);
     });
     const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
-    Tail text(tail.fusion, tail.fusion.inputs[input - tail.inputs.begin()], ends_input, target);
+    const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];
+    Tail text(tail.fusion, read, ends_input, epilogue.sum.has_value(), target);
     if (std::string why = text.rewrite(); !why.empty()) return why;
     if (on_cpu) {
-      const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];
       epilogue.tile = tile_tail(tail.fusion, read, text.first(), target);
-      for (size_t i = 0; i < tail.inputs.size(); ++i) epilogue.operands.push_back(i);
+      epilogue.reads = tail.inputs;
       return "";
     }
     epilogue.functor = text.epilogue(target);
-    epilogue.operands = text.operands();
+    for (size_t operand : text.operands()) epilogue.reads.push_back(tail.inputs[operand]);
   } catch (const UserError& error) {
     return cat("it is none of rows and columns: ", error.what());
   }
@@ -309,11 +350,13 @@ std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epi
   std::set<size_t> found;
   for (size_t i = plan.segments.size(); i-- > 0;) {
     const plan::Segment& segment = plan.segments[i];
-    const auto tail = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) { return e.tail == i; });
+    const auto ends = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) {
+      return std::find(e.tails.begin(), e.tails.end(), i) != e.tails.end();
+    });
     const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
-    if (tail != epilogues.end()) {
-      for (size_t operand : tail->operands) read.insert(segment.inputs[operand]);
-      read.insert(plan.segments[tail->product].outputs.front());
+    if (ends != epilogues.end()) {
+      read.insert(ends->reads.begin(), ends->reads.end());
+      read.insert(plan.segments[ends->product].outputs.front());
     } else if (std::any_of(segment.outputs.begin(), segment.outputs.end(), is_read) ||
                segment.strategy == plan::Strategy::kNested) {  // whose workspace every target has
       read.insert(segment.inputs.begin(), segment.inputs.end());
@@ -332,15 +375,19 @@ Epilogues find_epilogues(const plan::Plan& plan, const Target& target) {
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const plan::Segment& segment = plan.segments[i];
     if (segment.strategy != plan::Strategy::kGrouped) continue;
-    const auto reader = only_reader(plan, segment.outputs.front());
-    if (!reader || plan.segments[*reader].strategy != plan::Strategy::kPointwise) continue;
-    Epilogue epilogue{i, *reader, {}, {}};
-    const std::string why = taken.count(*reader) > 0 ? "it is that of another product" : fill(plan, target, epilogue);
+    const std::vector<size_t> reading = readers(plan, segment.outputs.front());
+    const auto is_pointwise = [&](size_t j) { return plan.segments[j].strategy == plan::Strategy::kPointwise; };
+    if (std::none_of(reading.begin(), reading.end(), is_pointwise)) continue;
+    Epilogue epilogue{i, {}, {}, {}, {}, {}};
+    std::string why = fill(plan, reading, target, epilogue);
+    for (const size_t tail : epilogue.tails) {
+      if (why.empty() && taken.count(tail) > 0) why = "it is that of another product";
+    }
     if (why.empty()) {
-      taken.insert(*reader);
+      taken.insert(epilogue.tails.begin(), epilogue.tails.end());
       found.all.push_back(std::move(epilogue));
     } else {
-      found.why_not[i] = cat("what follows in segment ", *reader, " is a kernel of its own: ", why);
+      found.why_not[i] = cat("what follows in segment ", reading.front(), " is a kernel of its own: ", why);
     }
   }
   if (!found.all.empty()) found.unread = unread(plan, found.all);

@@ -18,9 +18,11 @@
 namespace jf::host {
 
 struct Epilogue {
-  size_t product;  // numbers of the segments of Plan: the product's, and the one that reads it
-  size_t tail;
-  std::vector<size_t> operands;  // by member of the functor: the tail's input
+  size_t product;                  // number of its segment of Plan
+  std::vector<size_t> tails;       // those of the segments that end its kernel, which runs in place of the last of them
+  std::vector<ir::ValueId> reads;  // by member of the functor: the plan's value
+  std::vector<ir::ValueId> results;  // the first takes the place of the product's
+  std::optional<ir::ValueId> sum;    // what is added up along the columns: partial sums are where the product was
   grouped::RowEpilogue functor;
   std::optional<TileTail> tile = {};  // instead, on the CPU
 };

@@ -95,14 +95,20 @@ KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, con
   return facts;
 }
 
-KernelFacts joined(const KernelFacts& first, const KernelFacts& second, const std::string& product) {
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::string& product) {
   KernelFacts facts = first;
-  for (const Flow& read : second.reads) {
-    if (read.value != product) facts.reads.push_back(read);
+  facts.writes.clear();
+  const size_t own = facts.reads.size();
+  for (const KernelFacts& tail : tails) {
+    for (const Flow& read : tail.reads) {
+      const auto is_same = [&](const Flow& other) { return other.value == read.value; };
+      const auto others = facts.reads.begin() + static_cast<std::ptrdiff_t>(own);
+      if (read.value != product && std::none_of(others, facts.reads.end(), is_same)) facts.reads.push_back(read);
+    }
+    facts.writes.insert(facts.writes.end(), tail.writes.begin(), tail.writes.end());
+    facts.operations += tail.operations;
+    facts.reason += cat("; then ", tail.name, " on its sums, which are not stored: ", tail.reason);
   }
-  facts.writes = second.writes;
-  facts.operations += second.operations;
-  facts.reason += cat("; then ", second.name, " on its sums, which are not stored: ", second.reason);
   return facts;
 }
 

@@ -34,7 +34,7 @@ struct KernelFacts {
 KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, const std::vector<ir::ValueId>& inputs,
                          const std::vector<ir::ValueId>& outputs);
 // The kernel of a product that ends with what another one would do: `product` is what they would pass.
-KernelFacts joined(const KernelFacts& first, const KernelFacts& second, const std::string& product);
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::string& product);
 // Of a whole fusion as one kernel.
 KernelFacts kernel_facts(const ir::Fusion& fusion);
 

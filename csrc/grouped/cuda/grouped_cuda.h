@@ -54,8 +54,22 @@ struct RowEpilogue {
     int64_t columns;
     DType dtype;
   };
-  std::optional<Tile> tile;
+  std::vector<Tile> tiles;  // one, or two where there are several results
+  // With several results, each n columns of an array [m, columns] from `first` on, all of one 16-bit type; that of
+  // the first is the product's `out`. The others follow the members.
+  struct Result {
+    int64_t columns, first;
+  };
+  std::vector<Result> results;
+  // Whether it also adds up a number of every place over the columns of a row, for which partial sums follow the
+  // results: float32 [partial_sums(n), m].
+  bool folds = false;
+
+  bool several() const { return !results.empty(); }
 };
+
+// Partial sums of a row of n columns that an epilogue of several results leaves.
+int64_t partial_sums(int64_t n);
 
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);

@@ -63,7 +63,11 @@ int64_t store_rows(const Problem& p) { return kWarpgroupRows / stores_across(p);
 
 int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
-int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
+// Rows of a piece of HopperSeveral, of 64 columns like all.
+constexpr int64_t kPieceRows = 32;
+
+// `epilogue` may be null, here and below.
+int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = (2 * c.stages + 2) * 8;
   constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
@@ -74,12 +78,18 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c) {
   const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
   const int64_t pieces = p.scales == Scales::kBlocks ? 0 : 2 * 2 * 8;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(stages + kResults + scales + kUnits + pieces + barriers, kSharedAlign);
+  int64_t results = kResults;
+  if (epilogue && epilogue->several()) {
+    results = 2 * 2 * kPieceRows * kRowBytes *
+              static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
+  }
+  return round_up(stages + results + scales + kUnits + pieces + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
-void fill_stages(const Problem& p, const Target& target, int most, HopperConfig& c) {
-  for (c.stages = most; c.stages > 2 && shared_bytes(p, c) > target.max_shared_bytes;) --c.stages;
+void fill_stages(const Problem& p, const Target& target, int most, HopperConfig& c,
+                 const RowEpilogue* epilogue = nullptr) {
+  for (c.stages = most; c.stages > 2 && shared_bytes(p, c, epilogue) > target.max_shared_bytes;) --c.stages;
 }
 
 // Rows of the tiles that a group of average size is cut into, all of one height.
@@ -112,7 +122,7 @@ double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target
   return rounds * (stages * std::max({products, bytes, kStageCycles}) + kTileCycles);
 }
 
-HopperConfig choose_rows(const Problem& p, const Target& target) {
+HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   HopperConfig best;
   double least = std::numeric_limits<double>::infinity();
   for (const int tile_m : {192, 128, 64}) {
@@ -121,7 +131,7 @@ HopperConfig choose_rows(const Problem& p, const Target& target) {
     // A pair of blocks takes neighbouring columns of the same rows.
     HopperConfig c{.tile_m = tile_m, .tile_n = kRowsColumns, .stages = 0, .cluster = p.n > kRowsColumns ? 2 : 1};
     constexpr int kMostStages = 8;
-    fill_stages(p, target, kMostStages, c);
+    fill_stages(p, target, kMostStages, c, epilogue);
     if (const double cycles = rows_cycles(p, c, target); cycles < least) {
       best = c;
       least = cycles;
@@ -147,7 +157,8 @@ void widen(const Problem& p, const Target& target, HopperConfig& c) {
   constexpr int kMostStages = 4;
   fill_stages(p, target, kMostStages, wide);
   // The second warpgroup begins a stage behind the first, and may not fall a unit behind.
-  if (shared_bytes(p, wide) <= target.max_shared_bytes && wide.stages >= 3 && divide_up(p.k, depth(p)) > wide.stages) {
+  if (shared_bytes(p, wide, nullptr) <= target.max_shared_bytes && wide.stages >= 3 &&
+      divide_up(p.k, depth(p)) > wide.stages) {
     c = wide;
   }
 }
@@ -175,7 +186,6 @@ bool fits(const Problem& p, const HopperConfig& c) {
          c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
 }
 
-// `epilogue` may be null, here and below.
 int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
 
 int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
@@ -201,13 +211,24 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
                       : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
-  std::vector<CudaMap> maps{{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)},
-                            {1, rhs},
-                            {out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))}};
-  if (epilogue && epilogue->tile) {
-    const int members = out + 2;
-    maps.push_back({members + epilogue->tile->member,
-                    matrices(0, p.m, epilogue->tile->columns, epilogue->tile->dtype, kWarpgroupRows)});
+  std::vector<CudaMap> maps{{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)}, {1, rhs}};
+  const bool several = epilogue && epilogue->several();
+  const int members = out + 2;
+  if (several) {
+    for (size_t i = 0; i < epilogue->results.size(); ++i) {
+      const RowEpilogue::Result& result = epilogue->results[i];
+      maps.push_back({i == 0 ? out : members + static_cast<int>(epilogue->members.size() + i) - 1,
+                      matrices(0, p.m, result.columns, p.out, kPieceRows)});
+      // A copy ends where the result does, and does not go on into what lies beside it.
+      maps.back().layout.extents[0] = static_cast<uint64_t>(result.first + epilogue->n);
+    }
+  } else {
+    maps.push_back({out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))});
+  }
+  for (size_t i = 0; epilogue && i < epilogue->tiles.size(); ++i) {
+    const RowEpilogue::Tile& tile = epilogue->tiles[i];
+    maps.push_back(
+        {members + tile.member, matrices(0, p.m, tile.columns, tile.dtype, several ? kPieceRows : kWarpgroupRows)});
   }
   return maps;
 }
@@ -277,9 +298,19 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     s += cat("    ", epilogue->members[i], " __restrict__ e", i, ",\n");
     members += cat(i > 0 ? ", e" : "e", i);
   }
+  const bool several = epilogue && epilogue->several();
+  for (size_t i = 1; several && i < epilogue->results.size(); ++i) s += cat("    ", out, "* out", i, ",\n");
+  if (several && epilogue->folds) s += "    float* partial,\n";
   s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
-  const bool tile = epilogue && epilogue->tile;
-  s += cat("    const __grid_constant__ jf::TensorMap out_map,",
+  const bool tile = epilogue && !several && !epilogue->tiles.empty();
+  std::string maps_of_results, maps_of_tiles;
+  for (size_t i = 1; several && i < epilogue->results.size(); ++i) {
+    maps_of_results += cat(" const __grid_constant__ jf::TensorMap out_map", i, ",\n   ");
+  }
+  for (size_t i = 0; several && i < epilogue->tiles.size(); ++i) {
+    maps_of_tiles += cat(" const __grid_constant__ jf::TensorMap tile_map", i, ",\n   ");
+  }
+  s += cat("    const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
            tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
            " long long m, long long k, long long n, long long groups,\n");
   s += "    long long) {\n";
@@ -289,7 +320,19 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
   s += "static_cast<int>(k), static_cast<int>(n)";
-  if (epilogue) s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
+  if (several) {
+    std::string places, tile_maps;
+    for (size_t i = 0; i < epilogue->results.size(); ++i) {
+      const std::string number = i == 0 ? "" : cat(i);
+      places += cat(i > 0 ? ", " : "", "{&out_map", number, ", out", number, ", ", epilogue->results[i].columns, ", ",
+                    epilogue->results[i].first, "}");
+    }
+    for (size_t i = 0; i < epilogue->tiles.size(); ++i) tile_maps += cat(i > 0 ? ", " : "", "&tile_map", i);
+    s += cat(", Epilogue{", members, "}, nullptr, {{", places, "}, {", tile_maps, "}, ",
+             epilogue->folds ? "partial" : "nullptr", "}");
+  } else if (epilogue) {
+    s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
+  }
   if (scaled)
     s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
   s += ");\n}\n";
@@ -297,6 +340,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
 }
 
 }  // namespace
+
+int64_t partial_sums(int64_t n) { return divide_up(n, int64_t{kWarpgroupRows}); }
 
 std::string print(const HopperConfig& c) {
   return cat("tile=", c.tile_m, "x", c.tile_n, "x", c.depth, " stages=", c.stages, " cluster=", c.cluster);
@@ -333,7 +378,7 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
-  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target);
+  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target, epilogue);
   if (p.mode == Mode::kRows && !epilogue) widen(p, target, c);
   c.depth = static_cast<int>(depth(p));
   return c;
@@ -345,7 +390,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
   const std::string why = why_not_hopper(p, target);
   JF_CHECK(why.empty(), "no wgmma kernel: ", why);
   JF_REQUIRE(fits(p, c), "[grouped_matmul] no kernel has the configuration ", print(c), "; use choose_hopper()");
-  const int64_t shared = shared_bytes(p, c);
+  const int64_t shared = shared_bytes(p, c, epilogue);
   JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
 
@@ -374,6 +419,11 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
   if (problem.scales != Scales::kNone) return "its sums are scaled before they are stored";
   problem.out = epilogue.out;
   if (std::string why = why_not_hopper(problem, target); !why.empty()) return why;
+  for (const RowEpilogue::Result& result : epilogue.results) {
+    for (const int64_t columns : {result.columns, result.first}) {
+      if (columns * size_of(epilogue.out) % kRowAlignment != 0) return cat(columns, " columns are no multiple of 8");
+    }
+  }
   if (epilogue.n * size_of(epilogue.out) % kRowAlignment != 0) {
     return cat(epilogue.n, " columns give rows that are not multiples of ", kRowAlignment, " bytes");
   }

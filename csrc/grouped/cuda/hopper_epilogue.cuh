@@ -27,6 +27,18 @@ struct NoEpilogue {
   static constexpr int kSums = 0, kTiles = 0;
 };
 
+// Whether it has several results: see hopper_several.cuh.
+template <class Epilogue, int = Epilogue::kResults>
+constexpr bool has_several(int) {
+  return true;
+}
+template <class>
+constexpr bool has_several(...) {
+  return false;
+}
+template <class Epilogue>
+constexpr bool kSeveral = has_several<Epilogue>(0);
+
 // Padding rows are zeros, whatever the functor would make of them.
 template <class Epilogue>
 constexpr bool kZeroPadding = Epilogue::kSums == 0;

@@ -12,7 +12,7 @@
 namespace jf::grouped {
 
 // One warpgroup's. `full`: its two barriers, of one arrival each.
-template <class Out, int kRows, class Epilogue, bool kReads = (Epilogue::kTiles > 0)>
+template <class Out, int kRows, class Epilogue, bool kReads = (Epilogue::kTiles > 0 && !kSeveral<Epilogue>)>
 class HopperExchange {
   using Store = HopperStore<Out, kRows>;
   using Tile = typename Epilogue::Tile;

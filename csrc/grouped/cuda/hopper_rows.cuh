@@ -23,6 +23,7 @@
 
 #include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_exchange.cuh"
+#include "grouped/cuda/hopper_several.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/hopper_units.cuh"
 
@@ -65,6 +66,7 @@ class HopperRows {
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
+  using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
   using Units = UnitQueue<kCluster, kWarps + 1>;                     // they and the copies
@@ -75,7 +77,7 @@ class HopperRows {
   };
   struct alignas(1024) Shared {
     Stage stages[kStages];
-    typename Store::Shared results[kMultipliers];
+    typename Several::template Buffers<typename Store::Shared> results[kMultipliers];
     typename Units::Shared units;
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done.
     unsigned long long full[kStages], empty[kStages];
@@ -89,7 +91,8 @@ class HopperRows {
   static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const TensorMap& rhs,
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
                                              int k, int n, const Epilogue& epilogue = {},
-                                             const TensorMap* tile_map = nullptr) {
+                                             const TensorMap* tile_map = nullptr,
+                                             const typename Several::Memory& several = {}) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -112,8 +115,12 @@ class HopperRows {
       }
     } else {
       ptx::take_registers<232>();
-      kernel.multiply(out_map, out, steps, n, epilogue, tile_map);
-      if constexpr (!kZeroPadding<Epilogue>) {
+      kernel.multiply(out_map, out, steps, n, ragged.m, epilogue, tile_map, several);
+      if constexpr (kSeveral<Epilogue>) {
+        constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
+        Several::template padding<kHasStarts>(epilogue, ragged, several, n, blockIdx.x * kAll + warp % kAll,
+                                              gridDim.x * kAll);
+      } else if constexpr (!kZeroPadding<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
         apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kAll + warp % kAll, gridDim.x * kAll);
       }
@@ -207,24 +214,31 @@ class HopperRows {
   }
 
   // ---- two warpgroups: products and results, each of every second unit ----
-  __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n,
-                                           const Epilogue& epilogue, const TensorMap* tile_map) {
+  __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n, int m,
+                                           const Epilogue& epilogue, const TensorMap* tile_map,
+                                           const typename Several::Memory& memory) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
-    Store store(shared_.results[self]);
+    Store store(address(&shared_.results[self]));
+    Several several(address(&shared_.results[self]), address(shared_.piece_full[self]), memory);
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
     RingPlace<kStages> place;
     if (kTurns) place.skip(self * steps);
-    typename Units::Place unit_place{kTurns ? self : 0, 0};
     Sums sums;
-    for (unsigned parity = 0;; parity ^= 1) {
-      RowUnit unit = units_.template read<true>(unit_place);
+    // One number beside the sums says all: no register is left for a place of its own.
+    for (unsigned turn = 0;; ++turn) {
+      const unsigned parity = turn & 1;
+      RowUnit unit = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
+                                                       : typename Units::Place{parity, turn / 2 & 1});
       if (unit.group == RowUnit::kEnd) break;
-      unit_place.skip(kTurns ? kMultipliers : 1);
       if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
-      if constexpr (Epilogue::kTiles > 0) exchange.begin(unit, n);
+      if constexpr (kSeveral<Epilogue>) {
+        several.begin(unit, n);
+      } else if constexpr (Epilogue::kTiles > 0) {
+        exchange.begin(unit, n);
+      }
       if constexpr (kTurns) {
         // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
         // stages before. The first turn of the first is free.
@@ -235,13 +249,15 @@ class HopperRows {
       }
       multiply_rows<kFewest>(sums, place, self, unit.count, steps);
       if constexpr (kTurns) place.skip(steps);
-      if constexpr (Epilogue::kTiles > 0) {
+      if constexpr (kSeveral<Epilogue>) {
+        several.finish(epilogue, sums, unit, n, m);
+      } else if constexpr (Epilogue::kTiles > 0) {
         exchange.finish(epilogue, sums, out_map, out, unit, n);
-        continue;
+      } else {
+        if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
+        store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
+        if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
       }
-      if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
-      store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
-      if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
     }
     store.drain();
   }

@@ -32,6 +32,7 @@ class HopperStore {
   };
 
   __device__ __forceinline__ explicit HopperStore(Shared& shared) : shared_(ptx::shared_address(&shared)) {}
+  __device__ __forceinline__ explicit HopperStore(unsigned shared) : shared_(shared) {}
 
   template <int kSums>
   __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
@@ -65,17 +66,22 @@ class HopperStore {
                                               int column, int n) {
     ptx::fence_async_shared();
     meet();
+    deliver(buffer, map, out, row, rows, column, n, n, 0);
+    if (thread() == 0) ptx::bulk_commit();
+  }
+  // The last step of that, for an array with `pitch` columns of which these are n from `first` on.
+  static __device__ __forceinline__ void deliver(unsigned buffer, const TensorMap& map, Out* out, int row, int rows,
+                                                 int column, int n, int pitch, int first) {
     if (rows >= kStoreRows) {
       if (thread() == 0) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          ptx::tile_store(&map, buffer + part * kPartBytes, column + part * kStoreColumns, row);
+          ptx::tile_store(&map, buffer + part * kPartBytes, first + column + part * kStoreColumns, row);
         }
       }
     } else {
-      copy_rows(buffer, out + static_cast<long long>(row) * n + column, rows, n - column, n);
+      copy_rows(buffer, out + static_cast<long long>(row) * pitch + first + column, rows, n - column, pitch);
     }
-    if (thread() == 0) ptx::bulk_commit();
   }
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x % kThreads); }

@@ -112,6 +112,14 @@ __device__ __forceinline__ void stmatrix_x4(unsigned address, const unsigned (&w
 __device__ __forceinline__ void st_shared(unsigned address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
+__device__ __forceinline__ uint2 ld_shared2(unsigned address) {
+  uint2 words;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+  return words;
+}
+__device__ __forceinline__ void st_shared(unsigned address, uint2 words) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(words.x), "r"(words.y) : "memory");
+}
 
 // ---- registers of a warpgroup ----
 

@@ -1,0 +1,264 @@
+"""Epilogues of several results: what they are part of, and the device code run by a warpgroup of CPU threads, with
+shared memory, tensor copies and barriers that do at once what the GPU does in time."""
+
+import pathlib
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_cuda_sources import assert_no_spills, nvrtc_or_skip
+from test_grouped_epilogue import BF16, EDGES, F32, HOPPER, kernels, programs
+from test_tma import hopper_or_skip
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+from jax_fuser._grouped_tail import GATED, tail_backward
+
+CSRC = pathlib.Path(__file__).parent.parent / "csrc"
+M, K, F = 700, 64, 136
+
+HARDWARE = """
+#include <atomic>
+struct int4 { int x, y, z, w; };
+namespace jf {
+struct TensorMap { unsigned short* data; int rows, columns, pitch; };  // boxes of 32 rows by 64 columns
+namespace ptx {
+alignas(1024) inline unsigned char memory[1 << 16];
+inline std::atomic<unsigned> phases[64];
+inline int awaited[64];
+template <int kThreads>
+void meet(int) {
+  static std::barrier<> barrier(kThreads);
+  barrier.arrive_and_wait();
+}
+template <int>
+void bulk_wait_read() {}
+inline void bulk_commit() {}
+inline void fence_async_shared() {}
+inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) { awaited[barrier / 8] += bytes; }
+inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+  while ((phases[barrier / 8] & 1) == parity) std::this_thread::yield();
+}
+template <class Use>
+void for_box(unsigned shared, const TensorMap& map, int column, int row, Use use) {
+  for (int i = 0; i < 32; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      auto* at = reinterpret_cast<unsigned short*>(memory + shared + i * 128 + ((j / 8) ^ (i % 8)) * 16 + j % 8 * 2);
+      const bool inside = row + i < map.rows && column + j < map.columns;
+      use(at, inside ? map.data + (row + i) * map.pitch + column + j : nullptr);
+    }
+  }
+}
+inline void tile_load(unsigned shared, const void* map, unsigned barrier, int column, int row) {
+  for_box(shared, *static_cast<const TensorMap*>(map), column, row,
+          [](auto* to, auto* from) { *to = from ? *from : 0; });
+  if ((awaited[barrier / 8] -= 4096) == 0) ++phases[barrier / 8];
+}
+inline void tile_store(const void* map, unsigned shared, int column, int row) {
+  for_box(shared, *static_cast<const TensorMap*>(map), column, row, [](auto* from, auto* to) { if (to) *to = *from; });
+}
+inline int4 ld_shared4(unsigned at) { int4 w; std::memcpy(&w, memory + at, sizeof(w)); return w; }
+inline uint2 ld_shared2(unsigned at) { uint2 w; std::memcpy(&w, memory + at, sizeof(w)); return w; }
+inline void st_shared(unsigned at, uint2 words) { std::memcpy(memory + at, &words, sizeof(words)); }
+inline void st_shared(unsigned at, float value) { std::memcpy(memory + at, &value, sizeof(value)); }
+inline unsigned shared_address(const void*) { return 0; }
+inline void stmatrix_x4_trans(unsigned address, const unsigned (&words)[4]) {
+  const unsigned lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const unsigned to = __shfl_sync(~0u, address, i * 8 + lane % 4 * 2 + half) + lane / 4 * 2;
+      const unsigned short value = words[i] >> 16 * half;
+      std::memcpy(memory + to, &value, 2);
+    }
+  }
+}
+}  // namespace ptx
+}  // namespace jf
+"""
+
+MAIN = """
+#include "grouped/cuda/hopper_several.cuh"
+%(functor)s
+#include <cstdio>
+template <class T>
+std::vector<T> read(const char* name, size_t count) {
+  std::vector<T> values(count);
+  std::FILE* file = std::fopen(name, "rb");
+  if (std::fread(values.data(), sizeof(T), count, file) != count) std::abort();
+  std::fclose(file);
+  return values;
+}
+int main() {
+  using namespace jf::grouped;
+  constexpr int m = %(m)d, n = %(n)d, groups = %(groups)d, kRows = %(rows)d, kParts = (n + 63) / 64;
+  const auto y = read<float>("y", m * n);
+  const auto extents = read<int>("extents", groups);
+  auto before = read<jf::bf16>("before", m * 2 * n);
+  const auto scale = read<float>("scale", m);
+  std::vector<jf::bf16> d_before(m * 2 * n, jf::bf16{0x7fc0}), again(m * n, jf::bf16{0x7fc0});
+  std::vector<float> partial(kParts * m, NAN);
+  const auto map = [](auto& array, int columns, int pitch) {
+    return jf::TensorMap{&array[0].bits, m, columns, pitch};
+  };
+  const jf::TensorMap in = map(before, 2 * n, 2 * n), gate = map(d_before, n, 2 * n), up = map(d_before, 2 * n, 2 * n),
+                      out = map(again, n, n);
+  const Ragged ragged = {extents.data(), nullptr, groups, m};
+  const Epilogue epilogue = {before.data(), scale.data()};
+  using Several = HopperSeveral<jf::bf16, kRows, Epilogue>;
+  const Several::Memory memory = {
+      {{&out, again.data(), n, 0}, {&gate, d_before.data(), 2 * n, 0}, {&up, d_before.data(), 2 * n, n}}, {&in, &in},
+      partial.data()};
+  const auto thread = [&](unsigned id) {
+    threadIdx.x = id;
+    Several several(1024, 8, memory);
+    for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
+      for (int row = first; row < first + ragged.extents[g]; row += kRows) {
+        for (int column = 0; column < n + 128; column += 128) {  // a cluster's second block may have none
+          const RowUnit unit = {g, row, std::min(kRows, first + ragged.extents[g] - row), column};
+          float sums[2][kRows / 2];
+          for (int slice = 0; slice < 2; ++slice) {
+            for (int i = 0; i < kRows / 2; ++i) {
+              const int r = i / 4 * 8 + id %% 4 * 2 + i %% 2;
+              const int c = column + slice * 64 + id / 32 * 16 + id %% 32 / 4 + i / 2 %% 2 * 8;
+              sums[slice][i] = r < unit.count && c < n ? y[(row + r) * n + c] : NAN;
+            }
+          }
+          several.begin(unit, n);
+          several.finish(epilogue, sums, unit, n, m);
+        }
+      }
+    }
+    Several::padding<false>(epilogue, ragged, memory, n, id / 32, 4);
+  };
+  std::vector<std::thread> threads;
+  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
+  for (std::thread& t : threads) t.join();
+  std::fwrite(d_before.data(), 2, d_before.size(), stdout);
+  std::fwrite(again.data(), 2, again.size(), stdout);
+  std::fwrite(partial.data(), 4, partial.size(), stdout);
+}
+"""
+
+
+def backward(cotangent, w2, extents, before, scale):
+    return tail_backward(cotangent, w2, extents, before, scale, activation=GATED["swiglu"], gated=True,
+                         wanted=(True, True, True))  # fmt: skip
+
+
+def shapes(groups=7, m=M, k=K, f=F):
+    kinds = [((m, k), BF16), ((groups, f, k), BF16), ((groups,), jnp.int32), ((m, 2 * f), BF16), ((m,), F32)]
+    return [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+
+
+def arrays(extents, f=F):
+    rng, owned = np.random.default_rng(1), np.arange(M) < sum(extents)
+    cotangent = np.where(owned[:, None], rng.normal(size=(M, K)), np.nan)  # padding is never read
+    before, scale = rng.normal(size=(M, 2 * f)) * owned[:, None], rng.uniform(0.5, 2, M) * owned
+    w2 = rng.normal(size=(len(extents), f, K)) * K**-0.5
+    return [jnp.asarray(cotangent, BF16), jnp.asarray(w2, BF16), jnp.asarray(extents, jnp.int32),
+            jnp.asarray(before, BF16), jnp.asarray(scale, F32)]  # fmt: skip
+
+
+def truth(back, before, scale):
+    """Return the derivatives by `before` and `scale` and the tail's result, of the product's derivative."""
+
+    def tail(before, scale):
+        gate, up = jnp.split(before.astype(F32), 2, axis=1)
+        return jax.nn.silu(gate) * up * scale[:, None]
+
+    out, pull = jax.vjp(tail, before.astype(F32), scale)
+    return [*pull(jnp.asarray(back, F32)), out]
+
+
+def product(cotangent, w2, extents, *_):
+    back, first = np.zeros((M, w2.shape[1]), np.float32), 0
+    for g, count in enumerate(np.asarray(extents)):
+        rows = slice(first, first + count)
+        back[rows] = np.asarray(cotangent, np.float32)[rows] @ np.asarray(w2, np.float32)[g].T
+        first += count
+    return back
+
+
+def test_backward_of_a_gated_tail_is_one_kernel():
+    given = shapes()
+    fused, sums = kernels(backward, given)
+    assert fused["entry"] == "jf_grouped_rows_fused" and sums["strategy"] == "reduction"
+    assert sums["reads"][0][2] == [3, M]  # a number for each 64 of 136 columns
+    [program] = programs(backward, given)
+    assert _core.workspace_bytes(program, HOPPER) == _core.workspace_bytes(program, _core.cuda_target_for(80))
+
+
+def test_the_layer_has_no_derivative_between_its_products_in_memory():
+    def loss(x, weights, w13, w2, experts):
+        return jf.moe.mlp(x, experts, weights, w13, w2).astype(F32).sum()
+
+    given = [((64, 32), BF16), ((64, 2), F32), ((4, 32, 256), BF16), ((4, 128, 32), BF16), ((64, 2), jnp.int32)]
+    ran = kernels(jax.grad(loss, range(4)), [jax.ShapeDtypeStruct(*kind) for kind in given])
+    [fused] = [k for k in ran if k["entry"] == "jf_grouped_rows_fused"]
+    assert [w[2] for w in fused["writes"]] == [[128, 128]] * 3 + [[128]]
+    assert sum("grouped" in k["entry"] for k in ran) == 5  # a sum does not ask for the second product forward
+
+
+@pytest.mark.parametrize("edge", ["odd", "empty groups"])
+def test_every_element_gets_its_own(edge, tmp_path):
+    compiler = _core.host_compiler()[0]
+    if not compiler.endswith("g++"):
+        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
+    given = arrays(EDGES[edge])
+    [program] = programs(backward, shapes())
+    source = _core.stages(program, HOPPER)["source"]
+    source = source[source.rindex('#include "grouped/') :]
+    places = re.findall(r"\{&out_map\d*, out\d*, (\d+), (\d+)\}", source)
+    assert places == [(str(F), "0"), (str(2 * F), "0"), (str(2 * F), str(F))]
+    assert "Epilogue{e0, e1}" in source and "tile == 0 ? 0 : 136" in source
+    back = product(*given)
+    first = sum(EDGES[edge])
+    y = np.where(np.arange(M)[:, None] < first, back, np.nan)
+    for name, array in (("y", y), ("extents", given[2]), ("before", given[3]), ("scale", given[4])):
+        (tmp_path / name).write_bytes(np.asarray(array).tobytes())
+    for folder, stubs in (("codegen", ("ptx.cuh", "ptx_convert.cuh")), ("grouped/cuda", ("ptx_hopper.cuh",))):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in stubs:
+            (tmp_path / folder / name).write_text("#pragma once\n")
+    (tmp_path / "main.cpp").write_text(
+        (CSRC.parent / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
+        + HARDWARE
+        + MAIN % {"functor": source[source.index('#include "codegen') : source.index("// tile=")], "m": M, "n": F,
+                  "groups": 7, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0])}
+    )  # fmt: skip
+    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{tmp_path}", f"-I{CSRC}"]
+    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, timeout=60).stdout
+    d_before = np.frombuffer(raw[: M * 2 * F * 2], BF16).reshape(M, 2 * F)
+    again = np.frombuffer(raw[M * 2 * F * 2 : M * 3 * F * 2], BF16).reshape(M, F)
+    partial = np.frombuffer(raw[M * 3 * F * 2 :], np.float32).reshape(-1, M)
+    want = truth(np.asarray(jnp.asarray(back, BF16), np.float32), *given[3:])
+    for got, expected in zip((d_before, partial.sum(0), again), want):
+        assert_close(got, expected, BF16)
+
+
+def test_it_compiles_without_spills(tmp_path):
+    nvrtc_or_skip()
+    [program] = programs(backward, shapes(16, 8192, 2048, 768))
+    for used in assert_no_spills(program, tmp_path):
+        assert used["STACK"] == 0 and used["REG"] <= 168
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("f", [72, 136, 1160])
+@pytest.mark.parametrize("edge", EDGES)
+def test_numbers_on_hopper(edge, f):
+    device = hopper_or_skip()
+    given = arrays(EDGES[edge], f)
+    want = truth(product(*given), *given[3:])
+    with jax.default_device(device):
+        operands = jax.device_put(given, device)
+        jax.block_until_ready([jnp.full(w.shape, jnp.nan, BF16) for w in want])  # what the results' memory may hold
+        got, again = jax.jit(backward)(*operands), jax.jit(backward)(*operands)
+    for a, b, w in zip(got, again, want):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+        assert_close(a, w, BF16)
