@@ -34,6 +34,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "square": np.square,
     "tanh": np.tanh,
     "exp": np.exp,
+    "log": np.log,
     "is_finite": np.isfinite,
     "sin": np.sin,
     "sqrt": np.sqrt,

@@ -214,6 +214,29 @@ def test_rows_of_one_element(device, shape, dtype):
         assert_close(got[2], want, tolerance)
 
 
+@pytest.mark.parametrize("rows", [40, 700])  # components as a whole, and in parts
+def test_what_follows_folds_is_in_their_kernel(device, rows):
+    b, scaled, *_ = start(3, rows, 8)
+    largest = b.reduce("reduce_max", scaled, [1])
+    power = b.pointwise("exp", [b.pointwise("sub", [scaled, b.broadcast_like(largest, scaled, [0, 2])])])
+    total = b.reduce("reduce_sum", power, [1])
+    b.output(b.pointwise("add", [b.pointwise("log", [total]), largest]))
+    b.output(b.pointwise("neg", [largest]))
+    fusion = b.finish()
+    last = jf.ir.propose(fusion, "cuda")[-1].fusion
+    assert set(fusion.outputs) == set(last.outputs) and largest not in last.outputs
+    for sizes in ([3, rows - 5, 2], [rows, 0, 0]):
+        arrays = inputs(sizes, rows, 8)
+        [top] = fold_truth(arrays, ("max",))
+        x, w, starts, extents = arrays
+        there = np.flatnonzero(extents)
+        parts = [np.float64(x[starts[g] : starts[g] + extents[g]]) * np.float64(w[g]) for g in there]
+        want = np.stack([np.log(np.exp(p).sum(0)) for p in parts])
+        for got, lowest in (jf.ir.run(fusion, *arrays), interpreted(fusion, *arrays)):
+            assert_close(np.asarray(got)[there], want, "float32")
+            assert_close(np.asarray(lowest)[there], -top[there], "float32")
+
+
 def contiguous(groups, rows, columns, dtype="f32"):
     """Softmax over the rows of groups that follow each other: starts are computed from the sizes."""
     b = jf.ir.Builder("contiguous")

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "ir/text.h"
 #include "ir/unused.h"
+#include "plan/after_folds.h"
 #include "plan/extract.h"
 #include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
@@ -102,7 +103,7 @@ Plan plan(const ir::Fusion& given) {
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
   Plan result{in_two_stages(cut), {}};
   const ir::Fusion& whole = result.fusion;
-  for (const Draft& draft : draft_segments(whole)) {
+  for (const Draft& draft : with_what_follows_folds(whole, draft_segments(whole))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
     Segment segment = extract(whole, draft, segment_name);
     segment.strategy = strategy(draft.kind);

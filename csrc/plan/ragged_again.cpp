@@ -100,6 +100,9 @@ std::vector<std::pair<ValueId, std::vector<ValueId>>> values_of_folds(const Fusi
   }
   std::vector<std::pair<ValueId, std::vector<ValueId>>> result;
   for (auto& [folds, group] : groups) result.push_back(std::move(group));
+  for (const Op& op : segment.ops) {
+    if (!result.empty() && known.insert(op.output).second) result.back().second.push_back(op.output);
+  }
   return result;
 }
 
