@@ -110,9 +110,10 @@ struct Load {
   std::vector<Step> steps = {};    // added to the offset
   Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
   // Of elements side by side, those of lanes that do not run mean nothing: `whole`: the offset is a multiple of the
-  // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
+  // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read;
+  // `across`: the offset is that of any of so many elements, and what is behind them is not read.
   bool whole = false;
-  int64_t around = 0;
+  int64_t around = 0, across = 0;
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -326,6 +327,7 @@ struct Kernel {
   int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: clusters
   int64_t cluster = 1;             // CUDA: blocks of a cluster, side by side along x
   int64_t block = 1, block_y = 1;  // CUDA: threads
+  int64_t resident = 1;            // CUDA: blocks for which a multiprocessor should have registers, at least
   Body body;
 };
 
