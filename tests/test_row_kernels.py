@@ -131,22 +131,6 @@ def test_rows_side_by_side_need_a_fold_across_them():
         jf.ir.schedule(fusion, "reduction", "cpu", {"rows": 2})
 
 
-def test_a_factor_of_the_row_waits_for_no_sum():
-    """The sum of products with the row's scale is folded beside what the scale is made of; a difference is not."""
-
-    def scaled(x):
-        return jnp.sum(x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True)), -1)
-
-    def difference(x):
-        return jnp.sum(x - jnp.max(x, -1, keepdims=True), -1)
-
-    x = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32) + 1e4
-    for f, combines in ((scaled, 1), (difference, 2)):
-        fusion = jf.ir.trace(f, x)
-        assert jf.ir.lower(fusion, "cuda").as_text("loops").count("combine ") == combines
-        assert_close(jax.jit(jf.fuse(f))(x), np.asarray(f(x.astype(np.float64))), "float32")
-
-
 def test_what_a_row_takes_from_memory_is_read_before_its_folds():
     fusion = jf.ir.trace(loss, np.zeros((64, 4096), np.float32), np.zeros(64, np.int32))
     loops = jf.ir.lower(fusion, "cuda").as_text("loops")

@@ -327,7 +327,6 @@ struct Kernel {
   int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: clusters
   int64_t cluster = 1;             // CUDA: blocks of a cluster, side by side along x
   int64_t block = 1, block_y = 1;  // CUDA: threads
-  int64_t resident = 1;            // CUDA: blocks for which a multiprocessor should have registers, at least
   Body body;
 };
 

@@ -82,18 +82,6 @@ loops::Kernel empty_kernel(const Fusion& segment, const Schedule& schedule) {
   return kernel;
 }
 
-// Blocks that go on from row to row should all run at once. Where ptxas took registers for a load more ahead, one of
-// two would wait for the other's end. Nothing is asked for that would leave threads so few that they spill.
-int64_t resident_blocks(const loops::Kernel& kernel, const Target& target) {
-  constexpr int64_t kThreads = 512;  // of 128 registers each
-  if (kernel.rings.empty() || kernel.cluster > 1 || target.multiprocessors == 0) return 1;
-  const int64_t blocks = (kernel.grid * kernel.grid_y + target.multiprocessors - 1) / target.multiprocessors;
-  int64_t shared = 0;
-  for (const loops::Buffer& buffer : kernel.buffers) shared += buffer.shared_size * size_of(buffer.dtype);
-  const bool room = blocks * shared <= target.max_shared_bytes;
-  return room && blocks * kernel.block * kernel.block_y <= kThreads ? blocks : 1;
-}
-
 }  // namespace
 
 loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Target& target) {
@@ -130,7 +118,6 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     load_across(kernel);
     loads_first(kernel);
     read_early(kernel);
-    kernel.resident = resident_blocks(kernel, target);
   }
   return kernel;
 }

@@ -10,7 +10,6 @@
 #include "plan/extract.h"
 #include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
-#include "plan/row_factors.h"
 #include "plan/segment.h"
 #include "plan/two_stages.h"
 
@@ -101,7 +100,7 @@ Plan plan(const ir::Fusion& given) {
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
-  Plan result{in_two_stages(without_row_factors(cut)), {}};
+  Plan result{in_two_stages(cut), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : draft_segments(whole)) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
