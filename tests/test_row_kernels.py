@@ -129,3 +129,9 @@ def test_rows_side_by_side_need_a_fold_across_them():
     fusion = jf.ir.trace(lambda x: x - x.max(1, keepdims=True), jnp.zeros((64, 64)))
     with pytest.raises(jf.UserError, match="rows: nothing folds across rows"):
         jf.ir.schedule(fusion, "reduction", "cpu", {"rows": 2})
+
+
+def test_what_a_row_takes_from_memory_is_read_before_its_folds():
+    fusion = jf.ir.trace(loss, np.zeros((64, 4096), np.float32), np.zeros(64, np.int32))
+    loops = jf.ir.lower(fusion, "cuda").as_text("loops")
+    assert max(m.start() for m in re.finditer(" load x", loops)) < loops.index("combine ")

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/aligned_rows.h"
+#include "lower/early_reads.h"
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
@@ -108,13 +109,15 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   check_size(kernel, target);
 
   // 5. How it gets at memory. CPU: what is loaded in tiles, and what is fetched ahead of its use; CUDA: loads that do
-  // not wait for each other.
+  // not wait for each other, nor for folds that they do not need.
   if (target.platform == Platform::kCpu) {
     turn_gathers(kernel);
     prefetch_rows(kernel);
   } else {
     align_rows(kernel);
+    load_across(kernel);
     loads_first(kernel);
+    read_early(kernel);
   }
   return kernel;
 }
