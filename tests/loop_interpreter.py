@@ -213,11 +213,6 @@ class Block:
             assert not (first % width)[active.threads].any(), f"{buffer.name}[{at}] is no whole vector"
             reached = (first >= 0) & (first < size)
             assert reached[active.threads].all(), f"{buffer.name}[{at}] reads a vector outside of it"
-        elif count.startswith(" across "):
-            first = np.where(self.condition(here), first, 0) if here else first
-            assert int(count.removeprefix(" across ")) == size
-            runs = active.threads & active.lanes.any(1)
-            assert ((first >= 0) & (first < size))[runs].all(), f"{buffer.name}[{at}] begins outside of it"
         else:
             size = int(count.removeprefix(" around "))
             assert size <= buffer.data.size
@@ -495,7 +490,7 @@ STATEMENTS = [
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+| across \d+)?",
+            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),

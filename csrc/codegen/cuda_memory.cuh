@@ -173,24 +173,6 @@ JF_FUNCTION Lanes<T, W> load_around_lanes(Type<Lanes<T, W>> type, const M* p, lo
   return load_lanes<W>(type, reinterpret_cast<const M*>(&piece), All{});
 }
 
-// Elements from any of `count` on, from the two aligned vectors that they are in, as far as these are there.
-template <class T, int W, class M>
-JF_FUNCTION Lanes<T, W> load_across_lanes(Type<Lanes<T, W>> type, const M* p, long offset, long count) {
-  constexpr int kBytes = W * int(sizeof(M)), kWords = kBytes / 4;
-  using Piece = Chunk<u32, kWords>;
-  const long low = offset & -W, last = (count - 1) & -W, next = offset & (W - 1) ? low + W : low;
-  const Piece a = *reinterpret_cast<const Piece*>(p + low);
-  const Piece b = *reinterpret_cast<const Piece*>(p + (next < last ? next : last));
-  u32 words[2 * kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    words[i] = a.v[i];
-    words[kWords + i] = b.v[i];
-  }
-  const Piece piece = from_byte<kWords>(words, u32(offset & (W - 1)) * u32(sizeof(M)));
-  return load_lanes<W>(type, reinterpret_cast<const M*>(&piece), All{});
-}
-
 // The offset where the condition holds, else 0. Of `where ? offset : 0`, ptxas 13 makes a 64-bit zero and predicated
 // arithmetic on it, and reads the zero before it is there: kernels failed on an H200 with misaligned addresses.
 JF_FUNCTION long or_first(bool where, long offset) { return offset & ptx::mask(where); }
@@ -207,10 +189,6 @@ JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
 template <class L, class M>
 JF_FUNCTION L load_around(const M* p, long index, long count) {
   return load_around_lanes(Type<L>{}, p, index, count);
-}
-template <class L, class M>
-JF_FUNCTION L load_across(const M* p, long offset, long count) {
-  return load_across_lanes(Type<L>{}, p, offset, count);
 }
 // The stride of neighbours.
 struct One {

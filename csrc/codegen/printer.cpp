@@ -248,8 +248,6 @@ struct Printer {
       line(definition, "jf::load<", type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
     } else if (load.around > 0) {
       line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", load.around, ");");
-    } else if (load.across > 0) {
-      line(definition, "jf::load_across<", type, ">(", buffer, ", ", at, ", ", load.across, ");");
     } else if (!each.empty()) {
       line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
     } else if (load.lane_stride == 0) {

@@ -117,10 +117,9 @@ struct Load {
   std::vector<Step> steps = {};    // added to the offset
   Condition or_first = {};         // elsewhere the buffer's first elements are read, and mean nothing
   // Of elements side by side, those of lanes that do not run mean nothing: `whole`: the offset is a multiple of the
-  // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read;
-  // `across`: the offset is that of any of so many elements, and what is behind them is not read.
+  // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
   bool whole = false;
-  int64_t around = 0, across = 0;
+  int64_t around = 0;
   std::optional<Rows> rows = {};  // lanes behind the last row read that one
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.

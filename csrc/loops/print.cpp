@@ -103,7 +103,6 @@ struct Printer {
          load.when.empty() ? "" : cat(" if ", condition(load.when)), within(load.within), steps(load.steps),
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
-         : load.across > 0 ? cat(" across ", load.across)
                            : "",
          rows(load.rows));
   }

@@ -131,28 +131,8 @@ class Aligner {
   std::map<int64_t, Parallel> parallel_;
 };
 
-void load_across(Kernel& kernel, Body& body, const Vector* in) {
-  for (Stmt& stmt : body) {
-    if (auto* loop = std::get_if<For>(&stmt.node)) load_across(kernel, loop->body, nullptr);
-    if (auto* guard = std::get_if<Guard>(&stmt.node)) load_across(kernel, guard->body, in);
-    if (auto* vector = std::get_if<Vector>(&stmt.node)) load_across(kernel, vector->body, vector);
-    auto* load = std::get_if<Load>(&stmt.node);
-    if (load == nullptr || in == nullptr || in->before || load->lane_stride != 1) continue;
-    const Buffer& buffer = kernel.buffers[load->buffer];
-    const int64_t size = size_of(buffer.dtype), bytes = kernel.width * size;
-    const bool plain = load->when.empty() && load->within.empty() && load->steps.empty() && load->or_first.empty();
-    const bool can = plain && buffer.shared_size == 0 && !buffer.written && bytes >= kWordBytes && bytes <= kLoadBytes;
-    const IndexPtr offset = replace(load->offset, in->variable, in->base);
-    if (can && graph::multiple_of(offset) * size < kWordBytes) load->across = buffer.bytes / size;
-  }
-}
-
 }  // namespace
 
 void align_rows(Kernel& kernel) { Aligner(kernel).run(); }
-
-void load_across(Kernel& kernel) {
-  if (kernel.width > 1) load_across(kernel, kernel.body, nullptr);
-}
 
 }  // namespace jf::lower

@@ -9,8 +9,5 @@ namespace jf::lower {
 // For kernels on CUDA. Nothing changes where some vector of the kernel is something else than a row of such an array or
 // of what all rows share, or where the loops have no vector to spare.
 void align_rows(loops::Kernel& kernel);
-// Vectors of elements that are smaller than words and begin anywhere come from the two aligned ones that they are in.
-// Where a kernel stores none such, lanes need not move for that.
-void load_across(loops::Kernel& kernel);
 
 }  // namespace jf::lower

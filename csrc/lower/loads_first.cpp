@@ -27,17 +27,6 @@ bool is_thread_loop(const Stmt& stmt) {
   return loop != nullptr && (loop->parallel == Parallel::kThread || loop->parallel == Parallel::kThreadY);
 }
 
-// Whether lanes that do not run may be read all the same.
-bool reads_across(const Vector& vector) {
-  bool any = false;
-  for (const Stmt& stmt : vector.body) {
-    const auto* load = std::get_if<Load>(&stmt.node);
-    if (load != nullptr && load->across == 0 && load->lane_stride != 0) return false;
-    any = any || (load != nullptr && load->across > 0);
-  }
-  return any && !vector.full && !vector.before;
-}
-
 // The statements that the loop's iterations run, below threads, conditions and lanes that hold nothing else; whether a
 // condition is among these.
 std::pair<Body*, bool> innermost(For& loop) {
@@ -48,7 +37,7 @@ std::pair<Body*, bool> innermost(For& loop) {
     const bool guard = std::holds_alternative<Guard>(only.node);
     const auto* vector = std::get_if<Vector>(&only.node);
     if (!guard && !is_thread_loop(only) && vector == nullptr) break;
-    guarded = guarded || guard || (vector != nullptr && (vector->before || reads_across(*vector)));
+    guarded = guarded || guard || (vector != nullptr && vector->before);
     body = body_of(only);
   }
   return {body, guarded};
@@ -178,9 +167,6 @@ class LoadsFirst {
           // Whether any lane runs; width - 1 less `before` is the same as ^.
           const int64_t most = kernel_.width - 1;
           when.push_back({add(vector->base, bit_xor(vector->before, constant(most))), vector->limit + most});
-          vector->full = true;
-        } else if (reads_across(*vector)) {
-          when.push_back({vector->base, vector->limit});
           vector->full = true;
         }
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {

@@ -115,7 +115,6 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     prefetch_rows(kernel);
   } else {
     align_rows(kernel);
-    load_across(kernel);
     loads_first(kernel);
     read_early(kernel);
   }

@@ -24,7 +24,7 @@ constexpr int64_t kKeptBytesOfWarp = 96 * 4;
 // Neighbouring columns of a block, so that it reads whole sectors.
 constexpr int64_t kFewColumns = 8;
 // Bytes of the widest access.
-constexpr int64_t kVectorBytes = 16, kWordBytes = 4, kMostLanesAcross = 8;
+constexpr int64_t kVectorBytes = 16;
 // Of rows of f32 so long, twice as many threads take half as much each: 1 to 3 % faster for rows of 8192.
 constexpr int64_t kManyVectors = 2048;
 // Elements of a row that is one warp's where sums go across rows: no row waits for another warp. 65536 bf16 rows of 768
@@ -218,17 +218,6 @@ void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p,
   }
 }
 
-// Lanes of columns whose rows begin anywhere, where all that is read is narrower than a word: 8191 rows of 5003 bf16
-// one element at a time reach 0.7 of a copy's speed.
-int64_t lanes_across(const RowFacts& facts, size_t lane_loop) {
-  int64_t widest = 0;
-  for (const Access& access : facts.traffic.accesses) {
-    if (access.steps[lane_loop] == 1 && !access.uses.empty()) widest = std::max(widest, access.bytes);
-  }
-  if (widest == 0 || widest >= kWordBytes || facts.traffic.scans) return 1;
-  return std::min(kVectorBytes / widest, kMostLanesAcross);
-}
-
 CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
   CudaReduction p;
   p.along = ThreadsAlong::kColumns;
@@ -236,9 +225,8 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];
-  if (p.lanes == 1 && columns >= kFewColumns * kMostLanesAcross) p.lanes = lanes_across(facts, shape.lane_loop);
   while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;
-  auto blocks = [&] { return shape.kept / columns * divide_up(divide_up(columns, p.lanes), p.threads); };
+  auto blocks = [&] { return shape.kept / columns * divide_up(columns / p.lanes, p.threads); };
   while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
   while (p.threads > kFewColumns && blocks() < target.multiprocessors) p.threads /= 2;
   p.threads_y = kBlock / p.threads;
