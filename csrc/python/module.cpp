@@ -370,6 +370,8 @@ nb::dict handlers(const std::string& platform) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The compiler core of jax_fuser. Use the names of the jax_fuser package instead.";
+  // Caches of JAX hold fusions until the process ends, which is no leak.
+  nb::set_leak_warnings(false);
   nb::exception<jf::UserError>(m, "UserError", PyExc_ValueError);
   nb::exception<jf::InternalError>(m, "InternalError", PyExc_RuntimeError);
   m.attr("ABI") = jf::ffi::kAbi;
