@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -218,12 +219,14 @@ def mlp(
         (2, 8)
     """
     x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
-    if experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
+    if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
             f"got {experts.shape}, {weights.shape} and {x.shape}"
         )
-    tokens, top_k = x.size // max(x.shape[-1], 1), experts.shape[-1]
+    if w13.ndim != 3:
+        raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
     weights = weights.reshape(tokens, top_k)
     if isinstance(activation, str) and activation in NAMED:

@@ -111,6 +111,8 @@ def test_fuse_and_an_activation_give_the_same_kernel():
         (lambda y: (y * 2).astype(jnp.int32), "its result is s32"),
         (lambda y: (y + 1, y * 2), "it has 2 results"),
         (lambda y: y[::2] + 1, "its result has other rows than the product"),
+        (lambda y: jnp.concatenate([y * 2, y * 2 * y]), "its results are not side by side"),
+        (lambda y: ((y + 1).astype(jnp.float16), (y * 2).astype(jnp.float16)), "are not all bf16, or all f16"),
     ],
 )
 def test_what_stays_apart_says_why(f, why):

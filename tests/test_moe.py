@@ -97,6 +97,8 @@ def test_no_tokens(device, layer):
     *_, w13, w2 = layer
     out = jf.moe.mlp(jnp.ones((0, D)), jnp.ones((0, TOP_K), jnp.int32), jnp.ones((0, TOP_K)), w13, w2)
     assert out.shape == (0, D)
+    no_columns = jf.moe.mlp(jnp.ones((4, 0)), jnp.ones((4, TOP_K), jnp.int32), jnp.ones((4, TOP_K)), w13[:, :0], w2)
+    assert_close(no_columns, jnp.zeros((4, D)))
 
 
 def test_leading_dimensions_dtype_and_plain_activation(device, layer):
@@ -306,6 +308,12 @@ ERRORS = {
     ),
     "mlp: experts and weights must be (.., top_k) for x": lambda: jf.moe.mlp(
         jnp.ones((2, 3)), jnp.ones((3, 1), jnp.int32), jnp.ones((3, 1)), jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3))
+    ),
+    "for x (.., d), got (1,), (1,) and ()": lambda: jf.moe.mlp(
+        jnp.ones(()), jnp.ones(1, jnp.int32), jnp.ones(1), jnp.ones((1, 3, 2)), jnp.ones((1, 1, 3))
+    ),
+    "mlp: w13 must be (num_experts, d, columns), got (3, 2)": lambda: jf.moe.mlp(
+        jnp.ones((2, 3)), jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.ones((3, 2)), jnp.ones((1, 1, 3))
     ),
 }
 

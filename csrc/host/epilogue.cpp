@@ -157,7 +157,10 @@ class Tail {
         if (!at || at->column != 1 || ((!several || !stored) && *at != Linear{result_columns_, 1, 0})) {
           return "it stores its result at other places than the product's";
         }
-        if (stored) results_.at(number) = {at->row, at->constant};
+        if (stored) {
+          if (at->constant < 0 || at->constant + result_columns_ > at->row) return "its results are not side by side";
+          results_.at(number) = {at->row, at->constant};
+        }
         stmt.node = loops::Set{result, loops::constant(number),
                                several ? unrounded(columns->body, store->value) : store->value};
       } else if (auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
@@ -307,7 +310,6 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     epilogue.sum = joined.sum;
   }
   const size_t stored = tail.outputs.size() - (epilogue.sum ? 1 : 0);
-  const ir::Value& result = tail.fusion.values[tail.fusion.outputs.front()];
   for (size_t i = 0; i < stored; ++i) {
     const ir::Value& value = tail.fusion.values[tail.fusion.outputs[i]];
     const bool is_float = value.dtype == DType::kF32 || value.dtype == DType::kBF16 || value.dtype == DType::kF16;
@@ -315,7 +317,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     if (value.axes.size() != 2 || value.axes[0].extent != problem.m) {
       return "its result has other rows than the product";
     }
-    const bool alike = value.dtype == result.dtype && size_of(value.dtype) == 2 && size_of(problem.out) == 2;
+    const bool alike = value.dtype == problem.out && size_of(problem.out) == 2;  // the sums are rounded to it
     if (tail.outputs.size() > 1 && !alike) return "the product and its results are not all bf16, or all f16";
   }
   epilogue.results.assign(tail.outputs.begin(), tail.outputs.begin() + static_cast<std::ptrdiff_t>(stored));
