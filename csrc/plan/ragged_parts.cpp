@@ -34,6 +34,8 @@ constexpr int64_t kRowsOfComponent = 8;
 constexpr size_t kFewOps = 16;
 // Places in the array stay 32-bit numbers.
 constexpr int64_t kMostRows = int64_t{1} << 30;
+// Loops over all parts may have as many rows in each as all have: fewer iterations than a kernel's loops may have.
+constexpr int64_t kMostIterations = 20'000'000'000'000;
 
 class Rewriter {
  public:
@@ -120,9 +122,14 @@ class Rewriter {
                   all = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
     const int64_t rows = ragged.extent,
                   pieces = divide_up(columns, kColumns) * std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
-    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns);
-    const int64_t wanted = std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows));
-    if (wanted < 2 || rows > kMostRows || components == 0 || components * kRowsOfComponent > rows) {
+    if (components == 0 || components * kRowsOfComponent > rows || rows > kMostRows) {
+      return {ragged.extents, 0, 0, rows};
+    }
+    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns),
+                  most = kMostIterations / std::max<int64_t>(ir::elements(from) / components, 1) - components;
+    const int64_t wanted =
+        std::min(most, std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows)));
+    if (wanted < 2) {
       return {ragged.extents, 0, 0, rows};
     }
     const int64_t of_part = divide_up(rows, wanted);
