@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "ir/verify.h"
+#include "plan/components_apart.h"
 
 namespace jf::plan {
 namespace {
@@ -133,27 +134,8 @@ class Rewriter {
       return {ragged.extents, 0, 0, rows};
     }
     const int64_t of_part = divide_up(rows, wanted);
-    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows, share_no_rows(ragged.extents, rows)};
-  }
-  // Whether extents are those of components that begin where the one before ends, cut off behind `rows`: then there are
-  // no more than that of all, if none is negative.
-  bool share_no_rows(ValueId extents, int64_t rows) const {
-    const auto defined = [&](ValueId id, OpKind kind) {
-      const Op* op = id < 0 ? nullptr : defined_by_[id];
-      return op != nullptr && op->kind == kind ? op : nullptr;
-    };
-    const auto of = [](const Op* op, size_t input) { return op == nullptr ? -1 : op->inputs[input]; };
-    const Op* present = defined(extents, OpKind::kMin);
-    const ValueId sizes = of(present, 0);
-    const Op* room = defined(of(present, 1), OpKind::kSub);
-    const Op* all = defined(of(defined(of(room, 0), OpKind::kBroadcast), 0), OpKind::kConstant);
-    const Op* starts = defined(of(room, 1), OpKind::kSub);
-    const Op* ends = defined(of(starts, 0), OpKind::kScanSum);
-    if (all == nullptr || ends == nullptr || starts->inputs[1] != sizes || ends->inputs[0] != sizes) return false;
-    const auto* most = std::get_if<int64_t>(&std::get<ir::Constant>(all->attribute).value);
-    const auto& scan = std::get<ir::Scan>(ends->attribute);
-    const bool last = scan.axis == std::ssize(whole_.values[ends->output].axes) - 1;
-    return last && !scan.reverse && scan.parts == 0 && most != nullptr && *most <= rows;
+    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows,
+            share_no_rows(defined_by_, whole_, ragged.extents, rows)};
   }
   static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
 
