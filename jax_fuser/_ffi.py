@@ -21,7 +21,7 @@ from . import _core
 
 _TARGET_NAME = "jax_fuser.program"
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
-_EXPLICIT = jax.stages.Traced.lower.__code__
+_EXPLICIT = getattr(jax.stages.Traced.lower, "__code__", None)
 
 _DTYPE_NAMES = {
     "bool": "pred",

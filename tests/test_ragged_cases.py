@@ -207,6 +207,25 @@ def test_addresses_are_64_bit():
         assert places and set(places) <= {"long"} and reads and all("* 7168L" in read for read in reads)
 
 
+@pytest.mark.parametrize(("groups", "rows", "columns"), [(1, 3 << 29, 1), (3, (1 << 30) - 1, 1), (8, 3_000_000, 7168)])
+def test_many_rows_can_be_lowered(groups, rows, columns):
+    """Loops over parts stay countable; a start and a row's number of 31 bits each have a sum of more."""
+    b = jf.ir.Builder("many")
+    x, s, e = (
+        b.input("x", "bf16", [rows, columns]),
+        b.input("starts", "s32", [groups]),
+        b.input("sizes", "s32", [groups]),
+    )
+    n = b.partition(x, s, e, 0, rows)
+    b.output(b.combine(b.pointwise("neg", [n]), s, rows))
+    b.output(b.reduce("reduce_sum", n, [1]))
+    fusion = b.finish()
+    for platform in "cpu", "cuda":
+        source = jf.ir.lower(fusion, platform).as_text("source")
+        kinds = re.findall(r"= jf::read_index<(\w+)>", source)
+        assert kinds and (set(kinds) == {"long"} or rows < 1 << 30)
+
+
 def test_more_elements_than_int32_counts(device):
     """On a GPU for real: rows of the last group lie past element 2^31, with gaps past 2^32 bytes."""
     if device.platform == "cpu":

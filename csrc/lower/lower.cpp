@@ -38,9 +38,17 @@ std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
   return buffers;
 }
 
-// Whether an index or a flat iteration may not fit 32 bits.
+// Whether an index or a flat iteration may not fit 32 bits. Where components may begin anywhere, a row's index is a sum
+// of two that each fit an axis.
 bool needs_wide_index(const Fusion& segment, const Schedule& schedule) {
   constexpr int64_t kLimit = int64_t{1} << 31;
+  const bool ragged = std::any_of(schedule.domains.begin(), schedule.domains.end(),
+                                  [](const Domain& domain) { return !domain.ragged.empty(); });
+  auto long_axis = [](const ir::Value& value) {
+    return std::any_of(value.axes.begin(), value.axes.end(),
+                       [](const ir::Axis& axis) { return axis.extent >= kLimit / 2; });
+  };
+  if (ragged && std::any_of(segment.values.begin(), segment.values.end(), long_axis)) return true;
   auto wide = [&](const Domain& domain) {
     double iterations = 1;
     for (const auto& axis : domain.loop) iterations *= static_cast<double>(axis.extent);

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "ir/verify.h"
+#include "plan/components_apart.h"
 
 namespace jf::plan {
 namespace {
@@ -34,6 +35,8 @@ constexpr int64_t kRowsOfComponent = 8;
 constexpr size_t kFewOps = 16;
 // Places in the array stay 32-bit numbers.
 constexpr int64_t kMostRows = int64_t{1} << 30;
+// Loops over all parts may have as many rows in each as all have: fewer iterations than a kernel's loops may have.
+constexpr int64_t kMostIterations = 20'000'000'000'000;
 
 class Rewriter {
  public:
@@ -120,33 +123,19 @@ class Rewriter {
                   all = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
     const int64_t rows = ragged.extent,
                   pieces = divide_up(columns, kColumns) * std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
-    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns);
-    const int64_t wanted = std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows));
-    if (wanted < 2 || rows > kMostRows || components == 0 || components * kRowsOfComponent > rows) {
+    if (components == 0 || components * kRowsOfComponent > rows || rows > kMostRows) {
+      return {ragged.extents, 0, 0, rows};
+    }
+    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns),
+                  most = kMostIterations / std::max<int64_t>(ir::elements(from) / components, 1) - components;
+    const int64_t wanted =
+        std::min(most, std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows)));
+    if (wanted < 2) {
       return {ragged.extents, 0, 0, rows};
     }
     const int64_t of_part = divide_up(rows, wanted);
-    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows, share_no_rows(ragged.extents, rows)};
-  }
-  // Whether extents are those of components that begin where the one before ends, cut off behind `rows`: then there are
-  // no more than that of all, if none is negative.
-  bool share_no_rows(ValueId extents, int64_t rows) const {
-    const auto defined = [&](ValueId id, OpKind kind) {
-      const Op* op = id < 0 ? nullptr : defined_by_[id];
-      return op != nullptr && op->kind == kind ? op : nullptr;
-    };
-    const auto of = [](const Op* op, size_t input) { return op == nullptr ? -1 : op->inputs[input]; };
-    const Op* present = defined(extents, OpKind::kMin);
-    const ValueId sizes = of(present, 0);
-    const Op* room = defined(of(present, 1), OpKind::kSub);
-    const Op* all = defined(of(defined(of(room, 0), OpKind::kBroadcast), 0), OpKind::kConstant);
-    const Op* starts = defined(of(room, 1), OpKind::kSub);
-    const Op* ends = defined(of(starts, 0), OpKind::kScanSum);
-    if (all == nullptr || ends == nullptr || starts->inputs[1] != sizes || ends->inputs[0] != sizes) return false;
-    const auto* most = std::get_if<int64_t>(&std::get<ir::Constant>(all->attribute).value);
-    const auto& scan = std::get<ir::Scan>(ends->attribute);
-    const bool last = scan.axis == std::ssize(whole_.values[ends->output].axes) - 1;
-    return last && !scan.reverse && scan.parts == 0 && most != nullptr && *most <= rows;
+    return {ragged.extents, of_part, divide_up(rows, of_part) + components, rows,
+            share_no_rows(defined_by_, whole_, ragged.extents, rows)};
   }
   static int64_t component_axis(const Value& value) { return value.axes[ir::ragged_axis(value)].by.back(); }
 
