@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _fuse
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._spread_sum import (
     MIN_FUSED_ELEMENTS,
     front,
@@ -86,11 +87,7 @@ def _batch(args: Any, dims: Any, *, largest: bool) -> tuple[jax.Array, int]:
     return extreme_groups(rows, ids, starts, extents, largest), 0
 
 
-def _impl(*operands: jax.Array, largest: bool) -> jax.Array:
-    return extreme_p.bind(*operands, largest=largest)
-
-
-extreme_p.def_impl(jax.jit(_impl, static_argnames="largest"))
+compile_when_eager(extreme_p, "largest")
 extreme_p.def_abstract_eval(lambda *operands, largest: group_shape(2)(*operands))
 ad.primitive_jvps[extreme_p] = _jvp
 batching.primitive_batchers[extreme_p] = _batch

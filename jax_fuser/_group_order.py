@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
 from jax_fuser import _ffi
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
 
 # Counting takes ids x (groups + part) comparisons. Up to so many groups it beats XLA's sort on CPUs: 65536 ids of 512
@@ -100,7 +101,7 @@ def _lower_counted(ctx: Any, keys: Any, *, jaxpr: Any, groups: int, platform: st
     return mlir.lower_fun(jax.extend.core.jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, keys)
 
 
-group_order_p.def_impl(jax.jit(group_order_p.bind, static_argnames=("jaxpr", "groups")))
+compile_when_eager(group_order_p, "jaxpr", "groups")
 group_order_p.def_abstract_eval(lambda keys, *, jaxpr, groups: list(jaxpr.out_avals))
 batching.primitive_batchers[group_order_p] = _batch
 mlir.register_lowering(group_order_p, _lower_sorted)

@@ -24,6 +24,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jax_fuser import _grouped_split, _split
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
 from jax_fuser._row_groups import row_groups, spans
@@ -218,12 +219,7 @@ def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.A
     return sum_rows(out, place, order).reshape(size, m, out.shape[1])
 
 
-@functools.partial(jax.jit, static_argnames=("mode", "transpose_rhs", "dtype", "has_starts", "mesh"))
-def _run(*operands: Any, **params: Any) -> jax.Array:
-    return grouped_p.bind(*operands, **params)
-
-
-grouped_p.def_impl(_run)
+compile_when_eager(grouped_p, "mode", "transpose_rhs", "dtype", "has_starts", "mesh")
 grouped_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[grouped_p] = _jvp
 ad.primitive_transposes[grouped_p] = _transpose

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _ffi, _fuse, _split, _trace, _trace_ops
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
@@ -201,7 +202,7 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **par
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-tail_p.def_impl(jax.jit(tail_p.bind, static_argnames=("jaxpr", "how", "mesh")))
+compile_when_eager(tail_p, "jaxpr", "how", "mesh")
 tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
 batching.primitive_batchers[tail_p] = _batch
@@ -284,7 +285,7 @@ def _batch_group_rows(args: Any, dims: Any, *, m: int) -> tuple[jax.Array, int]:
     return out.reshape(size, m, out.shape[1]), 0
 
 
-_group_rows_p.def_impl(jax.jit(lambda *operands, m: _group_rows_p.bind(*operands, m=m), static_argnames="m"))
+compile_when_eager(_group_rows_p, "m")
 _group_rows_p.def_abstract_eval(lambda values, *_, m: values.update(shape=(m, values.shape[1]), weak_type=False))
 ad.primitive_jvps[_group_rows_p] = _group_rows_jvp
 ad.primitive_transposes[_group_rows_p] = _sum_groups

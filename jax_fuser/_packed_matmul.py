@@ -19,6 +19,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
@@ -161,12 +162,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     return jax.vmap(functools.partial(_plain, **params), in_axes=tuple(dims))(*args), 0
 
 
-@functools.partial(jax.jit, static_argnames=("format", "block", "n", "dtype"))
-def _run(*operands: Any, **params: Any) -> jax.Array:
-    return packed_p.bind(*operands, **params)
-
-
-packed_p.def_impl(_run)
+compile_when_eager(packed_p, "format", "block", "n", "dtype")
 packed_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[packed_p] = _jvp
 ad.primitive_transposes[packed_p] = _transpose

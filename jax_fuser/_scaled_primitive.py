@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._quant import spread
 from jax_fuser._varying import same_varying
@@ -120,12 +121,7 @@ def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: A
     return _lower_as_product(ctx, lhs, rhs, lhs_scales, rhs_scales, *indices, scaled=scaled, dtype=dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("scaled", "dtype"))
-def _run(*operands: Any, **params: Any) -> jax.Array:
-    return scaled_p.bind(*operands, **params)
-
-
-scaled_p.def_impl(_run)
+compile_when_eager(scaled_p, "scaled", "dtype")
 scaled_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[scaled_p] = _jvp
 batching.primitive_batchers[scaled_p] = _batch

@@ -13,6 +13,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._varying import same_varying
 
 search_p = jax.extend.core.Primitive("jax_fuser_search")
@@ -65,7 +66,7 @@ def _lower(table: Any, numbers: Any, *, side: str, along: tuple[int, ...]) -> An
     return binary_search(table, numbers, side, along)
 
 
-search_p.def_impl(jax.jit(lambda *operands, **how: search_p.bind(*operands, **how), static_argnames=("side", "along")))
+compile_when_eager(search_p, "side", "along")
 search_p.def_abstract_eval(_abstract_eval)
 ad.defjvp(search_p, None, None)
 batching.primitive_batchers[search_p] = _batch

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _fuse
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._varying import same_varying
 
 # Folds of fewer elements are scans of XLA: they take less than a kernel's compilation for a long time.
@@ -117,7 +118,7 @@ def _batch(own: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 
 def _register(p: Any, once: Any, own: Any, other: Any, one: Any, axis: int) -> None:
-    p.def_impl(jax.jit(lambda *operands: p.bind(*operands)))
+    compile_when_eager(p)
     p.def_abstract_eval(group_shape(axis))
     # Linear in the first operand alone: the layout keeps its values in tangents and cotangents.
     ad.defjvp(p, lambda tangent, x, *layout: once(tangent, *layout), None, None, None)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _ffi
+from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
 from jax_fuser._varying import same_varying
 
@@ -118,7 +119,7 @@ def _batch(args: Any, dims: Any) -> tuple[Any, int]:
     return out.reshape(size, results, *out.shape[1:]), 0
 
 
-sum_rows_p.def_impl(jax.jit(lambda *operands: sum_rows_p.bind(*operands)))
+compile_when_eager(sum_rows_p)
 sum_rows_p.def_abstract_eval(_abstract_eval)
 # Linear in x alone: the indices keep their values in tangents and cotangents.
 ad.defjvp(sum_rows_p, lambda tangent, x, take, back: sum_rows(tangent, take, back), None, None)
