@@ -121,7 +121,7 @@ def quantize(
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
         format: "fp8_row" (a scale for each row `[..]`), "fp8_tensor" (one scale), or "fp8_block" (a scale for each 128
             elements of the last axis) with float32 scales; "mxfp8" (a power of two for each 32 elements), which
-            no product takes yet; of four bits "nvfp4", "mxfp4" or "int4".
+            products take as weights of floats; of four bits "nvfp4", "mxfp4" or "int4".
         dtype: of the elements: float8_e4m3fn, the default, or float8_e5m2.
         block: of "fp8_block": `(128,)`, the default, for activations, or `(128, 128)` of the last two axes for weights.
             Of "int4": `(32,)`, the default, `(64,)` or `(128,)`; the last axis is a multiple of a block of four bits.
@@ -204,6 +204,8 @@ def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extent
         raise ValueError('quantize: extents= is for layout="block128x4", got "row_major"; leave it out')
     if format not in _IN_TILES:
         raise ValueError(f"quantize: layout {layout!r} is for {', '.join(_IN_TILES)}, got {format}")
+    if nested is not None and nested.ragged_dim:
+        raise ValueError(f"quantize: layout {layout!r} needs x with ragged rows, got {nested.shape}")
     if data.ndim < 2 or ((extents is not None or nested is not None) and data.ndim != 2):
         raise ValueError(
             f"quantize: layout {layout!r} needs matrices (.., m, k), of groups rows (m, k), got {data.shape}"

@@ -1,5 +1,7 @@
 """Numbers of few bits: what `quantize` stores, bit for bit, and what it refuses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -145,6 +147,10 @@ def test_scales_in_tiles_are_where_the_formula_says(format, k, sizes):
         np.testing.assert_array_equal(np.asarray(nested.scales).view(np.uint8), bits)
         starts = jnp.cumsum(extents) - extents
         if total == 262:
+            wide = jnp.ones((262, 3))
+            order = functools.partial(jf.preprocess_grouped_matmul_input_sf, input_starts=starts)
+            grad = jax.grad(lambda s: order(s, output_starts=jf.block_scale_starts(extents)).sum())(wide)
+            np.testing.assert_array_equal(grad, wide)
             moved = jf.preprocess_grouped_matmul_input_sf(plain.scales, starts, jf.block_scale_starts(extents))
             np.testing.assert_array_equal(np.asarray(moved).view(np.uint8), bits)
 
@@ -177,6 +183,21 @@ def test_scales_of_weights_are_in_tiles_of_each_matrix():
             lambda x: jf.preprocess_grouped_matmul_input_sf(x, [0, 1], [0, 100]),
             ValueError,
             r"output_starts must be multiples of 128, got \[0, 100\]",
+        ),
+        (
+            lambda x: jf.preprocess_grouped_matmul_input_sf(x, [0, 1], [0, 1024]),
+            ValueError,
+            r"output_starts must leave \[128, 128\] rows for the groups and end within 256, got \[0, 1024\]",
+        ),
+        (
+            lambda x: jf.preprocess_grouped_matmul_input_sf(x + 1j, [0, 1], [0, 128]),
+            TypeError,
+            "scales must be real, got complex64",
+        ),
+        (
+            lambda x: jf.quantize(jf.NestedTensor(x, jnp.array([1]), ragged_dim=1), "mxfp8", layout="block128x4"),
+            ValueError,
+            "needs x with ragged rows, got",
         ),
         (
             lambda x: jf.repack_weights(jf.quantize(jnp.ones((1, 128, 128)), "mxfp4", layout="block128x4")),
