@@ -24,6 +24,8 @@ def opened(eqn: Any) -> Any | None:
     if dims.lhs_ragged_dimensions[0] in dims.dot_dimension_numbers[1][0]:
         return None
     avals = tuple(v.aval for v in eqn.invars)
+    if not all(isinstance(size, int) for a in avals for size in a.shape):
+        return None  # sizes that only an exported call knows
     if any(a.dtype.itemsize == 1 and jnp.issubdtype(a.dtype, jnp.floating) for a in avals):
         return None
     params = {k: eqn.params[k] for k in ("ragged_dot_dimension_numbers", "precision", "preferred_element_type")}

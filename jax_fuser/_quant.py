@@ -175,7 +175,13 @@ def quantize(
         raise ValueError(
             f"quantize: {format} with blocks {block} needs {max(len(block), 1)} axes or more, got {data.shape}"
         )
+    ragged_last = nested is not None and nested.ragged_dim == data.ndim - 1
     if four_bits:
+        if ragged_last:
+            raise ValueError(
+                f"quantize: {format} stores two elements of the last axis in a byte, which must not be ragged, got "
+                f"{x.shape}; take a format of 8 bits"
+            )
         if data.shape[-1] % _only(block):
             raise ValueError(
                 f"quantize: the last axis must be a multiple of the block of {_only(block)}, got {data.shape[-1]}; pad "
@@ -185,11 +191,11 @@ def quantize(
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
         packed = elements if nested is None else nested.replace(data=elements)
         return ScaledTensor(packed, scales, factor, format, block)
-    if nested is not None and len(block) != 1:
+    if nested is not None and (len(block) != 1 or ragged_last):
         # Blocks reach over several rows: those of no component must not count.
         keep = nested.row_mask()
-        keep = keep.reshape(*keep.shape, *[1] * (data.ndim - keep.ndim))
-        if block:
+        keep = keep.reshape(*keep.shape, *[1] * (data.ndim - nested.ragged_dim - 1))
+        if len(block) > 1:
             raise ValueError("quantize: blocks of several rows would mix components; use blocks (128,)")
         data = jnp.where(keep, data, 0)
     elements, scales = _quantize(data, name, block, format == "mxfp8")

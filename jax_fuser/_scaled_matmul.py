@@ -202,7 +202,11 @@ def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None
         return
     groups, n, k = shape
     name = "scaled_grouped_matmul: quantized_rhs"
-    if not isinstance(copies, tuple) or len(copies) != 2 or not all(isinstance(c, ScaledTensor) for c in copies):
+    if (
+        not isinstance(copies, (tuple, list))
+        or len(copies) != 2
+        or not all(isinstance(c, ScaledTensor) for c in copies)
+    ):
         raise TypeError(f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}")
     if k % ALIGNMENT or n % ALIGNMENT:
         raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tolerances import assert_close
 
 import jax_fuser as jf
 
@@ -104,6 +105,13 @@ def test_padding_of_nested_tensors_counts_for_nothing():
         np.testing.assert_array_equal(jf.dequantize(got, jnp.bfloat16).data[:4], 1)
 
 
+@pytest.mark.parametrize("format", ["fp8_row", "fp8_tensor", "mxfp8"])
+def test_padding_of_a_ragged_last_axis_counts_for_nothing(format):
+    x = jnp.full((2, 64), 3.0).at[:, 30:].set(jnp.nan)
+    got = jf.quantize(jf.NestedTensor(x, jnp.array([10, 20]), ragged_dim=1), format)
+    assert_close(jf.dequantize(got).data[:, :30], jnp.full((2, 30), 3.0), dtype="float16")
+
+
 def in_tiles(scales, sizes=None):
     """Every scale at its place in layout block128x4, one by one; the groups that the rows belong to, or all at once."""
     m, columns = scales.shape
@@ -198,6 +206,11 @@ def test_scales_of_weights_are_in_tiles_of_each_matrix():
             lambda x: jf.quantize(jf.NestedTensor(x, jnp.array([1]), ragged_dim=1), "mxfp8", layout="block128x4"),
             ValueError,
             "needs x with ragged rows, got",
+        ),
+        (
+            lambda x: jf.quantize(jf.NestedTensor(x, jnp.array([1]), ragged_dim=1), "mxfp4"),
+            ValueError,
+            "mxfp4 stores two elements of the last axis in a byte, which must not be ragged",
         ),
         (
             lambda x: jf.repack_weights(jf.quantize(jnp.ones((1, 128, 128)), "mxfp4", layout="block128x4")),
