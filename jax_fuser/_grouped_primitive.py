@@ -110,9 +110,7 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, tra
 
     def times(a: Any, b: Any, mode: str, transpose: bool = False) -> jax.Array:
         grad = product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
-        # On a mesh of explicit axes a gradient lies where its operand does.
-        same = jax.typeof(grad).sharding.spec == aval.sharding.spec or aval.sharding.mesh.empty
-        return grad if same else jax.sharding.reshard(grad, aval.sharding)
+        return _grouped_split.placed_as(grad, aval.sharding)
 
     if for_lhs:
         if mode == "contraction":

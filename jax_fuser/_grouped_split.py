@@ -95,6 +95,7 @@ def result_sharding(mode: str, transpose_rhs: bool, lhs: Any, rhs: Any) -> Any:
 
     Where one mesh axis splits both, the rows do. Groups and what is summed are whole.
     """
+    check_summed("grouped_matmul", lhs, rhs)
     lhs_axes, forms, result, summed = _AXES[mode]
     over: dict[str, Any] = {}
     used: set[str] = set()
@@ -106,6 +107,23 @@ def result_sharding(mode: str, transpose_rhs: bool, lhs: Any, rhs: Any) -> Any:
                 used |= taken
     base = rhs.sharding if lhs.sharding.mesh.empty else lhs.sharding
     return base.update(spec=P(*(over.get(axis) for axis in result)))
+
+
+def check_summed(function: str, *avals: Any) -> None:
+    """Refuse what a mesh of explicit axes still has in parts that are not summed."""
+    for aval in avals:
+        spec = aval.sharding.spec
+        if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+            raise ValueError(
+                f"{function}: operands must be neither unreduced nor reduced over mesh axes, got {aval}; "
+                "jax.sharding.reshard them first"
+            )
+
+
+def placed_as(grad: Any, sharding: Any) -> Any:
+    """On a mesh of explicit axes a gradient lies where its operand does, whose type has `sharding`."""
+    same = sharding.mesh.empty or jax.typeof(grad).sharding.spec == sharding.spec
+    return grad if same else jax.sharding.reshard(grad, sharding)
 
 
 def _names(names: Any) -> tuple[str, ...]:

@@ -15,11 +15,17 @@ from jax_fuser._ragged_dot import ragged_dot_general
 def opened(eqn: Any) -> Any | None:
     """Return the closed jaxpr that computes a `ragged_dot_general` equation by grouped products.
 
-    None where XLA must: the result is placed on a mesh, or operands are 8-bit floats.
+    None where XLA must: the result is placed on a mesh, or operands are 8-bit floats. So it must along a ragged batch
+    dimension, where XLA multiplies what is past the last group, too.
     """
     if eqn.params.get("out_sharding") is not None:
         return None
+    dims = eqn.params["ragged_dot_dimension_numbers"]
+    if dims.lhs_ragged_dimensions[0] in dims.dot_dimension_numbers[1][0]:
+        return None
     avals = tuple(v.aval for v in eqn.invars)
+    if not all(isinstance(size, int) for a in avals for size in a.shape):
+        return None  # sizes that only an exported call knows
     if any(a.dtype.itemsize == 1 and jnp.issubdtype(a.dtype, jnp.floating) for a in avals):
         return None
     params = {k: eqn.params[k] for k in ("ragged_dot_dimension_numbers", "precision", "preferred_element_type")}

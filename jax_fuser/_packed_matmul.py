@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _core, _ffi
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
+from jax_fuser._grouped_split import check_summed, placed_as
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
@@ -88,6 +89,7 @@ def _abstract_eval(lhs: Any, pieces: Any, extents: Any, *starts: Any, n: int, dt
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in (extents, *starts)):
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, pieces, extents, *starts))
         raise ValueError(f"scaled_grouped_matmul: operands do not fit packed weights: {got}")
+    check_summed("scaled_grouped_matmul", lhs)
     sharding = lhs.sharding.update(spec=jax.P(lhs.sharding.spec[0], None))
     return lhs.update(shape=(lhs.shape[0], n), dtype=dtype, weak_type=False, sharding=sharding)
 
@@ -144,7 +146,8 @@ def _transpose(cotangent: Any, lhs: Any, pieces: Any, *indices: Any, **params: A
     if type(cotangent) is ad.Zero:
         return [ad.Zero(lhs.aval.to_ct_aval()), *nothing]
     weights = unpack_weights(_weights(lhs.aval, pieces, params), lhs.aval.dtype)
-    return [product(cotangent, weights, *indices, mode="rows", dtype=lhs.aval.dtype), *nothing]
+    grad = product(cotangent, weights, *indices, mode="rows", dtype=lhs.aval.dtype)
+    return [placed_as(grad, lhs.aval.sharding), *nothing]
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:

@@ -121,7 +121,7 @@ def quantize(
         x: floats `[.., k]`, or a NestedTensor with them (its padding counts for no other row).
         format: "fp8_row" (a scale for each row `[..]`), "fp8_tensor" (one scale), or "fp8_block" (a scale for each 128
             elements of the last axis) with float32 scales; "mxfp8" (a power of two for each 32 elements), which
-            no product takes yet; of four bits "nvfp4", "mxfp4" or "int4".
+            products take as weights of floats; of four bits "nvfp4", "mxfp4" or "int4".
         dtype: of the elements: float8_e4m3fn, the default, or float8_e5m2.
         block: of "fp8_block": `(128,)`, the default, for activations, or `(128, 128)` of the last two axes for weights.
             Of "int4": `(32,)`, the default, `(64,)` or `(128,)`; the last axis is a multiple of a block of four bits.
@@ -175,7 +175,13 @@ def quantize(
         raise ValueError(
             f"quantize: {format} with blocks {block} needs {max(len(block), 1)} axes or more, got {data.shape}"
         )
+    ragged_last = nested is not None and nested.ragged_dim == data.ndim - 1
     if four_bits:
+        if ragged_last:
+            raise ValueError(
+                f"quantize: {format} stores two elements of the last axis in a byte, which must not be ragged, got "
+                f"{x.shape}; take a format of 8 bits"
+            )
         if data.shape[-1] % _only(block):
             raise ValueError(
                 f"quantize: the last axis must be a multiple of the block of {_only(block)}, got {data.shape[-1]}; pad "
@@ -185,11 +191,11 @@ def quantize(
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
         packed = elements if nested is None else nested.replace(data=elements)
         return ScaledTensor(packed, scales, factor, format, block)
-    if nested is not None and len(block) != 1:
+    if nested is not None and (len(block) != 1 or ragged_last):
         # Blocks reach over several rows: those of no component must not count.
         keep = nested.row_mask()
-        keep = keep.reshape(*keep.shape, *[1] * (data.ndim - keep.ndim))
-        if block:
+        keep = keep.reshape(*keep.shape, *[1] * (data.ndim - nested.ragged_dim - 1))
+        if len(block) > 1:
             raise ValueError("quantize: blocks of several rows would mix components; use blocks (128,)")
         data = jnp.where(keep, data, 0)
     elements, scales = _quantize(data, name, block, format == "mxfp8")
@@ -204,6 +210,8 @@ def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extent
         raise ValueError('quantize: extents= is for layout="block128x4", got "row_major"; leave it out')
     if format not in _IN_TILES:
         raise ValueError(f"quantize: layout {layout!r} is for {', '.join(_IN_TILES)}, got {format}")
+    if nested is not None and nested.ragged_dim:
+        raise ValueError(f"quantize: layout {layout!r} needs x with ragged rows, got {nested.shape}")
     if data.ndim < 2 or ((extents is not None or nested is not None) and data.ndim != 2):
         raise ValueError(
             f"quantize: layout {layout!r} needs matrices (.., m, k), of groups rows (m, k), got {data.shape}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_fuser._nested_checks import check_extents, index_array, readable, to_int32
 from jax_fuser._ragged_dot import to_extents
@@ -49,7 +50,7 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
     """Put the scales of the rows of groups into layout "block128x4".
 
     Args:
-        scales: `(m, columns)` of any dtype, one row for each row of all groups.
+        scales: `(m, columns)`, real numbers, one row for each row of all groups.
         input_starts: integers `(groups,)`: the first row of each group in `scales`, ascending; the last group ends with
             `scales`. Rows before the first are left out.
         output_starts: integers `(groups,)`: the first row of each group in the result, multiples of 128, ascending; see
@@ -57,11 +58,12 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
 
     Returns:
         Array `(rows, columns')` with as many rows as any groups of `m` rows in all may need: `m` and up to 127 for each
-        group. What belongs to no row is zero. Not differentiable in the starts.
+        group. What belongs to no row is zero. Differentiable in scales of 16 bits and
+        more; no other argument has a derivative.
 
     Raises:
-        TypeError: starts are no integers.
-        ValueError: shapes do not fit, or concrete `output_starts` are no multiples of 128.
+        TypeError: starts are no integers, or scales are complex.
+        ValueError: shapes do not fit; concrete `output_starts` are no multiples of 128, or leave no room for a group.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,13 +84,24 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
             f"{name}: needs scales (m, columns), input_starts and output_starts (groups,), got {scales.shape}, "
             f"{first.shape} and {to.shape}"
         )
-    known = readable(to)
+    if jnp.issubdtype(scales.dtype, jnp.complexfloating):
+        raise TypeError(f"{name}: scales must be real, got {scales.dtype}; order the real and imaginary parts")
+    known, begins = readable(to), readable(first)
     if known is not None and (known % _ROWS).any():
         raise ValueError(
             f"{name}: output_starts must be multiples of {_ROWS}, got {known.tolist()}; see block_scale_starts"
         )
     m = scales.shape[0]
     ends = jnp.concatenate([first[1:], jnp.full((1,), m, jnp.int32)]) if first.size else first
+    if known is not None and begins is not None and known.size:
+        sizes = np.maximum([*begins[1:], m] - begins, 0)
+        least = _filled_up(sizes, _ROWS)
+        most, filled = _most_rows(m, len(sizes)), known + least
+        if ((filled > most) & (sizes > 0)).any() or (known[1:] < filled[:-1]).any():
+            raise ValueError(
+                f"{name}: output_starts must leave {least.tolist()} rows for the groups and end within {most}, got "
+                f"{known.tolist()}; see block_scale_starts"
+            )
     return _in_groups(scales, first, jnp.maximum(ends - first, 0), to)
 
 
@@ -135,8 +148,7 @@ def extents_of_rows(extents: Any, m: int) -> jax.Array:
 def _in_groups(scales: jax.Array, first: jax.Array, count: jax.Array, to: jax.Array) -> jax.Array:
     m, columns = scales.shape
     groups = first.shape[0]
-    # Each group with rows ends in a tile of its own.
-    most = (m + (_ROWS - 1) * min(groups, m)) // _ROWS * _ROWS
+    most = _most_rows(m, groups)
     if most == 0 or groups == 0:
         return jnp.zeros((most, _filled_up(columns, _COLUMNS)), scales.dtype)
     rows = jnp.arange(most, dtype=jnp.int32)
@@ -150,9 +162,14 @@ def _in_groups(scales: jax.Array, first: jax.Array, count: jax.Array, to: jax.Ar
     return _ordered(jnp.pad(bits, [(0, 0), (0, -columns % _COLUMNS)])).view(scales.dtype)
 
 
+def _most_rows(m: int, groups: int) -> int:
+    """Rows that any groups of `m` rows in all may need: each group with rows ends in a tile of its own."""
+    return (m + (_ROWS - 1) * min(groups, m)) // _ROWS * _ROWS
+
+
 def _bits(scales: jax.Array) -> jax.Array:
-    """Zeros of any dtype are zero bits; e8m0 has no other."""
-    return scales.view(jnp.dtype(f"uint{8 * scales.dtype.itemsize}"))
+    """Zeros of any dtype are zero bits; e8m0 has no other. What is wider stays, with its derivative."""
+    return scales.view(jnp.uint8) if scales.dtype.itemsize == 1 else scales
 
 
 def _ordered(scales: jax.Array) -> jax.Array:

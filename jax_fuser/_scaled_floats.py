@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
 from jax_fuser._scaled_primitive import ALIGNMENT, scaled_product
 from jax_fuser._varying import same_varying
@@ -56,18 +57,16 @@ def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any
     lhs, rhs, copies, indices = kept
     right = copies[2:] or _quantized(_swapped(rhs, transpose_rhs), format, FORMATS[format][1])
     d_lhs = _product(dout, right, indices, format, lhs.dtype)
-    sides = (dout.astype(lhs.dtype), lhs) if transpose_rhs else (lhs, dout.astype(lhs.dtype))
+    # float16 may not hold a cotangent of another type.
+    kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
+    rows, cotangents = lhs.astype(kind), dout.astype(kind)
+    sides = (cotangents, rows) if transpose_rhs else (rows, cotangents)
     d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
-    return _placed(d_lhs, lhs), _placed(d_rhs, rhs), tuple(None for _ in copies), tuple(None for _ in indices)
+    grads = (placed_as(grad, jax.typeof(x).sharding) for grad, x in ((d_lhs, lhs), (d_rhs, rhs)))
+    return *grads, tuple(None for _ in copies), tuple(None for _ in indices)
 
 
 _multiply.defvjp(_forward, _backward)
-
-
-def _placed(grad: Any, operand: Any) -> Any:
-    """On a mesh of explicit axes a gradient lies where its operand does."""
-    ours, theirs = jax.typeof(grad).sharding, jax.typeof(operand).sharding
-    return grad if ours.spec == theirs.spec or theirs.mesh.empty else jax.sharding.reshard(grad, theirs)
 
 
 def _swapped(rhs: Any, swap: bool) -> Any:

@@ -49,8 +49,9 @@ def scaled_grouped_matmul(
     To train, pass floats and `format`: both operands are quantized in every call, and the product is differentiable in
     both (reverse mode, once). The gradient of `lhs` is such a product again, of the quantized cotangent and `rhs`
     quantized along its other axis; that of `rhs`, which sums over rows, is `grouped_matmul`'s product of the cotangent
-    and `lhs` as they are, in the dtype of `lhs`: rounding passes gradients on as if it were not there. `quantize` by
-    itself, and products of operands that are quantized already, have no derivative and raise an error.
+    and `lhs` as they are, in the dtype of `lhs` (of the cotangent where that is float16): rounding passes gradients on
+    as if it were not there. `quantize` by itself, and products of operands that are quantized already, have no
+    derivative and raise an error.
 
     Weights of four bits, from `repack_weights`, take rows of ordinary floats. On those GPUs a kernel decodes them, for
     bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to
@@ -201,7 +202,11 @@ def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None
         return
     groups, n, k = shape
     name = "scaled_grouped_matmul: quantized_rhs"
-    if not isinstance(copies, tuple) or len(copies) != 2 or not all(isinstance(c, ScaledTensor) for c in copies):
+    if (
+        not isinstance(copies, (tuple, list))
+        or len(copies) != 2
+        or not all(isinstance(c, ScaledTensor) for c in copies)
+    ):
         raise TypeError(f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}")
     if k % ALIGNMENT or n % ALIGNMENT:
         raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")

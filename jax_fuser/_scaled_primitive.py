@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _core, _ffi
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_split import check_summed
 from jax_fuser._quant import spread
 from jax_fuser._varying import same_varying
 
@@ -43,6 +44,7 @@ def scaled_product(lhs: Any, rhs: Any, extents: Any, starts: Any, lhs_scales: An
 
 def _abstract_eval(lhs: Any, rhs: Any, *others: Any, scaled: str, dtype: Any) -> Any:
     del others, scaled
+    check_summed("scaled_grouped_matmul", lhs, rhs)
     rows = lhs.sharding.spec[0]
     sharding = lhs.sharding.update(spec=jax.P(rows, None))
     return lhs.update(shape=(lhs.shape[0], rhs.shape[1]), dtype=dtype, weak_type=False, sharding=sharding)

@@ -97,3 +97,8 @@ def test_what_xla_has_to_do_stays():
     lhs, rhs = jnp.ones((4, 8), jnp.float8_e4m3fn), jnp.ones((2, 8, 4), jnp.float8_e4m3fn)
     f = jf.fuse(lambda *a: jax.lax.ragged_dot(*a, preferred_element_type=jnp.float32))
     assert products_of_xla(f, lhs, rhs, jnp.array([1, 2])) == 1
+    # Along a ragged batch dimension XLA multiplies what is past the last group, too.
+    dims = jax.lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), [0], [])
+    args = jnp.ones((4, 2, 8)), jnp.ones((4, 8, 3)), jnp.array([1, 2])
+    g = functools.partial(jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=dims)
+    assert_close(jf.fuse(g)(*args), g(*args))

@@ -128,3 +128,18 @@ def test_experts_train_where_they_lie(dtype, kind, spec):
         assert not {f"{G},{K},{2 * N}", f"{G},{N},{K}"} & set(gathered)
     assert all(w.sharding.is_equivalent_to(NamedSharding(there, spec), 3) for w in got[2])
     jax.tree.map(functools.partial(assert_close, scale=4), got, want)
+
+
+def test_quantized_products_on_explicit_axes():
+    """Their gradients lie where the rows do; sums that are not finished are refused."""
+    there = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    weights = jf.repack_weights(jf.quantize(arrays.array(G, 16, 32), "mxfp4"))
+    sizes = jnp.array(SIZES["uneven"], jnp.int32)
+    with jax.set_mesh(there):
+        x = jax.device_put(arrays.array(M, 32), P(None, "a"))
+        grad = jax.jit(jax.grad(lambda x: jf.scaled_grouped_matmul(x, weights, sizes).sum().astype("float32")))(x)
+        assert grad.sharding.spec == P(None, "a")
+        part = jax.jit(lambda x: jnp.einsum("mk,nk->mn", x, x, out_sharding=P(unreduced={"a"})))(x)
+        w = arrays.array(G, M, N)
+        with pytest.raises(ValueError, match="grouped_matmul: operands must be neither unreduced nor reduced"):
+            jf.grouped_matmul(part, w, sizes)

@@ -1,10 +1,13 @@
 """Numbers of few bits: what `quantize` stores, bit for bit, and what it refuses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from tolerances import assert_close
 
 import jax_fuser as jf
 
@@ -102,6 +105,13 @@ def test_padding_of_nested_tensors_counts_for_nothing():
         np.testing.assert_array_equal(jf.dequantize(got, jnp.bfloat16).data[:4], 1)
 
 
+@pytest.mark.parametrize("format", ["fp8_row", "fp8_tensor", "mxfp8"])
+def test_padding_of_a_ragged_last_axis_counts_for_nothing(format):
+    x = jnp.full((2, 64), 3.0).at[:, 30:].set(jnp.nan)
+    got = jf.quantize(jf.NestedTensor(x, jnp.array([10, 20]), ragged_dim=1), format)
+    assert_close(jf.dequantize(got).data[:, :30], jnp.full((2, 30), 3.0), dtype="float16")
+
+
 def in_tiles(scales, sizes=None):
     """Every scale at its place in layout block128x4, one by one; the groups that the rows belong to, or all at once."""
     m, columns = scales.shape
@@ -145,6 +155,10 @@ def test_scales_in_tiles_are_where_the_formula_says(format, k, sizes):
         np.testing.assert_array_equal(np.asarray(nested.scales).view(np.uint8), bits)
         starts = jnp.cumsum(extents) - extents
         if total == 262:
+            wide = jnp.ones((262, 3))
+            order = functools.partial(jf.preprocess_grouped_matmul_input_sf, input_starts=starts)
+            grad = jax.grad(lambda s: order(s, output_starts=jf.block_scale_starts(extents)).sum())(wide)
+            np.testing.assert_array_equal(grad, wide)
             moved = jf.preprocess_grouped_matmul_input_sf(plain.scales, starts, jf.block_scale_starts(extents))
             np.testing.assert_array_equal(np.asarray(moved).view(np.uint8), bits)
 
@@ -177,6 +191,26 @@ def test_scales_of_weights_are_in_tiles_of_each_matrix():
             lambda x: jf.preprocess_grouped_matmul_input_sf(x, [0, 1], [0, 100]),
             ValueError,
             r"output_starts must be multiples of 128, got \[0, 100\]",
+        ),
+        (
+            lambda x: jf.preprocess_grouped_matmul_input_sf(x, [0, 1], [0, 1024]),
+            ValueError,
+            r"output_starts must leave \[128, 128\] rows for the groups and end within 256, got \[0, 1024\]",
+        ),
+        (
+            lambda x: jf.preprocess_grouped_matmul_input_sf(x + 1j, [0, 1], [0, 128]),
+            TypeError,
+            "scales must be real, got complex64",
+        ),
+        (
+            lambda x: jf.quantize(jf.NestedTensor(x, jnp.array([1]), ragged_dim=1), "mxfp8", layout="block128x4"),
+            ValueError,
+            "needs x with ragged rows, got",
+        ),
+        (
+            lambda x: jf.quantize(jf.NestedTensor(x, jnp.array([1]), ragged_dim=1), "mxfp4"),
+            ValueError,
+            "mxfp4 stores two elements of the last axis in a byte, which must not be ragged",
         ),
         (
             lambda x: jf.repack_weights(jf.quantize(jnp.ones((1, 128, 128)), "mxfp4", layout="block128x4")),

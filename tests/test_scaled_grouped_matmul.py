@@ -166,6 +166,17 @@ def test_floats_are_quantized_and_have_gradients(format, edge, transpose, k, n):
     assert (np.asarray(d_w)[np.asarray(extents) == 0] == 0).all()
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2.0**-27), ("float32", 2.0**18)])
+def test_cotangents_that_float16_does_not_hold(dtype, size):
+    x, w = jnp.ones((4, 16), "float16") / 32, jnp.ones((2, 8, 16), "float32")
+
+    def f(w):
+        return jf.scaled_grouped_matmul(x, w, jnp.array([3, 0]), format="fp8_row", preferred_element_type=dtype)
+
+    got = jax.vjp(f, w)[1](jnp.full((4, 8), size, dtype))[0]
+    assert_close(got, jnp.zeros_like(w).at[0].set(3 / 32 * size), dtype="bfloat16")
+
+
 def test_floats_train_under_transforms():
     """jit, vmap, scan with checkpoint, nested rows, a gapped layout: one rule serves all of them."""
     rng = np.random.default_rng(4)
