@@ -191,15 +191,20 @@ def test_offsets_out_of_order(message):
         jf.as_nested(jnp.ones((7, 2)), ORDERS[message])
 
 
-def test_addresses_are_64_bit():
-    """300000 rows of 7168 columns have elements past 2^31."""
-    rows, columns = 300_000, 7168
-    b = jf.ir.Builder("large")
-    x, s, e = b.input("x", "f32", [rows, columns]), b.input("starts", "s32", [8]), b.input("sizes", "s32", [8])
+def moved_and_summed(groups, rows, columns, dtype):
+    """All rows negated, and the sums of each group's."""
+    b = jf.ir.Builder("rows")
+    x = b.input("x", dtype, [rows, columns])
+    s, e = b.input("starts", "s32", [groups]), b.input("sizes", "s32", [groups])
     n = b.partition(x, s, e, 0, rows)
     b.output(b.combine(b.pointwise("neg", [n]), s, rows))
     b.output(b.reduce("reduce_sum", n, [1]))
-    fusion = b.finish()
+    return b.finish()
+
+
+def test_addresses_are_64_bit():
+    """300000 rows of 7168 columns have elements past 2^31."""
+    fusion = moved_and_summed(8, 300_000, 7168, "f32")
     for platform in "cpu", "cuda":
         source = jf.ir.lower(fusion, platform).as_text("source")
         places = re.findall(r"(\w+) i\d+ = jf::read_index<\w+>\([^;]*, 300000\)", source)
@@ -210,16 +215,7 @@ def test_addresses_are_64_bit():
 @pytest.mark.parametrize(("groups", "rows", "columns"), [(1, 3 << 29, 1), (3, (1 << 30) - 1, 1), (8, 3_000_000, 7168)])
 def test_many_rows_can_be_lowered(groups, rows, columns):
     """Loops over parts stay countable; a start and a row's number of 31 bits each have a sum of more."""
-    b = jf.ir.Builder("many")
-    x, s, e = (
-        b.input("x", "bf16", [rows, columns]),
-        b.input("starts", "s32", [groups]),
-        b.input("sizes", "s32", [groups]),
-    )
-    n = b.partition(x, s, e, 0, rows)
-    b.output(b.combine(b.pointwise("neg", [n]), s, rows))
-    b.output(b.reduce("reduce_sum", n, [1]))
-    fusion = b.finish()
+    fusion = moved_and_summed(groups, rows, columns, "bf16")
     for platform in "cpu", "cuda":
         source = jf.ir.lower(fusion, platform).as_text("source")
         kinds = re.findall(r"= jf::read_index<(\w+)>", source)

@@ -122,6 +122,20 @@ def test_transforms_and_the_gradient_of_lhs():
     assert_close(multiply(*quantized, extents), grad, dtype="bfloat16", scale=4)
 
 
+def assert_trained(results, x, w, dy, extents, padding, format, transpose):
+    """Check a product of floats and its gradients; return how weights are quantized, and they as (n, k) and (k, n)."""
+    got, d_x, d_w = results
+    block = (128, 128) if format == "fp8_block" else None
+    by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
+    for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
+        want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
+        assert_close(result, want)
+        assert (np.asarray(result, np.float32)[padding] == 0).all()
+    sides = (dy, x) if transpose else (x, dy)
+    assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents), dtype="bfloat16")
+    return block, by_k, by_n
+
+
 @pytest.mark.parametrize(
     ("format", "edge", "transpose", "k", "n"),
     [
@@ -146,14 +160,7 @@ def test_floats_are_quantized_and_have_gradients(format, edge, transpose, k, n):
     got, pull = jax.vjp(jax.jit(multiply), poisoned[0], w)
     d_x, d_w = pull(poisoned[1])
     assert (got.dtype, d_x.dtype, d_w.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
-    block = (128, 128) if format == "fp8_block" else None
-    by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
-    for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
-        want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
-        assert_close(result, want)
-        assert (np.asarray(result, np.float32)[padding] == 0).all()
-    sides = (dy, x) if transpose else (x, dy)
-    assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents), dtype="bfloat16")
+    block, by_k, by_n = assert_trained((got, d_x, d_w), x, w, dy, extents, padding, format, transpose)
     if k % 16 == n % 16 == 0:
         copies = tuple(jf.quantize(a, format, block=block) for a in (by_k, by_n))
 
@@ -406,14 +413,8 @@ def test_gradients_of_floats_on_hopper(format, transpose):
 
         got, pull = jax.vjp(multiply, x.at[padding].set(jnp.nan), w)
         d_x, d_w = pull(dy.at[padding].set(jnp.nan))
-        block = (128, 128) if format == "fp8_block" else None
-        by_k, by_n = (w, jnp.swapaxes(w, 1, 2)) if transpose else (jnp.swapaxes(w, 1, 2), w)
-        for result, rows, matrices in ((got, x, by_k), (d_x, dy, by_n)):
-            want = truth(jf.quantize(rows, format), jf.quantize(matrices, format, block=block), extents)
-            assert_close(result, want)
-            assert (np.asarray(result, np.float32)[padding] == 0).all()
-        sides = (dy, x) if transpose else (x, dy)
-        assert_close(d_w, ref.contraction(*(np.asarray(a, np.float64) for a in sides), extents))
+        assert d_w.dtype == jnp.bfloat16
+        assert_trained((got, d_x, d_w), x, w, dy, extents, padding, format, transpose)
 
 
 @pytest.mark.gpu
