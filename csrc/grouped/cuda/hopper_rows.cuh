@@ -49,7 +49,7 @@ template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, cla
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
   static constexpr bool kPaired = Epilogue::kSums == 2;
-  static constexpr int kStep = sizeof(In) == 2 ? 8 : 16;
+  static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
   static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
@@ -243,8 +243,9 @@ class HopperRows {
       } else {
         if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
         store.template results<false>(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
-        if constexpr (!kPaired) {
-          store.template results<true>(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
+        if constexpr (!kPaired) {  // 32-bit results take the register that it needs
+          store.template results<sizeof(Out) == 2>(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice,
+                                                   n);
         }
       }
     }
@@ -252,13 +253,13 @@ class HopperRows {
   }
 
   // With the narrowest instruction that holds `count` rows. Each width is a main loop to compile: near the full tile,
-  // where most work is, they are kStep rows apart, else 32.
-  static constexpr int kFewest = 32;
+  // where most work is, they are kStep rows apart, else 32, or 64 where only groups of so few rows would use them.
+  static constexpr int kApart = kRows > 128 ? 64 : 32, kFewest = kApart;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, unsigned self, int count,
                                                 int steps) {
     if constexpr (kCount < kRows) {
-      constexpr int kNext = kCount + (kCount < 128 ? 32 : kStep);
+      constexpr int kNext = kCount + (kCount < 128 ? kApart : kStep);
       if (count > kCount) return multiply_rows<kNext>(sums, place, self, count, steps);
     }
     accumulate<kCount>(sums, place, self, steps);

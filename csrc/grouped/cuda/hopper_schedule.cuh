@@ -129,7 +129,7 @@ class RowSchedule {
   }
 
   GroupWindow<kHasStarts> window_;
-  unsigned across_;    // units of one row tile, without stacked ones
+  unsigned across_;  // units of one row tile, without stacked ones
   bool stacks_;
   unsigned done_ = 0;  // units of the groups before the window
   unsigned tiles_;     // of this lane's group

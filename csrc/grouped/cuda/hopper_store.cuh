@@ -39,11 +39,11 @@ class HopperStore {
   __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
                                           int count, int column, int n) {
     if (column >= n) return;
+    const unsigned other = kAgain && (count - 1) / kStoreRows % 2 == 0 ? kParts * kPartBytes : 0;
 #pragma unroll
     for (int first = 0; first < kRows; first += kStoreRows) {
       if (first >= count) return;
-      const int turn = first / kStoreRows + (kAgain ? cdiv(count, kStoreRows) : 0);
-      const unsigned buffer = shared_ + turn % 2 * (kParts * kPartBytes);
+      const unsigned buffer = shared_ + (first / kStoreRows % 2 * (kParts * kPartBytes) ^ other);
       // The copy from this buffer, the last but one of these rows or any of those before, has read it.
       if (thread() == 0) {
         if (first == 0 && !kAgain) {
