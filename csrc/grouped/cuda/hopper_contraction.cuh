@@ -84,7 +84,8 @@ struct HopperContraction {
     int row, column, width;  // of the tile
   };
 
-  // This block's tiles. Every other round goes backwards over the blocks, so that none always has the longest.
+  // This block's tiles. Every other round goes backwards over the blocks, and each pair of rounds begins further on, so
+  // that none always has the longest or the narrow ones.
   struct Tiles {
     const Shared& shared;
     unsigned rows, columns, wide, count;  // wide: columns of kN
@@ -97,7 +98,9 @@ struct HopperContraction {
     }
 
     __device__ __forceinline__ bool next(Work& work) {
-      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      constexpr unsigned kFurther = 37;
+      const unsigned place = (blockIdx.x + round / 2 * kFurther) % gridDim.x;
+      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? place : gridDim.x - 1 - place);
       ++round;
       if (tile >= count) return false;
       const Place at = raster(tile % (rows * columns), rows, columns);

@@ -112,9 +112,6 @@ class RowSchedule {
 
   __device__ RowUnit at(unsigned index) const {
     const Span& span = window_.span;
-    const unsigned bands = cdiv(tiles_, kBand), most = cdiv(tiles_, bands);
-    const unsigned band = index / (most * across_), within = index - band * (most * across_);
-    const unsigned height = min(most, tiles_ - band * most);
     // Tiles of one height, so that the last is not a small one which streams rhs for a few rows.
     const int rows = span.end - span.begin, pitch = cdiv(cdiv(rows, static_cast<int>(tiles_)), kStep) * kStep;
     if (kStacks && index >= tiles_ * across_) {
@@ -123,6 +120,9 @@ class RowSchedule {
       if (below <= 0) return {window_.group(), span.begin + first, rows - first, column};
       return {window_.group(), span.begin + first, pitch, column + RowUnit::kStacked, pitch, below};
     }
+    const unsigned bands = cdiv(tiles_, kBand), most = cdiv(tiles_, bands);
+    const unsigned band = index / (most * across_), within = index - band * (most * across_);
+    const unsigned height = min(most, tiles_ - band * most);
     const int first = static_cast<int>(band * most + within % height) * pitch;
     return {window_.group(), span.begin + first, min(pitch, rows - first),
             static_cast<int>(within / height) * kColumns};
