@@ -242,7 +242,7 @@ class HopperRows {
         exchange.finish(epilogue, sums, out_map, out, unit, n);
       } else {
         if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
-        store.template results<false>(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
+        store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
         if constexpr (!kPaired) {  // 32-bit results take the register that it needs
           store.template results<sizeof(Out) == 2>(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice,
                                                    n);

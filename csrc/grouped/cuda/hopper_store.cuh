@@ -35,7 +35,7 @@ class HopperStore {
   __device__ __forceinline__ explicit HopperStore(unsigned shared) : shared_(shared) {}
 
   // kAgain: behind a call of as many rows, which has left the other buffer to this one.
-  template <bool kAgain, int kSums>
+  template <bool kAgain = false, int kSums>
   __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
                                           int count, int column, int n) {
     if (column >= n) return;
