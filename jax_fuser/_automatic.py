@@ -26,13 +26,17 @@ def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Seque
 
     `like(results)` is where the leaves of the results shall lie; those that it has none for are whole.
     """
-    arrays = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array)]
-    if not any(names for x in arrays for names in names_of(x)):
+    types = (jax.typeof(leaf).sharding for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
+    split = next((t for t in types if not t.mesh.empty and any(t.spec)), None)
+    if split is None:
         return f(*args)
     mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:  # nobody set one: that of the arrays
+        with jax.sharding.use_abstract_mesh(split.mesh):
+            return automatically(f, *args, like=like)
     with jax.sharding.use_abstract_mesh(_split.NO_MESH):
-        types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)), args)
-        results = jax.eval_shape(f, *types)
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)), args)
+        results = jax.eval_shape(f, *whole)
     leaves, tree = jax.tree.flatten(results)
     wanted = [*like(results)]
     wanted += [()] * (len(leaves) - len(wanted))
