@@ -287,10 +287,9 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     } else {
       s += cat("using Kernel = jf::grouped::HopperRows<", in.both, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
                flag(p.has_starts),
-               epilogue  ? ", Epilogue"
-               : scaled  ? ", jf::grouped::RowColumnScales"
-               : gathers ? ", jf::grouped::NoEpilogue"
-                         : "",
+               epilogue ? ", Epilogue"
+               : scaled ? ", jf::grouped::RowColumnScales"
+                        : "",
                gathers ? ", jf::grouped::RowsByNumber" : "", ">;\n");
     }
   }
@@ -346,9 +345,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   } else if (epilogue) {
     s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   }
-  if (gathers) {
-    s += cat(epilogue ? "" : ", {}", ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}");
-  }
+  if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
   if (scaled)
     s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
   s += ");\n}\n";
@@ -407,6 +404,7 @@ namespace {
 CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
   const std::string why = why_not_hopper(p, target);
   JF_CHECK(why.empty(), "no wgmma kernel: ", why);
+  JF_CHECK(p.lhs_rows == 0 || epilogue != nullptr, "rows are gathered where why_not_gather allows it");
   JF_REQUIRE(fits(p, c), "[grouped_matmul] no kernel has the configuration ", print(c), "; use choose_hopper()");
   const int64_t shared = shared_bytes(p, c, epilogue);
   JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
@@ -456,16 +454,20 @@ std::string why_not_gather(const Problem& p, const RowEpilogue* epilogue, const 
     return why;
   }
   if (p.scales != Scales::kNone) return "its operands have scales";
-  if (epilogue && (epilogue->several() || !epilogue->tiles.empty())) return "its end reads or writes other arrays";
-  // Copies by threads, without neighbours to share them, make a product take 1.3 times as long, whatever it has for
-  // columns; a copy of the rows beforehand takes as long as some thousand columns do (H200, bf16).
+  if (!epilogue || epilogue->sums != 2 || epilogue->several() || !epilogue->tiles.empty()) {
+    return "only products that end with a gated activation gain by that";
+  }
+  // Copies by threads, without neighbours to share them, make a product take 1.15 to 1.4 times as long, however many
+  // columns it has; copying the rows beforehand takes as long as more than a thousand columns do then (H200, bf16).
+  // Where the result has as many columns as the product it gained nothing, at 512.
   constexpr int64_t kMostColumns = 1024, kLeastRows = 64;
   if (p.n > kMostColumns) return cat(p.n, " columns read them again and again, ", kMostColumns, " at most");
   if (p.m < kLeastRows * p.groups) return "groups of few rows take longer by wide tiles";
-  if (divide_up(p.lhs_rows * p.k * size_of(p.lhs), kRowAlignment) >= int64_t{1} << 32)
+  if (divide_up(p.lhs_rows * p.k * size_of(p.lhs), kRowAlignment) >= int64_t{1} << 32) {
     return "they are in 64 GiB or more";
+  }
   Problem stored = p;
-  if (epilogue) stored.out = epilogue->out;
+  stored.out = epilogue->out;
   const HopperConfig c = choose_hopper(stored, target, epilogue);
   if (!fits(stored, c) || shared_bytes(stored, c, epilogue) > target.max_shared_bytes) {
     return cat("k=", p.k, " is too short for tiles of two warpgroups");
