@@ -457,15 +457,12 @@ std::string why_not_gather(const Problem& p, const RowEpilogue* epilogue, const 
   if (!epilogue || epilogue->sums != 2 || epilogue->several() || !epilogue->tiles.empty()) {
     return "only products that end with a gated activation gain by that";
   }
-  // Copies by threads, without neighbours to share them, make a product take 1.15 to 1.4 times as long, however many
+  // Copies by threads, without neighbours to share them, make a product take 1.15 to 1.3 times as long, however many
   // columns it has; copying the rows beforehand takes as long as more than a thousand columns do then (H200, bf16).
   // Where the result has as many columns as the product it gained nothing, at 512.
   constexpr int64_t kMostColumns = 1024, kLeastRows = 64;
   if (p.n > kMostColumns) return cat(p.n, " columns read them again and again, ", kMostColumns, " at most");
   if (p.m < kLeastRows * p.groups) return "groups of few rows take longer by wide tiles";
-  if (divide_up(p.lhs_rows * p.k * size_of(p.lhs), kRowAlignment) >= int64_t{1} << 32) {
-    return "they are in 64 GiB or more";
-  }
   Problem stored = p;
   stored.out = epilogue->out;
   const HopperConfig c = choose_hopper(stored, target, epilogue);

@@ -238,7 +238,7 @@ class HopperRows {
           copy_rhs(address(shared_.stages[place.index].rhs), rhs, full, step * kDepth, unit);
         }
         __syncwarp();
-        rows.copy(address(shared_.stages[place.index].lhs), step * (kRowBytes / 16));
+        rows.copy(address(shared_.stages[place.index].lhs), step * kRowBytes);
         ptx::cp_async_arrive(full);
         place.advance();
       }
