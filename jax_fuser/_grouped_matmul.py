@@ -58,7 +58,9 @@ def grouped_matmul(
             gate before up, and the result has `n`.
         row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         row_index: integers `(m,)`: row `i` of the product is `lhs[row_index[i]]`; rows `lhs` is then an array of any
-            length. An index outside `lhs` stands for a row of zeros.
+            length. An index outside `lhs` stands for a row of zeros. On GPUs of compute capability 9.0 the kernel of
+            a 16-bit product of up to 1024 columns with a gated activation gathers rows as it reads them; others have
+            them copied first.
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.
@@ -89,7 +91,7 @@ def grouped_matmul(
                 f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul, or convert them "
                 "with dequantize"
             )
-    rhs = jnp.asarray(rhs)
+    rhs, numbers = jnp.asarray(rhs), None
     rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
     check_sizes("grouped_matmul", lhs=rows, rhs=rhs, group_sizes=group_sizes, row_index=row_index)
     if isinstance(lhs, NestedTensor):
@@ -103,17 +105,19 @@ def grouped_matmul(
             starts = ordered_starts(lhs.starts, extents, lhs.capacity)
     else:
         data, dim, starts = jnp.asarray(lhs), 0, None
+        tokens = data
         if group_sizes is None:
             raise TypeError(
                 "grouped_matmul: lhs is an array, so group_sizes= is needed; or pass as_nested(lhs, extents=)"
             )
         if row_index is not None:
             index = index_array("grouped_matmul", "row_index", row_index)
-            # By a kernel of its own (H200, bf16, product with SwiGLU: 65536 rows x 2048 x 1536 of 128 groups 0.77 ms
-            # with it, 0.67 without; 196608 x 1536 x 512 0.85 and 0.47; 16384 x 4096 x 28672 of 8 groups alike).
-            index = jnp.asarray(index).astype(jnp.uint32)
-            placed = [*names_of(index), *names_of(data)[1:]]
-            data = automatically(take_rows, data, index, like=lambda _: [placed])
+            numbers = jnp.asarray(index).astype(jnp.uint32)
+            placed = [*names_of(numbers), *names_of(data)[1:]]
+            if any(names_of(numbers)) or any(names_of(data)):
+                data, numbers = automatically(take_rows, data, numbers, like=lambda _: [placed]), None
+            else:
+                data = jax.eval_shape(take_rows, data, numbers)
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:
             raise ValueError(
@@ -144,34 +148,41 @@ def grouped_matmul(
         product_and_tail, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
     )
 
+    capacity = data.shape[dim]
+
+    def one(x: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
+        if offset is not None:
+            extents, starts = local_groups("grouped_matmul", extents, starts, capacity, offset, rhs.shape[0])
+        each = rows // max(capacity, 1)
+        if each != 1:
+            extents, starts = extents * each, None if starts is None else starts * each
+        return multiply(x, rhs, extents, starts, bias, scale)
+
     def run(data: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
         if scale is not None and inner:
             scale = jnp.broadcast_to(scale.reshape(*scale.shape, *[1] * (data.ndim - 1 - scale.ndim)), data.shape[:-1])
             scale = scale.reshape(*data.shape[:dim], -1)
-
-        def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
-            if offset is not None:
-                extents, starts = local_groups("grouped_matmul", extents, starts, data.shape[dim], offset, rhs.shape[0])
-            each = rows // max(data.shape[dim], 1)
-            extents, starts = extents * each, None if starts is None else starts * each
-            return multiply(x, rhs, extents, starts, bias, scale)
-
         # Outer dimensions have their own extents, or share 1-D ones.
         own = 0 if extents.ndim > 1 else None
+        each = one
         for _ in range(dim):
-            one = jax.vmap(one, in_axes=(0, own, own, 0))
-        out = one(data.reshape(*data.shape[:dim], rows, data.shape[-1]), extents, starts, scale)
+            each = jax.vmap(each, in_axes=(0, None, own, own, None, 0, None))
+        x = data.reshape(*data.shape[:dim], rows, data.shape[-1])
+        out = each(x, rhs, extents, starts, bias, scale, offset)
         return out.reshape(*data.shape[:-1], out.shape[-1])
 
-    operands = data, rhs, extents, starts, bias, row_scale
+    others = rhs, extents, starts, bias, row_scale
+    if numbers is not None:
+        multiply = functools.partial(multiply, index=numbers)
+        return one(tokens, *others, group_offset)
     if data.ndim == 2:
-        out = run(*operands, group_offset)
+        out = run(data, *others, group_offset)
     else:
         # A static offset is checked.
         static = {"offset": group_offset} if isinstance(group_offset, int) else {}
-        others = () if static else (group_offset,)
+        offsets = () if static else (group_offset,)
         placed = [*names_of(data)[:-1], None]
-        out = automatically(functools.partial(run, **static), *operands, *others, like=lambda _: [placed])
+        out = automatically(functools.partial(run, **static), data, *others, *offsets, like=lambda _: [placed])
     return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
 
 

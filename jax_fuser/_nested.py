@@ -365,11 +365,18 @@ def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, 
     return _poison_padding(NestedTensor(data, extents)), perm, source, target
 
 
-@functools.partial(jax.jit, static_argnames="groups")
-def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnums=1)
+def order_rows(ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return `perm`, the same with -1 for padding, its inverse with -1 for dropped rows, and the extents."""
     perm, place, extents = group_order(ids.reshape(-1), groups)
     total = jnp.sum(extents, dtype=jnp.int32)
     source = jnp.where(jnp.arange(perm.shape[0], dtype=jnp.int32) < total, perm, -1)
     target = jnp.where(place < total, place, -1)
+    return perm, source, target, extents
+
+
+@functools.partial(jax.jit, static_argnames="groups")
+def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
+    perm, source, target, extents = order_rows(ids, groups)
     copies = ids.shape[1] if ids.ndim == 2 else 1
     return move_rows(x, source, target, copies), perm, source, target, extents

@@ -61,7 +61,8 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.shared_bytes = kernel.shared_bytes;
   if (kernel.counts) result.launch.counter = scratch_buffer(p);
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
-  result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.rows};
+  result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups,
+                           p.lhs_rows > 0 ? p.lhs_rows : p.rows};
   return result;
 }
 

@@ -6,13 +6,16 @@
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
 //             that tiles cost what their rows cost, in steps of kStep.
 //   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
-//             other multiplies the next
+//             other multiplies the next; or (kShared) that multiply the same rows, each its columns: a unit is twice as
+//             wide and reads rows half as often, but stores overlap less
 //   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both. Last
 //             columns that one block can hold both compute, each for rows of its own, which it copies alone
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
+//   source    what brings rows of lhs, see hopper_gather.cuh; where numbers name them, lhs has no map and a cluster is
+//             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
 //   next      zero when the kernel starts: clusters take units as they come
@@ -23,15 +26,19 @@
 
 #include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_exchange.cuh"
+#include "grouped/cuda/hopper_gather.cuh"
 #include "grouped/cuda/hopper_several.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/hopper_units.cuh"
 
 namespace jf::grouped {
 
-template <int kRows_, int kStages_, int kCluster_>
+// kShared: both warpgroups compute the same rows, each its own columns, instead of units in turn. Then k has more than
+// kStages stages.
+template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr bool kShared = kShared_;
   static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
@@ -45,27 +52,30 @@ struct HopperProduct {
   }
 };
 
-template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
+template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
+          class Source = RowsInOrder>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
-  static constexpr bool kPaired = Epilogue::kSums == 2;
+  static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
   static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
-  // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
-  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
+  // A slice: columns of an instruction. kReaders: warpgroups that read a stage. kOwnColumns, kColumns: of the result,
+  // of a warpgroup and of a unit; its elements take one sum or two.
+  static constexpr int kSlice = 64, kSlices = 2, kReaders = kTurns ? 1 : kMultipliers;
+  static constexpr int kOwnColumns = kSlice * (kPaired ? 1 : kSlices), kColumns = kOwnColumns * kReaders;
   static constexpr int kRowBytes = 128;  // of a stage: the span of the swizzle
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(In));
   static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
+  static constexpr unsigned kOwnRhsBytes = kSlices * kSliceBytes, kRhsBytes = kOwnRhsBytes * kReaders;
 
   static constexpr bool kStacks = kCluster > 1;
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster, kStacks>;
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
-  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
-  using Units = UnitQueue<kCluster, kWarps + 1>;          // they and the copies
+  static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
+  using Units = UnitQueue<kCluster, kWarps + Source::kWarps>;        // they and the copies
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -77,7 +87,7 @@ class HopperRows {
     typename Units::Shared units;
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long turn[kMultipliers];           // the other warpgroup has waited for all its stages
+    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages; kShared: has begun
     unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
   };
 
@@ -88,7 +98,7 @@ class HopperRows {
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
                                              int k, int n, const Epilogue& epilogue = {},
                                              const TensorMap* tile_map = nullptr,
-                                             const typename Several::Memory& several = {}) {
+                                             const typename Several::Memory& several = {}, const Source& source = {}) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -99,18 +109,21 @@ class HopperRows {
     }
     const int steps = cdiv(k, kDepth);
     if (warp < kGroupThreads / 32) {
-      ptx::give_registers<40>();
-      if (warp == 0) {
-        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
-      } else if (warp == 1) {
+      ptx::give_registers<Source::kCopyRegisters>();
+      if (warp == 1) {
         if (kernel.rank_ == 0) {
-          kernel.units_.template fill<Schedule, kColumns, kMultipliers>(Schedule(ragged, n), next);
+          kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next);
         }
-      } else if constexpr (kZeroPadding<Epilogue>) {
-        store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
+      } else if constexpr (Source::kGathers) {
+        kernel.gather(source, rhs, steps, k);
+      } else if (warp == 0) {
+        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
+      }
+      if constexpr (kZeroPadding<Epilogue>) {
+        if (warp > 1) store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
-      ptx::take_registers<232>();
+      ptx::take_registers<Source::kMultiplyRegisters>();
       kernel.multiply(out_map, out, steps, n, ragged.m, epilogue, tile_map, several);
       if constexpr (kSeveral<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
@@ -139,7 +152,7 @@ class HopperRows {
 
   __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(address(&shared_.full[i]), 1);
+      ptx::mbarrier_init(address(&shared_.full[i]), 1 + Source::kArrivals);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
     units_.init();
@@ -172,20 +185,7 @@ class HopperRows {
         const int depth = step * kDepth;
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
-        if constexpr (kRhsKMajor && !kPaired) {
-          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kSlices; ++i) {
-            const int column = rhs_column(unit.column, i);
-            const unsigned to = to_rhs + i * kSliceBytes;
-            if constexpr (kRhsKMajor) {
-              ptx::tile_load(to, &rhs, full, depth, column, unit.group);
-            } else {
-              ptx::tile_load(to, &rhs, full, column, depth, unit.group);
-            }
-          }
-        }
+        copy_rhs(to_rhs, rhs, full, depth, unit);
         for (int i = shares ? rank_ : 0; i < boxes; i += shares ? kCluster : 1) {
           const int row = unit.row + i * kBoxRows;
           if (shares) {
@@ -197,6 +197,57 @@ class HopperRows {
         place.advance();
       }
     }
+  }
+
+  // One thread.
+  static __device__ __forceinline__ void copy_rhs(unsigned to_rhs, const TensorMap& rhs, unsigned full, int depth,
+                                                  const RowUnit& unit) {
+    if constexpr (kRhsKMajor && !kPaired) {
+#pragma unroll
+      for (int i = 0; i < kReaders; ++i) {
+        ptx::tile_load(to_rhs + i * kOwnRhsBytes, &rhs, full, depth, unit.column + i * kOwnColumns, unit.group);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSlices * kReaders; ++i) {
+        const int column = rhs_column(unit.column + i / kSlices * kOwnColumns, i % kSlices);
+        const unsigned to = to_rhs + i * kSliceBytes;
+        if constexpr (kRhsKMajor) {
+          ptx::tile_load(to, &rhs, full, depth, column, unit.group);
+        } else {
+          ptx::tile_load(to, &rhs, full, column, depth, unit.group);
+        }
+      }
+    }
+  }
+
+  // ---- or three warps: all but the second ----
+  __device__ __forceinline__ void gather(const Source& source, const TensorMap& rhs, int steps, int k) {
+    static_assert(kCluster == 1, "a block copies its own rows");
+    const unsigned warp = threadIdx.x / 32;
+    GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, k * static_cast<int>(sizeof(In)));
+    typename Units::Place unit_place;
+    RingPlace<kStages> place;
+    while (true) {
+      const RowUnit unit = units_.template read<true>(unit_place);
+      unit_place.advance();
+      if (unit.group == RowUnit::kEnd) break;
+      rows.begin(unit);
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        const unsigned full = address(&shared_.full[place.index]);
+        ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
+        if (threadIdx.x == 0) {
+          ptx::mbarrier_arrive_expect(full, kRhsBytes);
+          copy_rhs(address(shared_.stages[place.index].rhs), rhs, full, step * kDepth, unit);
+        }
+        __syncwarp();
+        rows.copy(address(shared_.stages[place.index].lhs), step * kRowBytes);
+        ptx::cp_async_arrive(full);
+        place.advance();
+      }
+    }
+    ptx::cp_async_wait_all();
   }
 
   // The first column of a slice, of a unit of the result from `column` on.
@@ -220,22 +271,31 @@ class HopperRows {
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
     RingPlace<kStages> place;
-    place.skip(self * steps);
+    if (kTurns) place.skip(self * steps);
     Sums sums;
-    for (unsigned parity = 0;; parity ^= 1) {
-      RowUnit unit = units_.template read<true>({self, parity});
+    // One number beside the sums says all: no register is left for a place of its own.
+    for (unsigned turn = 0;; ++turn) {
+      const unsigned parity = turn & 1;
+      RowUnit unit = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
+                                                       : typename Units::Place{parity, turn / 2 & 1});
       if (unit.group == RowUnit::kEnd) break;
       if (kStacks) unit.column &= ~RowUnit::kStacked;
+      if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
       if constexpr (kSeveral<Epilogue>) {
         several.begin(unit, n);
       } else if constexpr (Epilogue::kTiles > 0) {
         exchange.begin(unit, n);
       }
-      // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
-      // stages before. The first turn of the first is free.
-      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
+      if constexpr (kTurns) {
+        // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
+        // stages before. The first turn of the first is free.
+        ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
+      } else if (self == 1) {
+        // A stage behind the other, so that one multiplies while the other stores (H200: 5% of k = 4096).
+        ptx::mbarrier_wait(address(&shared_.turn[1]), parity);
+      }
       multiply_rows<kFewest>(sums, place, self, unit.count, steps);
-      place.skip(steps);
+      if constexpr (kTurns) place.skip(steps);
       if constexpr (kSeveral<Epilogue>) {
         several.finish(epilogue, sums, unit, n, m);
       } else if constexpr (Epilogue::kTiles > 0) {
@@ -269,7 +329,7 @@ class HopperRows {
   __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, unsigned self, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first);
+    const unsigned rhs = ptx::wgmma_operand(first + (kTurns ? 0 : self * kOwnRhsBytes));
     const unsigned lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
     int step = 0;
@@ -279,6 +339,7 @@ class HopperRows {
     do {
       ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
       const unsigned at = place.index * (sizeof(Stage) / 16);
+      if constexpr (Source::kGathers) ptx::fence_async_shared();  // products see what threads have copied
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kRowBytes / 32; ++i) {
@@ -294,14 +355,19 @@ class HopperRows {
         ptx::wgmma_wait<1>();
         release(before);
       }
+      if (!kTurns && step == 0 && self == 0) begin_other(self);
       before = place.index;
       place.advance();
     } while (++step < steps);
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[self ^ 1]));
+    if (kTurns) begin_other(self);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
     release(before);
+  }
+
+  __device__ __forceinline__ void begin_other(unsigned self) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[self ^ 1]));
   }
 
   // This warp has read the stage: tells every block that copies into it.

@@ -67,6 +67,12 @@ __device__ __forceinline__ void mbarrier_wait_cluster(unsigned barrier, unsigned
       : "memory");
 }
 
+// Arrives, as one of the awaited, when all copies of cp_async that this thread has begun are done.
+__device__ __forceinline__ void cp_async_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- tensor copies ----
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
