@@ -50,7 +50,7 @@ struct Printer {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
                p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
-               p.cluster > 1 ? cat(" cluster=", p.cluster) : "");
+               p.cluster > 1 ? cat(" cluster=", p.cluster) : "", p.keep_columns ? " keep_columns" : "");
   }
 };
 
@@ -78,6 +78,10 @@ struct Writer {
   }
 };
 
+bool keeps_columns(const ReductionParameters& parameters) {
+  const auto* cuda = std::get_if<CudaReduction>(&parameters);
+  return cuda != nullptr && cuda->keep_columns;
+}
 bool in_stages(const ReductionParameters& parameters) {
   const auto* cuda = std::get_if<CudaReduction>(&parameters);
   return cuda != nullptr && cuda->stages > 1;
@@ -107,7 +111,7 @@ std::string print(const ReductionParameters& parameters) { return std::visit(Pri
 ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
   const Traffic facts = reduction_traffic(segment);
   const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
-  Phases phases = split_phases(segment, facts, keep, in_stages(parameters));
+  Phases phases = split_phases(segment, facts, keep, in_stages(parameters), keeps_columns(parameters));
   std::vector<StoredRows> stored;
   if (in_stages(parameters) && std::get<CudaReduction>(parameters).bulk_store) stored = store_rows_in_bulk(phases);
   schedule::Scheduler scheduler(phases.fusion);
@@ -119,6 +123,10 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
   const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {
     scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));
+  }
+  // Outside of the loop over rows.
+  for (ir::ValueId id : phases.columns) {
+    scheduler.inline_at(id, std::min(1, scheduler.schedule().domains[id].inline_at));
   }
   schedule::Schedule schedule = scheduler.schedule();
   return {std::move(phases.fusion), std::move(schedule)};

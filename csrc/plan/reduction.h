@@ -44,6 +44,7 @@ struct CudaReduction {
   int64_t stages = 1, blocks = 1;
   bool bulk_store = false;  // with stages: results go through shared memory, too
   int64_t cluster = 1;      // along=row: blocks that share a row, of which each keeps a part (sm_90)
+  bool keep_columns = false;  // inputs that are the same for every row stay in registers while a block goes along rows
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

@@ -139,6 +139,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("blocks", p.blocks);
   visit("bulk_store", p.bulk_store);
   visit("cluster", p.cluster);
+  visit("keep_columns", p.keep_columns);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {

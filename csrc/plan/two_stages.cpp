@@ -10,6 +10,7 @@
 #include "base/integers.h"
 #include "base/target.h"
 #include "ir/verify.h"
+#include "plan/clusters.h"
 
 namespace jf::plan {
 namespace {
@@ -161,7 +162,8 @@ class Rewriter {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
-      if (beside_rows && folded >= kFewestRowsOfPart * kEnoughParts) {
+      const bool fits = columns <= kMaxColumnsBesideRows && columns * bytes <= kMaxBytesBesideRows;
+      if (beside_rows && fits && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = parts_beside(columns, folded, bytes);
       }
     }
