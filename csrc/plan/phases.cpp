@@ -36,12 +36,11 @@ constexpr int kOutside = -1;
 
 class Splitter {
  public:
-  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs, bool keep_columns)
+  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more)
       : segment_(segment),
         in_rows_(traffic.in_rows),
         keep_(keep),
-        keep_inputs_(keep_inputs),
-        keep_columns_(keep_columns),
+        more_(more),
         phase_(segment.values.size(), 0),
         fold_in_(segment.values.size(), 0),
         cost_(segment.values.size(), 0),
@@ -101,6 +100,25 @@ class Splitter {
     return any;
   }
 
+  // Whether keeping the result costs no register, since it takes the place of a kept operand.
+  bool replaces_operand(const Op& op) const {
+    if (!more_.converted || ir::info(op.kind).op_class != OpClass::kPointwise || needed_[op.output].empty())
+      return false;
+    const auto is_same_in_row = [&](ValueId id) {
+      return std::any_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& made) {
+        return made.output == id && made.kind == OpKind::kBroadcast && !in_rows_[made.inputs[0]];
+      });
+    };
+    const int first = *needed_[op.output].begin();
+    int rows = 0;
+    for (ValueId id : op.inputs) {
+      if (is_same_in_row(id)) continue;
+      ++rows;
+      if (cost_[id] == 0 || (!needed_[id].empty() && *needed_[id].rbegin() > first)) return false;
+    }
+    return rows == 1;
+  }
+
   // The phases in which a value is needed are known once all that use it are decided.
   void settle(ValueId value) {
     if (by_end_[value] && needed_[value].empty()) needed_[value].insert(phase_[value]);
@@ -139,7 +157,8 @@ class Splitter {
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
       const bool again = keep_ == Keep::kRows && ir::reads_memory(op->kind);
-      const bool dear = cost_[op->output] >= kDear || rounded || again;
+      const bool converted = more_.converted && op->kind == OpKind::kConvert && is_input_[op->inputs[0]];
+      const bool dear = cost_[op->output] >= kDear || rounded || again || converted || replaces_operand(*op);
       kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
       for (size_t i = 0; i < op->inputs.size(); ++i) {
         if (is_memory(*op, i)) continue;
@@ -152,7 +171,7 @@ class Splitter {
     }
     for (ValueId id : segment_.inputs) {
       settle(id);
-      const bool wanted = keep_inputs_ ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
+      const bool wanted = more_.rows ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
       kept_[id] = wanted && is_row_of(id);
     }
   }
@@ -201,6 +220,14 @@ class Splitter {
     return used && value.axes.size() == 1 && value.axes[0].extent > 1;
   }
 
+  // Whether all that reads a column is its conversion, which is kept instead.
+  bool is_converted(ValueId input) const {
+    return more_.converted && std::all_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& op) {
+             const bool reads = std::find(op.inputs.begin(), op.inputs.end(), input) != op.inputs.end();
+             return !reads || (op.kind == OpKind::kConvert && kept_[op.output]);
+           });
+  }
+
   ValueId add_value(Value value) {
     const std::string name = value.name;
     for (int copy = 2; !names_.insert(value.name).second; ++copy) value.name = cat(name, "_", copy);
@@ -228,7 +255,7 @@ class Splitter {
       made_[id][0] = input;
     }
     for (ValueId id : segment_.inputs) {
-      const bool column = !kept_[id] && keep_columns_ && is_column(id);
+      const bool column = !kept_[id] && more_.columns && is_column(id) && !is_converted(id);
       if (!kept_[id] && !column) continue;
       Value kept = segment_.values[id];
       kept.name += "_kept";
@@ -256,7 +283,10 @@ class Splitter {
     }
     for (const Op& op : segment_.ops) {
       const bool outside = !in_rows_[op.output] && op.kind != OpKind::kConstant;
-      if (outside || kept_[op.output]) result_.outside.push_back(made_[op.output].begin()->second);
+      if (!outside && !kept_[op.output]) continue;
+      const bool column =
+          more_.columns && op.kind == OpKind::kConvert && is_input_[op.inputs[0]] && is_column(op.inputs[0]);
+      (column ? result_.columns : result_.outside).push_back(made_[op.output].begin()->second);
     }
     for (ValueId id : segment_.inputs) {
       if (kept_[id]) result_.outside.push_back(made_[id][0]);
@@ -295,7 +325,7 @@ class Splitter {
   const Fusion& segment_;
   const std::vector<bool>& in_rows_;
   const Keep keep_;
-  const bool keep_inputs_, keep_columns_;
+  const KeepMore more_;
   std::vector<int> phase_;             // by value: the first phase after all that it needs
   std::vector<int> fold_in_;           // by result of a fold: the phase that folds
   std::vector<int> cost_;              // by value of the rows: of computing it from memory
@@ -320,8 +350,8 @@ std::string_view name(Keep keep) {
   JF_CHECK(false, "keep ", static_cast<int>(keep));
 }
 
-Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs, bool keep_columns) {
-  return Splitter(segment, traffic, keep, keep_inputs, keep_columns).finish();
+Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more) {
+  return Splitter(segment, traffic, keep, more).finish();
 }
 
 }  // namespace jf::plan

@@ -33,7 +33,7 @@ struct Rows {
   int phases = 0;
 };
 Rows rows_of(const RowFacts& facts, Keep keep) {
-  const Phases phases = split_phases(facts.segment, facts.traffic, keep, true);
+  const Phases phases = split_phases(facts.segment, facts.traffic, keep, {.rows = true});
   Rows rows;
   rows.phases = phases.count;
   for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {

@@ -140,6 +140,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("bulk_store", p.bulk_store);
   visit("cluster", p.cluster);
   visit("keep_columns", p.keep_columns);
+  visit("keep_wide", p.keep_wide);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
