@@ -410,7 +410,8 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const bool fits = row <= kMaxColumnsBesideRows && row * widest <= kMaxBytesBesideRows && building.cluster.direction == 0;
+    const bool fits =
+        row <= kMaxColumnsBesideRows && row * widest <= kMaxBytesBesideRows && building.cluster.direction == 0;
     return innermost && fits && building.column_folds < kMaxColumnFolds;
   }
 

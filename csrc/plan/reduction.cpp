@@ -50,7 +50,8 @@ struct Printer {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
                p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
-               p.cluster > 1 ? cat(" cluster=", p.cluster) : "", p.keep_columns ? " keep_columns" : "", p.keep_wide ? " keep_wide" : "");
+               p.cluster > 1 ? cat(" cluster=", p.cluster) : "", p.keep_columns ? " keep_columns" : "",
+               p.keep_wide ? " keep_wide" : "");
   }
 };
 

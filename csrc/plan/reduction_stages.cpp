@@ -22,8 +22,8 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 // less, the same; elements of a thread, vectors and threads are the fastest of that run. Of 8191 rows of 5003, which
 // no vectors divide, it took 129 and 176 us in bf16, 146 and 205 in f32, and rms norm backward 142 and 165 in f32.
 constexpr int64_t kElements = 32, kLanes = 4;
-constexpr int kShortWait = 3;
-constexpr int64_t kShortRows = 16 << 10;
+constexpr int kShortWait = 2;
+constexpr int64_t kShortRows = 8 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
 
@@ -45,6 +45,13 @@ Rows rows_of(const RowFacts& facts, Keep keep) {
     rows.narrowest = std::min(rows.narrowest, size);
   }
   return rows;
+}
+
+// Clusters that run at once with one block on a multiprocessor. Their blocks are neighbours, and some neighbourhoods
+// are too small for another cluster: of 132 multiprocessors, clusters of 8 take 120, of 4 take 120 or 124, of 2 all.
+int64_t clusters_at_once(int64_t cluster, const Target& target) {
+  const int64_t used = cluster > 2 ? target.multiprocessors * 10 / 11 : target.multiprocessors;
+  return std::max<int64_t>(1, used / cluster);
 }
 
 // The loops of the reference become [blocks, rows of a block one after the other, rows side by side, row], those that
@@ -88,7 +95,16 @@ int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Ta
   const int64_t by_threads = kThreads / (p.threads * p.threads_y);
   const int64_t row_bytes = rows_of(facts, p.keep).bytes / p.cluster * p.threads_y;
   const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
-  return target.multiprocessors * std::max<int64_t>(1, std::min(by_threads, by_memory));
+  return clusters_at_once(p.cluster, target) * std::max<int64_t>(1, std::min(by_threads, by_memory));
+}
+
+void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
+  if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1 || facts.traffic.scans) return;
+  const Rows rows = rows_of(facts, p.keep);
+  const int64_t part = rows.elements / p.cluster;
+  const bool even = rows.elements % (p.cluster * p.lanes) == 0 && part * rows.narrowest % kBulkBytes == 0;
+  if (rows.bytes == 0 || !even || 2 * rows.bytes / p.cluster + kSpareBytes > target.max_shared_bytes) return;
+  p.stages = 2;
 }
 
 void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
