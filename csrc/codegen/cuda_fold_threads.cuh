@@ -192,8 +192,8 @@ JF_FUNCTION void fold_several(Lanes<T, V>& values, Scratch<kBytes> scratch) {
 
 template <class Op, class B, bool kTwice, class T, int V, int kBytes>
 JF_FUNCTION void fold_columns(Lanes<T, V>& values, Scratch<kBytes> scratch) {
-  constexpr int kParts = B::kColumns / kWarp;
-  if constexpr (B::kColumns % kWarp == 0 && V > 1 && V <= kMostApart &&
+  constexpr int kParts = B::kColumns / kWarp, kFewest = kParts == 1 ? 4 : 2;
+  if constexpr (B::kColumns % kWarp == 0 && V >= kFewest && V <= kMostApart &&
                 (kParts == 1 || V * kParts * B::kRows * int(sizeof(T)) <= kBytes)) {
     return fold_several<Op, B, kTwice>(values, scratch);
   }
