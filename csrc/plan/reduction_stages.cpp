@@ -27,6 +27,10 @@ constexpr int kShortWait = 2;
 constexpr int64_t kShortRows = 8 << 10;
 // Bytes that a thread keeps for each of its 16 elements: more take more than 128 registers.
 constexpr int64_t kWideBytes = 4, kMostWideBytes = 20;
+// Bytes of a multiprocessor that are on their way with two stages, where three are slower: layer norm backward took 54
+// and 59 us for rows of 4096, 206 and 211 for 8192; but with fewer bytes 168 and 155 for 6144, 81 and 77 for 1536. With
+// one fold of the row two are faster in any case: 77 and 83 us for 1536 (rms norm).
+constexpr int64_t kBytesAhead = 28 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
 
@@ -134,8 +138,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   if (rows.bytes == 0 || !fits() || !waits) return;
   // With few elements of a thread all f32 values stay in its registers, and the threads of a row meet only in its
   // folds. Microseconds of layer norm backward, bf16, with and without: 54 and 63 for 8192 rows of 4096, 206 and 216
-  // for 16384 of 8192, 78 and 82 for 32768 of 1536, 82 and 88 for 65536 of 768. Two stages, not three: 59 for the
-  // first.
+  // for 16384 of 8192, 77 and 82 for 32768 of 1536, 82 and 88 for 65536 of 768.
   const int64_t column_folds = facts.phases(Keep::kRows).column_bytes / kWideBytes;
   const int64_t even =
       cluster == 1 && rows.narrowest < kWideBytes ? threads_of_even_row(rows.elements, column_folds) : 0;
@@ -145,7 +148,8 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
     p.threads_y = 1;
     p.unroll = rows.elements / (even * kLanes);
     p.keep = Keep::kRows;
-    p.stages = 2;
+    const bool ahead = rows.bytes * blocks_of_even_rows(even) >= kBytesAhead || rows.phases <= kShortWait;
+    p.stages = ahead ? 2 : kUsualStages;
     p.keep_columns = true;
     const KeepMore wide = {.rows = true, .columns = true, .converted = true};
     const Phases phases = split_phases(facts.segment, facts.traffic, Keep::kRows, wide);
