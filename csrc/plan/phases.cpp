@@ -38,6 +38,7 @@ class Splitter {
  public:
   Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more)
       : segment_(segment),
+        traffic_(traffic),
         in_rows_(traffic.in_rows),
         keep_(keep),
         more_(more),
@@ -204,20 +205,28 @@ class Splitter {
     return ir::elements(segment_.values[input]) == size;
   }
 
-  // Whether the input has one element for all rows, beside a broadcast along them.
+  // Whether the input moves along what is folded alone: it has the same elements for every row.
   bool is_column(ValueId input) const {
     bool used = false;
-    for (const Op& op : segment_.ops) {
-      for (size_t i = 0; i < op.inputs.size(); ++i) {
-        if (op.inputs[i] != input) continue;
-        const OpClass op_class = ir::info(op.kind).op_class;
-        const bool plain = op_class == OpClass::kPointwise || op.kind == OpKind::kBroadcast;
-        if (is_memory(op, i) || !plain || !in_rows_[op.output]) return false;
+    for (const Access& access : traffic_.accesses) {
+      for (const auto& [number, operand] : access.uses) {
+        if (segment_.ops[number].inputs[operand] != input) continue;
+        for (size_t loop = 0; loop < access.steps.size(); ++loop) {
+          if ((access.steps[loop] != 0) != traffic_.folded[loop]) return false;
+        }
         used = true;
       }
     }
-    const Value& value = segment_.values[input];
-    return used && value.axes.size() == 1 && value.axes[0].extent > 1;
+    return used && segment_.values[input].axes.size() == 1 && !reads_elsewhere(input);
+  }
+  // Whether an op reads the input in memory, at places of its own, or outside of the rows.
+  bool reads_elsewhere(ValueId input) const {
+    for (const Op& op : segment_.ops) {
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        if (op.inputs[i] == input && (is_memory(op, i) || !in_rows_[op.output])) return true;
+      }
+    }
+    return false;
   }
 
   // Whether all that reads a column is its conversion, which is kept instead.
@@ -323,6 +332,7 @@ class Splitter {
   }
 
   const Fusion& segment_;
+  const Traffic& traffic_;
   const std::vector<bool>& in_rows_;
   const Keep keep_;
   const KeepMore more_;
