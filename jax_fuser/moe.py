@@ -20,12 +20,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import sort_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
+from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
 
 __all__ = ["DispatchState", "Routing", "Stats", "combine", "dispatch", "mlp", "route"]
@@ -118,6 +120,7 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
     x, experts = jnp.asarray(x), jnp.asarray(experts)
+    check_sizes("dispatch", x=x, experts=experts)
     if not jnp.issubdtype(experts.dtype, jnp.integer):
         raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
@@ -162,6 +165,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
     """
     require_nested("combine", nt)
     weights = jnp.asarray(weights)
+    check_sizes("combine", weights=weights)
     if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
@@ -170,7 +174,9 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         )
     # Backward gathers again instead of keeping float32 copies of the rows.
     weigh = jax.checkpoint(_weigh_and_add, prevent_cse=False)
-    return weigh(nt.data, weights.reshape(state.target.shape), state.source, state.target)
+    operands = nt.data, weights.reshape(state.target.shape), state.source, state.target
+    out: jax.Array = automatically(weigh, *operands, like=lambda _: [[names_of(weights)[0], *names_of(nt.data)[1:]]])
+    return out
 
 
 @jax.jit
@@ -219,6 +225,7 @@ def mlp(
         (2, 8)
     """
     x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
@@ -226,6 +233,14 @@ def mlp(
         )
     if w13.ndim != 3:
         raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    run = functools.partial(_mlp, activation=activation)
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
+    return out
+
+
+def _mlp(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: Any, activation: Activation
+) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
     weights = weights.reshape(tokens, top_k)
