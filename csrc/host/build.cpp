@@ -283,8 +283,23 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   return program;
 }
 
+// Kernels that follow each other start while the one before still runs.
+void start_early(Program& program, const Target& target) {
+  if (target.platform != Platform::kCuda || target.compute_capability < 90) return;
+  for (size_t i = 1; i < program.steps.size(); ++i) {
+    auto *before = std::get_if<KernelStep>(&program.steps[i - 1]), *step = std::get_if<KernelStep>(&program.steps[i]);
+    if (before == nullptr || step == nullptr) continue;
+    before->kernel.leads = true;
+    step->kernel.follows = true;
+  }
+}
+
 }  // namespace
 
-Program build(const ir::Fusion& whole, const Target& target) { return build(whole, target, true); }
+Program build(const ir::Fusion& whole, const Target& target) {
+  Program program = build(whole, target, true);
+  start_early(program, target);
+  return program;
+}
 
 }  // namespace jf::host
