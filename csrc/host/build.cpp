@@ -101,8 +101,10 @@ class Kernels {
                        plan::several_ragged_schedule(fusion, target_.platform));
       }
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
-      const bool again = plan::folds_again(segment) && !parameters.keep;
-      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+      const bool again = plan::folds_again(segment);
+      const ir::Fusion fusion = !again            ? segment
+                                : parameters.keep ? (getenv("LAB_WIDE") ? segment : plan::with_rows_widened_again(segment))
+                                                  : plan::with_rows_again(segment);
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
     });
@@ -285,7 +287,7 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
 
 // Kernels that follow each other start while the one before still runs.
 void start_early(Program& program, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability < 90) return;
+  if (target.platform != Platform::kCuda || target.compute_capability < 90 || getenv("LAB_NOPDL")) return;
   for (size_t i = 1; i < program.steps.size(); ++i) {
     auto *before = std::get_if<KernelStep>(&program.steps[i - 1]), *step = std::get_if<KernelStep>(&program.steps[i]);
     if (before == nullptr || step == nullptr) continue;

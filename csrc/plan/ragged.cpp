@@ -233,6 +233,8 @@ std::vector<ir::ValueId> partitions(const ir::Fusion& segment) {
 void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
   const int64_t rows = shape.extents[shape.ragged];
   if (!folds_again(segment) || shape.folds_columns || !shape.folded.empty()) return;
+  const int64_t kKeepingThreads = getenv("LAB_T") ? atoi(getenv("LAB_T")) : 512;
+  if (getenv("LAB_C")) p.columns = atoi(getenv("LAB_C"));
   const int64_t threads = power_of_two(rows, kKeepingThreads / p.columns), each = divide_up(rows, threads);
   if (each * p.lanes * std::ssize(partitions(segment)) > kKept) return;
   p.rows = threads;

@@ -76,6 +76,42 @@ Fusion with_rows_again(const Fusion& segment) {
   return ir::without_unused(std::move(result));
 }
 
+Fusion with_rows_widened_again(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
+  Fusion result = segment;
+  result.ops.clear();
+  std::set<std::string> names = {segment.name};
+  for (const ir::Value& value : segment.values) names.insert(value.name);
+  std::map<ValueId, const Op*> partitions, widened;
+  std::map<std::pair<ValueId, int>, ValueId> copies;
+  for (const Op& op : segment.ops) {
+    if (op.kind == ir::OpKind::kPartition) partitions[op.output] = &op;
+    Op made = op;
+    const int folds = depth[op.output] - leaves_nested(segment, op);
+    for (ValueId& input : made.inputs) {
+      const auto found = widened.find(input);
+      if (found == widened.end() || folds == 0) continue;
+      const auto [copy, fresh] = copies.try_emplace({input, folds}, static_cast<ValueId>(result.values.size()));
+      if (fresh) {
+        ir::Value value = segment.values[input];
+        const std::string name = value.name;
+        for (int again = 2; !names.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
+        result.values.push_back(std::move(value));
+        Op again = *found->second;
+        again.output = copy->second;
+        result.ops.push_back(std::move(again));
+      }
+      input = copy->second;
+    }
+    const auto bytes = [&](ValueId id) { return size_of(segment.values[id].dtype); };
+    if (op.kind == ir::OpKind::kConvert && partitions.contains(op.inputs[0]) && bytes(op.inputs[0]) < bytes(op.output)) {
+      widened[op.output] = &op;
+    }
+    result.ops.push_back(std::move(made));
+  }
+  return result;
+}
+
 std::vector<std::pair<ValueId, std::vector<ValueId>>> values_of_folds(const Fusion& segment) {
   const std::vector<int> depth = depths(segment);
   std::map<ValueId, const Op*> defined;

@@ -13,6 +13,10 @@ bool folds_again(const ir::Fusion& segment);
 // The segment in which what such a fold needs of its rows is computed for it alone.
 ir::Fusion with_rows_again(const ir::Fusion& segment);
 
+// The segment in which what is wider than the rows in memory is made of them anew for each of such folds, so that what a
+// block keeps is narrow.
+ir::Fusion with_rows_widened_again(const ir::Fusion& segment);
+
 // One of the folds that come from equally many others, and what is computed for those, they themselves included; what
 // follows from folds is with the last ones.
 std::vector<std::pair<ir::ValueId, std::vector<ir::ValueId>>> values_of_folds(const ir::Fusion& segment);
