@@ -43,15 +43,8 @@ std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
   }
   const std::string cluster = kernel.cluster == 1 ? "" : cat("__cluster_dims__(", kernel.cluster, ", 1, 1) ");
-  std::string text = cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y,
-                         getenv("LAB_MIN") && kernel.name.find("softmax_2") == std::string::npos && kernel.block_y > 8 ? cat(", ", getenv("LAB_MIN")) : std::string(), ") ", entry, "(\n    ", list, ") {\n");
-  if (kernel.leads) text += "  jf::let_next_start();\n";
-  if (!kernel.follows) return text;
-  text += "  jf::await_previous();\n";
-  for (const auto& [name, type] : parameters) {
-    if (type.back() == '*') text += cat("  ", name, " = jf::after_previous(", name, ");\n");
-  }
-  return text;
+  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y, ") ", entry,
+             "(\n    ", list, ") {\n");
 }
 
 std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,

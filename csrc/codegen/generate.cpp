@@ -66,8 +66,6 @@ std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   if (needs.scan_threads) include(language.scan_threads);
   if (needs.index_reads) include("codegen/index_reads.h");
   if (needs.search) include(language.search);
-  const bool early = std::any_of(kernels.begin(), kernels.end(), [](const Kernel& k) { return k.follows || k.leads; });
-  if (early) include("codegen/cuda_start.cuh");
   return text;
 }
 

@@ -103,7 +103,7 @@ class Kernels {
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
       const bool again = plan::folds_again(segment);
       const ir::Fusion fusion = !again            ? segment
-                                : parameters.keep ? (getenv("LAB_WIDE") ? segment : plan::with_rows_widened_again(segment))
+                                : parameters.keep ? plan::with_rows_widened_again(segment)
                                                   : plan::with_rows_again(segment);
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
@@ -285,23 +285,8 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   return program;
 }
 
-// Kernels that follow each other start while the one before still runs.
-void start_early(Program& program, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability < 90 || getenv("LAB_NOPDL")) return;
-  for (size_t i = 1; i < program.steps.size(); ++i) {
-    auto *before = std::get_if<KernelStep>(&program.steps[i - 1]), *step = std::get_if<KernelStep>(&program.steps[i]);
-    if (before == nullptr || step == nullptr) continue;
-    before->kernel.leads = true;
-    step->kernel.follows = true;
-  }
-}
-
 }  // namespace
 
-Program build(const ir::Fusion& whole, const Target& target) {
-  Program program = build(whole, target, true);
-  start_early(program, target);
-  return program;
-}
+Program build(const ir::Fusion& whole, const Target& target) { return build(whole, target, true); }
 
 }  // namespace jf::host

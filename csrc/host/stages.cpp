@@ -27,7 +27,6 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   result.launch.grid = {extent(step.kernel.grid * step.kernel.cluster), extent(step.kernel.grid_y)};
   result.launch.block = {extent(step.kernel.block), extent(step.kernel.block_y)};
   result.launch.shared_bytes = codegen::dynamic_shared_bytes(step.kernel);
-  result.launch.early = step.kernel.follows;
   for (const loops::TensorMap& map : step.kernel.maps) {
     StepMap made{map.buffer, {}};
     const int64_t bytes = size_of(step.kernel.buffers[map.buffer].dtype);

@@ -26,7 +26,6 @@ struct StepLaunch {
   runtime::Dim3 grid;
   runtime::Dim3 block;
   int shared_bytes = 0;
-  bool early = false;             // started while the step before still runs
   std::optional<int> counter;  // the buffer whose first 32-bit word is made zero before
   std::vector<StepMap> maps;
   std::vector<int64_t> scalars;

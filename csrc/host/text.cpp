@@ -22,8 +22,8 @@ std::string print(const std::vector<BufferRef>& refs) {
 struct StepPrinter {
   std::string operator()(const KernelStep& s) const {
     return cat("launch ", s.kernel.name, " grid=", s.kernel.grid,
-               s.kernel.cluster == 1 ? "" : cat(" cluster=", s.kernel.cluster), " block=", s.kernel.block,
-               s.kernel.follows ? " early" : "", " (", print(s.buffers), ")");
+               s.kernel.cluster == 1 ? "" : cat(" cluster=", s.kernel.cluster), " block=", s.kernel.block, " (",
+               print(s.buffers), ")");
   }
   std::string operator()(const GroupedStep& s) const {
     const grouped::Problem& p = s.problem;

@@ -335,9 +335,6 @@ struct Kernel {
   int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: clusters
   int64_t cluster = 1;             // CUDA: blocks of a cluster, side by side along x
   int64_t block = 1, block_y = 1;  // CUDA: threads
-  // CUDA: its blocks start when those of the kernel before it all have, and wait for the end of that one; and so do
-  // those of the kernel after it.
-  bool follows = false, leads = false;
   Body body;
 };
 

@@ -277,6 +277,7 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   p.rows = power_of_two(rows, kThreads / p.columns);
   p.unroll = std::clamp<int64_t>(rows / p.rows, 1, kUnroll);
   keep_rows(segment, shape, p);
+  if (folds_again(segment) && !p.keep && getenv("LAB_R")) p.rows = atoi(getenv("LAB_R")), p.unroll = atoi(getenv("LAB_U"));
   return p;
 }
 
@@ -323,6 +324,15 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
   if (p.keep) {
     // Inside of the loops over blocks and columns.
     for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, 2);
+    if (!getenv("LAB_NOHOIST"))
+    for (const ir::Op& op : segment.ops) {
+      if (op.kind != ir::OpKind::kStretch) continue;
+      for (const ir::Op& made : segment.ops) if (made.output == op.inputs[0]) {
+        ir::ValueId id = made.output;
+        if (made.kind == ir::OpKind::kBroadcast) id = made.inputs[0];
+        if (scheduler.schedule().domains[id].reduced.empty()) scheduler.inline_at(id, 2);
+      }
+    }
   }
   return scheduler.schedule();
 }

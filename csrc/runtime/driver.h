@@ -24,21 +24,6 @@ using CuKernel = CUkern_st*;
 using CuFunction = CUfunc_st*;
 using CuStream = CUstream_st*;
 
-// The driver's CUlaunchAttribute and CUlaunchConfig.
-struct CuLaunchAttribute {
-  alignas(8) int id;
-  alignas(8) int value[16];  // a union of 64 bytes
-};
-struct CuLaunchConfig {
-  unsigned grid[3];
-  unsigned block[3];
-  unsigned shared_bytes;
-  CuStream stream;
-  CuLaunchAttribute* attributes;
-  unsigned count;
-};
-static_assert(sizeof(CuLaunchAttribute) == 72 && sizeof(CuLaunchConfig) == 56);
-
 // Throws UserError: "[cuda] cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE (invalid argument)".
 [[noreturn]] void throw_driver_error(std::string_view call, int code);
 // The address of one driver function; throws UserError when the driver is too old to have it.
@@ -81,7 +66,8 @@ struct Driver {
   JF_DRIVER_CALL(kernel_function, "cuKernelGetFunction", CuFunction*, CuKernel);
   JF_DRIVER_CALL(kernel_set_attribute, "cuKernelSetAttribute", int, int, CuKernel, CuDevice);
   // CuKernel stands where the driver's prototype has CUfunction; it takes both.
-  JF_DRIVER_CALL(launch_kernel, "cuLaunchKernelEx", const CuLaunchConfig*, CuKernel, void**, void**);
+  JF_DRIVER_CALL(launch_kernel, "cuLaunchKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                 unsigned, CuStream, void**, void**);
   JF_DRIVER_CALL(memset_words, "cuMemsetD32Async", uint64_t, unsigned, size_t, CuStream);
   // Of the host alone: makes no call to the device.
   JF_DRIVER_CALL(tensor_map_encode_tiled, "cuTensorMapEncodeTiled", void*, int, unsigned, void*, const uint64_t*,

@@ -14,11 +14,10 @@ struct Dim3 {
   unsigned z = 1;
 };
 
-// `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns. `early`: its
-// blocks may start before the kernel before it in the stream has ended, and it waits for that itself. The names are for
-// errors.
+// `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns. The names
+// are for errors.
 void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes,
-            bool early, CuStream stream, void** arguments);
+            CuStream stream, void** arguments);
 
 // A 32-bit word of the device becomes zero.
 void clear_word(void* word, CuStream stream);
