@@ -382,6 +382,37 @@ ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
     to_operand(cuts, rows_of(op), dense);
     return partition_like(op, reshape(op.inputs[0], dense), nest);
   }
+  if (op.kind == OpKind::kBroadcast) {
+    // A group that the operand has, or that it repeats.
+    const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+    const std::vector<int64_t> own = shape(fusion_.values[op.inputs[0]]);
+    std::vector<int64_t> inner, places;
+    for (const Regrouped& group : groups) {
+      std::vector<int64_t> there, extents;
+      bool whole = true, repeated = true;
+      for (size_t i = 0; i < dims.size(); ++i) {
+        if (!contains(group.from, dims[i])) continue;
+        there.push_back(static_cast<int64_t>(i));
+        whole = whole && own[i] == from[dims[i]];
+        repeated = repeated && own[i] == 1;
+      }
+      for (const int64_t axis : group.from) extents.push_back(from[axis]);
+      const int64_t at = first[group.from[0]];
+      if (extents == group.to) {
+        for (const int64_t i : there) {
+          inner.push_back(own[i]);
+          places.push_back(at + dims[i] - group.from[0]);
+        }
+      } else if (whole && there.size() == group.from.size()) {
+        for (size_t i = 0; i < group.to.size(); ++i) places.push_back(at + static_cast<int64_t>(i));
+        inner.insert(inner.end(), group.to.begin(), group.to.end());
+      } else if (!repeated) {
+        return -1;
+      }
+    }
+    const ValueId operand = reshaped_nested(op.inputs[0], inner);
+    return operand < 0 ? -1 : broadcast(operand, to, places);
+  }
   if (op.kind != OpKind::kTranspose) return -1;
   // Each group of axes is one of the operand's, too.
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;

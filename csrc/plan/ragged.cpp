@@ -229,12 +229,26 @@ std::vector<ir::ValueId> partitions(const ir::Fusion& segment) {
   return values;
 }
 
+// Loops of a block that keeps rows, outside of that over them: the block's number and its columns'.
+constexpr int kAroundRows = 2;
+
+void compute_before_rows(const ir::Fusion& segment, ir::ValueId value, Scheduler& scheduler) {
+  for (auto op = segment.ops.rbegin(); op != segment.ops.rend(); ++op) {
+    if (op->output != value) continue;
+    if (op->kind == ir::OpKind::kBroadcast) {
+      value = op->inputs[0];
+      continue;
+    }
+    const Domain& domain = scheduler.schedule().domains[value];
+    if (domain.reduced.empty() && std::ssize(domain.loop) > kAroundRows) scheduler.inline_at(value, kAroundRows);
+    return;
+  }
+}
+
 // Of folds after each other a block reads its rows once where its threads have room for them.
 void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
   const int64_t rows = shape.extents[shape.ragged];
   if (!folds_again(segment) || shape.folds_columns || !shape.folded.empty()) return;
-  const int64_t kKeepingThreads = getenv("LAB_T") ? atoi(getenv("LAB_T")) : 512;
-  if (getenv("LAB_C")) p.columns = atoi(getenv("LAB_C"));
   const int64_t threads = power_of_two(rows, kKeepingThreads / p.columns), each = divide_up(rows, threads);
   if (each * p.lanes * std::ssize(partitions(segment)) > kKept) return;
   p.rows = threads;
@@ -277,7 +291,6 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   p.rows = power_of_two(rows, kThreads / p.columns);
   p.unroll = std::clamp<int64_t>(rows / p.rows, 1, kUnroll);
   keep_rows(segment, shape, p);
-  if (folds_again(segment) && !p.keep && getenv("LAB_R")) p.rows = atoi(getenv("LAB_R")), p.unroll = atoi(getenv("LAB_U"));
   return p;
 }
 
@@ -323,15 +336,10 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
   scheduler.inline_most();
   if (p.keep) {
     // Inside of the loops over blocks and columns.
-    for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, 2);
-    if (!getenv("LAB_NOHOIST"))
+    for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, kAroundRows);
+    // What all rows of a component need is computed before the loop over them, not in each of its branches.
     for (const ir::Op& op : segment.ops) {
-      if (op.kind != ir::OpKind::kStretch) continue;
-      for (const ir::Op& made : segment.ops) if (made.output == op.inputs[0]) {
-        ir::ValueId id = made.output;
-        if (made.kind == ir::OpKind::kBroadcast) id = made.inputs[0];
-        if (scheduler.schedule().domains[id].reduced.empty()) scheduler.inline_at(id, 2);
-      }
+      if (op.kind == ir::OpKind::kStretch) compute_before_rows(segment, op.inputs[0], scheduler);
     }
   }
   return scheduler.schedule();

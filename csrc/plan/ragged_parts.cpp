@@ -126,7 +126,6 @@ class Rewriter {
     if (components == 0 || components * kRowsOfComponent > rows || rows > kMostRows) {
       return {ragged.extents, 0, 0, rows};
     }
-    const int64_t kRowsOfPart = getenv("LAB_PART") ? atoi(getenv("LAB_PART")) : 128;
     const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns),
                   most = kMostIterations / std::max<int64_t>(ir::elements(from) / components, 1) - components;
     const int64_t wanted =
