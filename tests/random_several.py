@@ -186,7 +186,7 @@ class Program:
         if not dense:
             return x
         at = int(rng.choice(dense))
-        n, along, behind = x.axes[at][1], x.among_rows(at), [("dense", m) for _, m in x.axes[at + 1 : at + 2]]
+        n, along, joined = x.axes[at][1], x.among_rows(at), at + 1 in dense
         # A shape does not say which of two axes of extent 1 is a component.
         clear = all(m > 1 for (k, _), m in zip(x.axes, whole) if k != "dense")
         how = str(rng.choice(["slice", "pad", *(["split", "merge"] if clear else [])]))
@@ -195,7 +195,8 @@ class Program:
             if how == "slice":
                 first, step = int(rng.integers(n)), int(rng.choice([1, 2]))
                 kept = len(range(first, n, step))
-                starts, steps = ([other] * at + [own] + [other] * (rank - at - 1) for other, own in ((0, first), (1, step)))
+                behind = rank - at - 1
+                starts, steps = [0] * at + [first] + [0] * behind, [1] * at + [step] + [1] * behind
                 value = b.slice(x.value, starts, steps, [*whole[:at], kept, *whole[at + 1 :]])
                 parts = {i: np.take(p, range(first, n, step), along) for i, p in x.parts.items()}
                 return Several(value, [*x.axes[:at], ("dense", kept), *x.axes[at + 1 :]], parts)
@@ -205,8 +206,8 @@ class Program:
                 widths = {i: [(int(a == along), 0) for a in range(p.ndim)] for i, p in x.parts.items()}
                 parts = {i: np.pad(p, widths[i], constant_values=0.25) for i, p in x.parts.items()}
                 return Several(value, [*x.axes[:at], ("dense", n + 1), *x.axes[at + 1 :]], parts)
-            if how == "merge" and behind == x.axes[at + 1 : at + 2] and behind:
-                axes = [*x.axes[:at], ("dense", n * behind[0][1]), *x.axes[at + 2 :]]
+            if how == "merge" and joined:
+                axes = [*x.axes[:at], ("dense", n * x.axes[at + 1][1]), *x.axes[at + 2 :]]
                 shapes = {i: (*p.shape[:along], axes[at][1], *p.shape[along + 2 :]) for i, p in x.parts.items()}
             else:
                 least = min(d for d in range(1, n + 1) if n % d == 0 and (d > 1 or n == 1))

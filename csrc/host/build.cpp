@@ -111,8 +111,7 @@ class Kernels {
  private:
   loops::Kernel several(const ir::Fusion& fusion, bool changed) {
     const auto made = [&](const ir::Fusion& of, bool differs) {
-      return lowered("nested", of, "several ragged axes", differs,
-                     plan::several_ragged_schedule(of, target_.platform));
+      return lowered("nested", of, "several ragged axes", differs, plan::several_ragged_schedule(of, target_.platform));
     };
     if (!plan::folds_pairs_again(fusion)) return made(fusion, changed);
     const size_t schedules = program_.scheduled.size(), text = program_.schedule.size();

@@ -126,7 +126,8 @@ Fusion with_rows_widened_again(const Fusion& segment) {
       input = copy->second;
     }
     const auto bytes = [&](ValueId id) { return size_of(segment.values[id].dtype); };
-    if (op.kind == ir::OpKind::kConvert && partitions.contains(op.inputs[0]) && bytes(op.inputs[0]) < bytes(op.output)) {
+    if (op.kind == ir::OpKind::kConvert && partitions.contains(op.inputs[0]) &&
+        bytes(op.inputs[0]) < bytes(op.output)) {
       widened[op.output] = &op;
     }
     result.ops.push_back(std::move(made));
