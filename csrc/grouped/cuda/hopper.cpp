@@ -17,8 +17,7 @@ constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;                // of every box: the span of the swizzle
 constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
-constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
-constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
+constexpr int kRowsColumns = 128;             // of a tile of HopperRows
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
 constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
@@ -140,34 +139,11 @@ HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilog
   return best;
 }
 
-// Large tiles whose k pays for it become twice as wide: both warpgroups compute the same rows, which are copied half as
-// often, but their stores are only partly hidden (H200, bf16, groups of 1024 and 2048 rows: 1% to 6% faster from k =
-// 4096 on, 3% slower at 2048). Whatever m is, so that kernels are few.
-void widen(const Problem& p, const Target& target, HopperConfig& c) {
-  if (p.scales != Scales::kNone || size_of(p.out) != 2 || c.tile_m != 192 || c.cluster != 2) return;
-  // Cycles of 192 rows by all columns, as in rows_cycles.
-  const auto cycles = [&](int64_t columns, double rows, double to_store) {
-    const double stage = 2 * rows * static_cast<double>(columns) * static_cast<double>(depth(p)) / 4096;
-    const auto stages = static_cast<double>(divide_up(p.k, depth(p)));
-    return static_cast<double>(divide_up(p.n, columns * c.cluster)) * (stages * stage + to_store);
-  };
-  if (cycles(kSharedColumns, 192 + 24, 10000) > cycles(kRowsColumns, 192 + 48, 1500)) return;
-  HopperConfig wide = c;
-  wide.tile_n = kSharedColumns;
-  constexpr int kMostStages = 4;
-  fill_stages(p, target, kMostStages, wide);
-  // The second warpgroup begins a stage behind the first, and may not fall a unit behind.
-  if (shared_bytes(p, wide, nullptr) <= target.max_shared_bytes && wide.stages >= 3 &&
-      divide_up(p.k, depth(p)) > wide.stages) {
-    c = wide;
-  }
-}
-
 HopperConfig choose_contraction(const Problem& p, const Target& target) {
-  // A wide tile reads lhs less often, which pays for a few columns more behind n (H200, bf16: 8% on short groups).
-  constexpr double kGain = 1.05;
+  // Wide tiles, where there are any: the last ones are as narrow as n asks for.
   constexpr int kWide = 192, kNarrow = 128;
-  const bool wide = static_cast<double>(round_up(p.n, kWide)) <= kGain * static_cast<double>(round_up(p.n, kNarrow));
+  const int64_t boxes = divide_up(p.n, int64_t{kWarpgroupRows});
+  const bool wide = boxes > 2 && boxes != 4;
   HopperConfig c{.tile_m = kContractionRows, .tile_n = wide ? kWide : kNarrow, .stages = 0, .cluster = 1};
   constexpr int kMostStages = 6;
   fill_stages(p, target, kMostStages, c);
@@ -181,9 +157,8 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
-  if (c.tile_n == kSharedColumns && (p.scales == Scales::kBlocks || divide_up(p.k, c.depth) <= c.stages)) return false;
-  return (c.tile_n == kRowsColumns || c.tile_n == kSharedColumns) && c.tile_m % 64 == 0 && c.tile_m > 0 &&
-         c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
+  return c.tile_n == kRowsColumns && c.tile_m % 64 == 0 && c.tile_m > 0 && c.tile_m <= 192 &&
+         (c.cluster == 1 || c.cluster == 2);
 }
 
 int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
@@ -270,8 +245,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
              order_groups(p), ", ", flag(p.has_starts), ">;\n");
   } else {
-    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
-             c.tile_n == kSharedColumns ? ", true" : "", ">;\n");
+    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster, ">;\n");
     if (p.scales == Scales::kBlocks) {
       s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
     } else {
@@ -379,7 +353,6 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
 
 HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target, epilogue);
-  if (p.mode == Mode::kRows && !epilogue) widen(p, target, c);
   c.depth = static_cast<int>(depth(p));
   return c;
 }

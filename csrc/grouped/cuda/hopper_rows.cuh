@@ -4,11 +4,11 @@
 //             8-bit: see hopper_fp8.cuh
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
-//             that a group's last tile costs what its rows cost, in steps of kStep.
+//             that tiles cost what their rows cost, in steps of kStep.
 //   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
-//             other multiplies the next; or (kShared) that multiply the same rows, each its columns: a unit is twice as
-//             wide and reads rows half as often, but stores overlap less
-//   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
+//             other multiplies the next
+//   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both. Last
+//             columns that one block can hold both compute, each for rows of its own, which it copies alone
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
@@ -29,12 +29,9 @@
 
 namespace jf::grouped {
 
-// kShared: both warpgroups compute the same rows, each its own columns, instead of units in turn. Then k has more than
-// kStages stages.
-template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false>
+template <int kRows_, int kStages_, int kCluster_>
 struct HopperTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
-  static constexpr bool kShared = kShared_;
   static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
 };
@@ -51,25 +48,24 @@ struct HopperProduct {
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
-  static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
-  static constexpr int kStep = 16;
+  static constexpr bool kPaired = Epilogue::kSums == 2;
+  static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
-  // A slice: columns of an instruction. kReaders: warpgroups that read a stage. kOwnColumns, kColumns: of the result,
-  // of a warpgroup and of a unit; its elements take one sum or two.
-  static constexpr int kSlice = 64, kSlices = 2, kReaders = kTurns ? 1 : kMultipliers;
-  static constexpr int kOwnColumns = kSlice * (kPaired ? 1 : kSlices), kColumns = kOwnColumns * kReaders;
+  // A slice: columns of an instruction. kColumns: of the result, whose elements take one sum or two.
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices);
   static constexpr int kRowBytes = 128;  // of a stage: the span of the swizzle
   static constexpr int kDepth = kRowBytes / static_cast<int>(sizeof(In));
   static constexpr int kBoxRows = 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
-  static constexpr unsigned kOwnRhsBytes = kSlices * kSliceBytes, kRhsBytes = kOwnRhsBytes * kReaders;
+  static constexpr unsigned kRhsBytes = kSlices * kSliceBytes;
 
+  static constexpr bool kStacks = kCluster > 1;
   using Store = HopperStore<Out, kRows>;
-  using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
+  using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster, kStacks>;
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
-  static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
-  using Units = UnitQueue<kCluster, kWarps + 1>;                     // they and the copies
+  static constexpr unsigned kWarps = kGroupThreads / 32;  // that read a stage, in each block
+  using Units = UnitQueue<kCluster, kWarps + 1>;          // they and the copies
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -81,7 +77,7 @@ class HopperRows {
     typename Units::Shared units;
     // Phases of a stage: its copies have arrived; its readers in the whole cluster are done.
     unsigned long long full[kStages], empty[kStages];
-    unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages; kShared: has begun
+    unsigned long long turn[kMultipliers];           // the other warpgroup has waited for all its stages
     unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
   };
 
@@ -108,7 +104,7 @@ class HopperRows {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
       } else if (warp == 1) {
         if (kernel.rank_ == 0) {
-          kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next);
+          kernel.units_.template fill<Schedule, kColumns, kMultipliers>(Schedule(ragged, n), next);
         }
       } else if constexpr (kZeroPadding<Epilogue>) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
@@ -161,9 +157,11 @@ class HopperRows {
     typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = units_.template read<false>(unit_place);
+      RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
+      const bool shares = kCluster > 1 && unit.column % 2 != RowUnit::kStacked;
+      if (kStacks) unit.column &= ~RowUnit::kStacked;
       const int boxes = cdiv(unit.count, kBoxRows);
       const unsigned bytes = kRhsBytes + boxes * kBoxBytes;
 #pragma unroll 1
@@ -175,14 +173,11 @@ class HopperRows {
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
         if constexpr (kRhsKMajor && !kPaired) {
-#pragma unroll
-          for (int i = 0; i < kReaders; ++i) {
-            ptx::tile_load(to_rhs + i * kOwnRhsBytes, &rhs, full, depth, unit.column + i * kOwnColumns, unit.group);
-          }
+          ptx::tile_load(to_rhs, &rhs, full, depth, unit.column, unit.group);
         } else {
 #pragma unroll
-          for (int i = 0; i < kSlices * kReaders; ++i) {
-            const int column = rhs_column(unit.column + i / kSlices * kOwnColumns, i % kSlices);
+          for (int i = 0; i < kSlices; ++i) {
+            const int column = rhs_column(unit.column, i);
             const unsigned to = to_rhs + i * kSliceBytes;
             if constexpr (kRhsKMajor) {
               ptx::tile_load(to, &rhs, full, depth, column, unit.group);
@@ -191,9 +186,9 @@ class HopperRows {
             }
           }
         }
-        for (int i = rank_; i < boxes; i += kCluster) {
+        for (int i = shares ? rank_ : 0; i < boxes; i += shares ? kCluster : 1) {
           const int row = unit.row + i * kBoxRows;
-          if constexpr (kCluster > 1) {
+          if (shares) {
             ptx::tile_load_multicast(to_lhs + i * kBoxBytes, &lhs, full, (1 << kCluster) - 1, depth, row);
           } else {
             ptx::tile_load(to_lhs + i * kBoxBytes, &lhs, full, depth, row);
@@ -225,30 +220,22 @@ class HopperRows {
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
     RingPlace<kStages> place;
-    if (kTurns) place.skip(self * steps);
+    place.skip(self * steps);
     Sums sums;
-    // One number beside the sums says all: no register is left for a place of its own.
-    for (unsigned turn = 0;; ++turn) {
-      const unsigned parity = turn & 1;
-      RowUnit unit = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
-                                                       : typename Units::Place{parity, turn / 2 & 1});
+    for (unsigned parity = 0;; parity ^= 1) {
+      RowUnit unit = units_.template read<true>({self, parity});
       if (unit.group == RowUnit::kEnd) break;
-      if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
+      if (kStacks) unit.column &= ~RowUnit::kStacked;
       if constexpr (kSeveral<Epilogue>) {
         several.begin(unit, n);
       } else if constexpr (Epilogue::kTiles > 0) {
         exchange.begin(unit, n);
       }
-      if constexpr (kTurns) {
-        // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
-        // stages before. The first turn of the first is free.
-        ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
-      } else if (self == 1) {
-        // A stage behind the other, so that one multiplies while the other stores (H200: 5% of k = 4096).
-        ptx::mbarrier_wait(address(&shared_.turn[1]), parity);
-      }
+      // A wait tells only neighbouring phases of a stage apart: each waits for its stages after the other has for the
+      // stages before. The first turn of the first is free.
+      ptx::mbarrier_wait(address(&shared_.turn[self]), parity ^ self ^ 1);
       multiply_rows<kFewest>(sums, place, self, unit.count, steps);
-      if constexpr (kTurns) place.skip(steps);
+      place.skip(steps);
       if constexpr (kSeveral<Epilogue>) {
         several.finish(epilogue, sums, unit, n, m);
       } else if constexpr (Epilogue::kTiles > 0) {
@@ -256,20 +243,23 @@ class HopperRows {
       } else {
         if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
         store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
-        if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
+        if constexpr (!kPaired) {  // 32-bit results take the register that it needs
+          store.template results<sizeof(Out) == 2>(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice,
+                                                   n);
+        }
       }
     }
     store.drain();
   }
 
   // With the narrowest instruction that holds `count` rows. Each width is a main loop to compile: near the full tile,
-  // where most work is, they are 16 rows apart, else 32.
-  static constexpr int kFewest = 32;
+  // where most work is, they are kStep rows apart, else 32, or 64 where only groups of so few rows would use them.
+  static constexpr int kApart = kRows > 128 ? 64 : 32, kFewest = kApart;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, unsigned self, int count,
                                                 int steps) {
     if constexpr (kCount < kRows) {
-      constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
+      constexpr int kNext = kCount + (kCount < 128 ? kApart : kStep);
       if (count > kCount) return multiply_rows<kNext>(sums, place, self, count, steps);
     }
     accumulate<kCount>(sums, place, self, steps);
@@ -279,7 +269,7 @@ class HopperRows {
   __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, unsigned self, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
-    const unsigned rhs = ptx::wgmma_operand(first + (kTurns ? 0 : self * kOwnRhsBytes));
+    const unsigned rhs = ptx::wgmma_operand(first);
     const unsigned lhs = ptx::wgmma_operand(first + kRhsBytes);
     unsigned before = 0;  // the stage of the step before
     int step = 0;
@@ -304,19 +294,14 @@ class HopperRows {
         ptx::wgmma_wait<1>();
         release(before);
       }
-      if (!kTurns && step == 0 && self == 0) begin_other(self);
       before = place.index;
       place.advance();
     } while (++step < steps);
-    if (kTurns) begin_other(self);
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[self ^ 1]));
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
     release(before);
-  }
-
-  __device__ __forceinline__ void begin_other(unsigned self) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(&shared_.turn[self ^ 1]));
   }
 
   // This warp has read the stage: tells every block that copies into it.
