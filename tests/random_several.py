@@ -130,7 +130,7 @@ class Program:
 
     def step(self, x):
         rng, b = self.rng, self.b
-        kind = str(rng.choice(["unary", "binary", "fold", "centre", "turn", "dense", "group"]))
+        kind = str(rng.choice(["unary", "binary", "fold", "centre", "turn", "dense", "group", "view"]))
         rows = [i for i, (k, _) in enumerate(x.axes) if k != "component"]
         if kind == "binary":
             same = [y for y in self.values if y.axes == x.axes]
@@ -168,6 +168,8 @@ class Program:
             wide = b.broadcast(x.value, to, list(range(len(x.axes))))
             parts = {i: np.broadcast_to(p[..., None], (*p.shape, n)) for i, p in x.parts.items()}
             return Several(wide, [*x.axes, ("dense", n)], parts)
+        if kind == "view":
+            return self.view(x)
         if kind == "group":
             owners = [(i, a) for i, (k, a) in enumerate(x.axes) if k == "component"]
             w = self.array([a.groups for _, a in owners])
@@ -176,6 +178,46 @@ class Program:
             return Several(b.pointwise("mul", [x.value, like]), x.axes, parts)
         op = str(rng.choice(list(UNARY)))
         return Several(b.pointwise(op, [x.value]), x.axes, {i: UNARY[op](p) for i, p in x.parts.items()})
+
+    def view(self, x):
+        """Return a reshape, slice or pad of a dense axis; what takes no such view as it is."""
+        rng, b, whole = self.rng, self.b, self.shape(x.axes)
+        dense = [i for i, (k, _) in enumerate(x.axes) if k == "dense"]
+        if not dense:
+            return x
+        at = int(rng.choice(dense))
+        n, along, joined = x.axes[at][1], x.among_rows(at), at + 1 in dense
+        # A shape does not say which of two axes of extent 1 is a component.
+        clear = all(m > 1 for (k, _), m in zip(x.axes, whole) if k != "dense")
+        how = str(rng.choice(["slice", "pad", *(["split", "merge"] if clear else [])]))
+        rank = len(x.axes)
+        try:
+            if how == "slice":
+                first, step = int(rng.integers(n)), int(rng.choice([1, 2]))
+                kept = len(range(first, n, step))
+                behind = rank - at - 1
+                starts, steps = [0] * at + [first] + [0] * behind, [1] * at + [step] + [1] * behind
+                value = b.slice(x.value, starts, steps, [*whole[:at], kept, *whole[at + 1 :]])
+                parts = {i: np.take(p, range(first, n, step), along) for i, p in x.parts.items()}
+                return Several(value, [*x.axes[:at], ("dense", kept), *x.axes[at + 1 :]], parts)
+            if how == "pad":
+                low = [int(i == at) for i in range(rank)]
+                value = b.pad(x.value, low, [0] * rank, b.constant("f32", 0.25))
+                widths = {i: [(int(a == along), 0) for a in range(p.ndim)] for i, p in x.parts.items()}
+                parts = {i: np.pad(p, widths[i], constant_values=0.25) for i, p in x.parts.items()}
+                return Several(value, [*x.axes[:at], ("dense", n + 1), *x.axes[at + 1 :]], parts)
+            if how == "merge" and joined:
+                axes = [*x.axes[:at], ("dense", n * x.axes[at + 1][1]), *x.axes[at + 2 :]]
+                shapes = {i: (*p.shape[:along], axes[at][1], *p.shape[along + 2 :]) for i, p in x.parts.items()}
+            else:
+                least = min(d for d in range(1, n + 1) if n % d == 0 and (d > 1 or n == 1))
+                axes = [*x.axes[:at], ("dense", least), ("dense", n // least), *x.axes[at + 1 :]]
+                shapes = {i: (*p.shape[:along], least, n // least, *p.shape[along + 1 :]) for i, p in x.parts.items()}
+            value = b.reshape(x.value, self.shape(axes))
+            return Several(value, axes, {i: p.reshape(shapes[i]) for i, p in x.parts.items()})
+        except jf.UserError as error:
+            assert "others must be neighbours where arrays are partitioned" in str(error)
+            return x
 
     def shape(self, axes):
         return [a.rows if k == "rows" else a.groups if k == "component" else a for k, a in axes]

@@ -260,6 +260,11 @@ def test_groups_that_follow_each_other(device, shape, dtype):
     text = jf.ir.lower(fusion, "cuda").as_text("schedule")
     planned = [line for line in text.splitlines() if ": nested lanes" in line]
     assert planned[0].endswith(" keep")
+    # They are kept as they are in memory, and what all of them need is computed before the loop over them.
+    loops = jf.ir.lower(fusion, "cuda").as_text("loops")
+    kept = [line.split() for line in loops.splitlines() if "_in_parts: " in line]
+    assert [array[-1].split("[")[0] for array in kept] == [dtype]
+    assert loops.count("_shifted_2[0] = ") == 1
     for sizes in [*sizes_of(groups, rows).values(), [rows] * groups]:
         x, _, starts, extents = inputs(sizes, rows, columns, dtype)
         parts = [np.float64(x[min(s, rows) : min(s + n, rows)]) for s, n in zip(starts, extents)]
@@ -290,7 +295,8 @@ def test_cuda_sources_compile():
     nvrtc_or_skip()
     for dtype in ("f32", "bf16"):
         for shape in [(3, 7, 5), (8, 2048, 96), (64, 8192, 1024), (5, 4096, 1)]:
-            for fusion in (folds(*shape, dtype=dtype), softmax(*shape, dtype=dtype)):
+            more = [contiguous(*shape, dtype)] if shape == (8, 2048, 96) else []
+            for fusion in (folds(*shape, dtype=dtype), softmax(*shape, dtype=dtype), *more):
                 for _, _, cubin in _core.compile_cuda(str(fusion), _core.cuda_target_for(90)):
                     assert cubin
 

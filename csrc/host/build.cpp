@@ -97,19 +97,35 @@ class Kernels {
     return guarded(segment, [&] {
       if (plan::has_several_ragged(segment)) {
         const bool again = plan::folds_again(segment);
-        const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
-        return lowered("nested", fusion, "several ragged axes", again,
-                       plan::several_ragged_schedule(fusion, target_.platform));
+        return several(again ? plan::with_rows_again(segment) : segment, again);
       }
       const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
-      const bool again = plan::folds_again(segment) && !parameters.keep;
-      const ir::Fusion fusion = again ? plan::with_rows_again(segment) : segment;
+      const bool again = plan::folds_again(segment);
+      const ir::Fusion fusion = !again            ? segment
+                                : parameters.keep ? plan::with_rows_widened_again(segment)
+                                                  : plan::with_rows_again(segment);
       return lowered("nested", fusion, plan::print(parameters), again,
                      plan::nested_schedule(fusion, parameters, target_.platform));
     });
   }
 
  private:
+  loops::Kernel several(const ir::Fusion& fusion, bool changed) {
+    const auto made = [&](const ir::Fusion& of, bool differs) {
+      return lowered("nested", of, "several ragged axes", differs, plan::several_ragged_schedule(of, target_.platform));
+    };
+    if (!plan::folds_pairs_again(fusion)) return made(fusion, changed);
+    const size_t schedules = program_.scheduled.size(), text = program_.schedule.size();
+    try {
+      return made(fusion, changed);
+    } catch (const UserError&) {
+      // What a thread cannot keep for the next fold is computed again.
+      program_.scheduled.erase(program_.scheduled.begin() + static_cast<std::ptrdiff_t>(schedules),
+                               program_.scheduled.end());
+      program_.schedule.resize(text);
+      return made(plan::with_pairs_again(fusion), true);
+    }
+  }
   // `changed`: the fusion is no longer that of the segment.
   loops::Kernel lowered(std::string_view strategy, const ir::Fusion& fusion, const std::string& parameters,
                         bool changed, const schedule::Schedule& schedule) {

@@ -130,6 +130,9 @@ class Builder {
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId slice_of_dense(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
+  ValueId partition_like(const Op& op, ValueId operand, const Nest& nest);
+  std::vector<int64_t> rows_of(const Op& partition) const;
   ValueId partitioned(ValueId value, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   ValueId partition_again(const Op& op, ValueId starts, ValueId extents, int64_t axis, int64_t most);
   bool is_true(ValueId value) const;  // everywhere

@@ -27,6 +27,37 @@ struct Regrouped {
 };
 using Regrouping = std::vector<Regrouped>;
 
+// The axes of a nested value that are ragged or say which component an element is of.
+std::vector<int64_t> kept_axes(const Value& nested) {
+  std::vector<int64_t> kept;
+  for (const int axis : ragged_axes(nested)) {
+    const std::vector<int64_t>& by = nested.axes[axis].by;
+    kept.insert(kept.end(), by.begin(), by.end());
+    kept.push_back(axis);
+  }
+  return kept;
+}
+
+// What a partition makes of an axis of its operand: the axes of the component from `component` on, then the ragged one.
+struct Cut {
+  int64_t component, ragged;
+};
+std::vector<Cut> cuts_of(const Nest& nest) {
+  std::vector<Cut> cuts = {{nest.axis, nest.axis + nest.components}};
+  for (size_t i = 0; i < nest.also.size(); i += 2) {
+    const int64_t component = nest.also[i] + std::ssize(cuts);  // each of those before made one axis more
+    cuts.push_back({component, component + 1});
+  }
+  return cuts;
+}
+// Of one number for each axis of a partition: one for each axis of its operand, `rows` along those that are cut.
+void to_operand(const std::vector<Cut>& cuts, const std::vector<int64_t>& rows, std::vector<int64_t>& list) {
+  for (size_t i = cuts.size(); i-- > 0;) {
+    list[cuts[i].component] = rows[i];
+    list.erase(list.begin() + cuts[i].component + 1, list.begin() + cuts[i].ragged + 1);
+  }
+}
+
 // The axes that are neither ragged nor its component between those that are, with what `to` says of them; empty where
 // `to` does not keep the latter.
 Regrouping regrouping(const std::vector<int64_t>& from, const std::vector<int64_t>& to,
@@ -81,7 +112,7 @@ ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const st
   return result;
 }
 
-// Views that take their way to the arrays know of one ragged axis.
+// Each op's own text says what it does; what moves components knows of one ragged axis.
 void Builder::check_one(ValueId x, const char* op) const {
   const Value& nested = fusion_.values[x];
   JF_REQUIRE(ragged_axes(nested).size() < 2, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
@@ -91,17 +122,38 @@ void Builder::check_one(ValueId x, const char* op) const {
 // `does` as in "its axis 1 cannot be padded".
 void Builder::check_dense(ValueId x, int64_t axis, const char* op, const char* does, const char* instead) const {
   const Value& nested = fusion_.values[x];
-  const int ragged = ragged_axis(nested);
-  const bool is_by = contains(nested.axes[ragged].by, axis);
-  JF_REQUIRE(axis != ragged && !is_by, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
-             ", is nested: ", is_by ? "its axis " : "its ragged axis ", axis,
-             is_by ? " says which component an element is of and cannot be " : " cannot be ", does, "; ", instead);
+  for (const int ragged : ragged_axes(nested)) {
+    const bool is_by = contains(nested.axes[ragged].by, axis);
+    JF_REQUIRE(axis != ragged && !is_by, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
+               ", is nested: ", is_by ? "its axis " : "its ragged axis ", axis,
+               is_by ? " says which component an element is of and cannot be " : " cannot be ", does, "; ", instead);
+  }
+}
+
+// The same partition of another operand.
+ValueId Builder::partition_like(const Op& op, ValueId operand, const Nest& nest) {
+  if (nest.also.empty()) return partition_of(operand, op.inputs[1], op.inputs[2], nest);
+  std::vector<ValueId> inputs = op.inputs;
+  inputs[0] = operand;
+  return add_op(OpKind::kPartition, std::move(inputs), nest, value(operand, "partition").dtype, {}, "");
+}
+std::vector<int64_t> Builder::rows_of(const Op& partition) const {
+  const Nest& nest = std::get<Nest>(partition.attribute);
+  const std::vector<Axis>& axes = fusion_.values[partition.inputs[0]].axes;
+  std::vector<int64_t> rows = {axes[nest.axis].extent};
+  for (size_t i = 0; i < nest.also.size(); i += 2) rows.push_back(axes[nest.also[i]].extent);
+  return rows;
 }
 
 // The operands of a partition or a stretch where it has some elements only.
 ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
-  check_one(op.output, "slice");
   const Value nested = fusion_.values[op.output];
+  const auto is_whole = [&](int64_t axis) {
+    return where.starts[axis] == 0 && where.strides[axis] == 1 && counts[axis] == nested.axes[axis].extent;
+  };
+  const std::vector<int64_t> kept = kept_axes(nested);
+  if (std::all_of(kept.begin(), kept.end(), is_whole)) return slice_of_dense(op, where, counts);
+  check_one(op.output, "slice");
   const int axis = ragged_axis(nested);
   const Axis& ragged = nested.axes[axis];
   const int64_t first = where.starts[axis];
@@ -141,6 +193,23 @@ ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::ve
   return partition_of(sliced(op.inputs[0], inner, inner_counts), starts, extents, nest);
 }
 
+// The same along dense axes alone.
+ValueId Builder::slice_of_dense(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
+  const Nest nest = std::get<Nest>(op.attribute);
+  Slice inner = where;
+  std::vector<int64_t> inner_counts = counts;
+  if (op.kind == OpKind::kStretch) {
+    inner_counts[nest.axis] = 1;
+    return stretch(sliced(op.inputs[0], inner, inner_counts), op.inputs[1], nest);
+  }
+  const std::vector<Cut> cuts = cuts_of(nest);
+  const std::vector<int64_t> rows = rows_of(op);
+  to_operand(cuts, std::vector<int64_t>(rows.size(), 0), inner.starts);
+  to_operand(cuts, std::vector<int64_t>(rows.size(), 1), inner.strides);
+  to_operand(cuts, rows, inner_counts);
+  return partition_like(op, sliced(op.inputs[0], inner, inner_counts), nest);
+}
+
 // What a fold or a scan of dense axes is of, sliced along the others.
 ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
   const auto* reduce = std::get_if<Reduce>(&op.attribute);
@@ -166,21 +235,21 @@ ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vect
 
 // As spread, of a partition or a stretch, along dense axes.
 ValueId Builder::spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to) {
-  check_one(op.output, "pad");
-  const Nest& nest = std::get<Nest>(op.attribute);
-  const Value nested = fusion_.values[op.output];
-  const int axis = ragged_axis(nested);
+  const Nest nest = std::get<Nest>(op.attribute);
   ir::Pad inner = where;
   std::vector<int64_t> inner_shape = to;
-  const std::array lists = {&inner.from.starts, &inner.from.strides, &inner.low, &inner.counts, &inner_shape};
-  const int64_t rows = op.kind == OpKind::kStretch ? 1 : fusion_.values[op.inputs[0]].axes[nest.axis].extent;
-  if (op.kind == OpKind::kPartition) {
-    for (std::vector<int64_t>* list : lists) list->erase(list->begin() + nest.axis + 1, list->begin() + axis + 1);
+  if (op.kind == OpKind::kStretch) {
+    inner.counts[nest.axis] = inner_shape[nest.axis] = 1;
+    return stretch(spread(op.inputs[0], inner, inner_shape), op.inputs[1], nest);
   }
-  inner.counts[nest.axis] = inner_shape[nest.axis] = rows;
-  const ValueId dense = spread(op.inputs[0], inner, inner_shape);
-  if (op.kind == OpKind::kStretch) return stretch(dense, op.inputs[1], nest);
-  return partition_of(dense, op.inputs[1], op.inputs[2], nest);
+  const std::vector<Cut> cuts = cuts_of(nest);
+  const std::vector<int64_t> rows = rows_of(op), zeros(rows.size(), 0);
+  to_operand(cuts, zeros, inner.from.starts);
+  to_operand(cuts, std::vector<int64_t>(rows.size(), 1), inner.from.strides);
+  to_operand(cuts, zeros, inner.low);
+  to_operand(cuts, rows, inner.counts);
+  to_operand(cuts, rows, inner_shape);
+  return partition_like(op, spread(op.inputs[0], inner, inner_shape), nest);
 }
 
 // As spread, of a fold or a scan of a nested value's dense axes.
@@ -209,7 +278,6 @@ ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vect
 }
 
 ValueId Builder::pad_nested(ValueId x, const ir::Pad& where, const std::vector<int64_t>& to, ValueId padding) {
-  check_one(x, "pad");
   const Value like = fusion_.values[x];
   bool nothing = false, pads = false;
   for (size_t i = 0; i < to.size(); ++i) {
@@ -240,7 +308,6 @@ ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, co
     const Value& part = fusion_.values[id];
     JF_REQUIRE(ragged_axis(part) >= 0, "[concat] ", part.name, ", ", print_type(part),
                ", is dense, and others are nested; broadcast it like those");
-    check_one(id, "concat");
     check_dense(id, axis, "concat", "extended", "put arrays side by side before partition, or combine and then do");
   }
   check_equal(fusion_, "concat", values);
@@ -274,10 +341,7 @@ ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
 ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
   const Value nested = fusion_.values[x];
   const std::vector<int64_t> from = shape(nested);
-  const int ragged = ragged_axis(nested);
-  std::vector<int64_t> kept = nested.axes[ragged].by;
-  kept.push_back(ragged);
-  const Regrouping groups = regrouping(from, to, kept);
+  const Regrouping groups = regrouping(from, to, kept_axes(nested));
   if (groups.empty()) return -1;
   if (from == to) return x;
   std::vector<int64_t> first(from.size(), -1);  // by axis: where its group begins
@@ -303,14 +367,51 @@ ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
       nest.axis = first[nest.axis];
       dense[nest.axis] = 1;
       for (int64_t& by : nest.by) by = first[by];
-      return stretch(reshape(op.inputs[0], dense), op.inputs[1], nest);
+      const bool plain = ragged_axis(fusion_.values[op.inputs[0]]) < 0;
+      const ValueId operand = plain ? reshape(op.inputs[0], dense) : reshaped_nested(op.inputs[0], dense);
+      return operand < 0 ? -1 : stretch(operand, op.inputs[1], nest);
     }
-    const int64_t rows = fusion_.values[op.inputs[0]].axes[nest.axis].extent;
-    if (first[ragged] - first[nest.axis] != ragged - nest.axis) return -1;
-    nest.axis = first[nest.axis];
-    dense.erase(dense.begin() + nest.axis + 1, dense.begin() + first[ragged] + 1);
-    dense[nest.axis] = rows;
-    return partition_of(reshape(op.inputs[0], dense), op.inputs[1], op.inputs[2], nest);
+    std::vector<Cut> cuts = cuts_of(nest);
+    for (size_t i = 0; i < cuts.size(); ++i) {
+      auto& [component, at] = cuts[i];
+      if (first[at] - first[component] != at - component) return -1;
+      component = first[component];
+      at = first[at];
+      (i == 0 ? nest.axis : nest.also[2 * i - 2]) = component - static_cast<int64_t>(i);
+    }
+    to_operand(cuts, rows_of(op), dense);
+    return partition_like(op, reshape(op.inputs[0], dense), nest);
+  }
+  if (op.kind == OpKind::kBroadcast) {
+    // A group that the operand has, or that it repeats.
+    const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
+    const std::vector<int64_t> own = shape(fusion_.values[op.inputs[0]]);
+    std::vector<int64_t> inner, places;
+    for (const Regrouped& group : groups) {
+      std::vector<int64_t> there, extents;
+      bool whole = true, repeated = true;
+      for (size_t i = 0; i < dims.size(); ++i) {
+        if (!contains(group.from, dims[i])) continue;
+        there.push_back(static_cast<int64_t>(i));
+        whole = whole && own[i] == from[dims[i]];
+        repeated = repeated && own[i] == 1;
+      }
+      for (const int64_t axis : group.from) extents.push_back(from[axis]);
+      const int64_t at = first[group.from[0]];
+      if (extents == group.to) {
+        for (const int64_t i : there) {
+          inner.push_back(own[i]);
+          places.push_back(at + dims[i] - group.from[0]);
+        }
+      } else if (whole && there.size() == group.from.size()) {
+        for (size_t i = 0; i < group.to.size(); ++i) places.push_back(at + static_cast<int64_t>(i));
+        inner.insert(inner.end(), group.to.begin(), group.to.end());
+      } else if (!repeated) {
+        return -1;
+      }
+    }
+    const ValueId operand = reshaped_nested(op.inputs[0], inner);
+    return operand < 0 ? -1 : broadcast(operand, to, places);
   }
   if (op.kind != OpKind::kTranspose) return -1;
   // Each group of axes is one of the operand's, too.
@@ -339,17 +440,13 @@ ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
 }
 
 ValueId Builder::reshape_nested(ValueId x, const std::vector<int64_t>& to) {
-  check_one(x, "reshape");
   const Value nested = fusion_.values[x];
   JF_REQUIRE(product(shape(nested)) == product(to), "[reshape] ", print_type(fusion_, nested), " has ",
              product(shape(nested)), " elements, the new shape ", product(to));
   // Axes of extent 1 where there were none come last.
   std::vector<int64_t> core, dims;
-  const int ragged = ragged_axis(nested);
-  std::vector<int64_t> kept = nested.axes[ragged].by;
-  kept.push_back(ragged);
   int64_t next = 0;
-  for (const Regrouped& group : regrouping(shape(nested), to, kept)) {
+  for (const Regrouped& group : regrouping(shape(nested), to, kept_axes(nested))) {
     for (int64_t extent : group.to) {
       if (!group.from.empty()) core.push_back(extent);
       if (!group.from.empty()) dims.push_back(next);

@@ -229,6 +229,22 @@ std::vector<ir::ValueId> partitions(const ir::Fusion& segment) {
   return values;
 }
 
+// Loops of a block that keeps rows, outside of that over them: the block's number and its columns'.
+constexpr int kAroundRows = 2;
+
+void compute_before_rows(const ir::Fusion& segment, ir::ValueId value, Scheduler& scheduler) {
+  for (auto op = segment.ops.rbegin(); op != segment.ops.rend(); ++op) {
+    if (op->output != value) continue;
+    if (op->kind == ir::OpKind::kBroadcast) {
+      value = op->inputs[0];
+      continue;
+    }
+    const Domain& domain = scheduler.schedule().domains[value];
+    if (domain.reduced.empty() && std::ssize(domain.loop) > kAroundRows) scheduler.inline_at(value, kAroundRows);
+    return;
+  }
+}
+
 // Of folds after each other a block reads its rows once where its threads have room for them.
 void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
   const int64_t rows = shape.extents[shape.ragged];
@@ -320,7 +336,11 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
   scheduler.inline_most();
   if (p.keep) {
     // Inside of the loops over blocks and columns.
-    for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, 2);
+    for (ir::ValueId id : partitions(segment)) scheduler.inline_at(id, kAroundRows);
+    // What all rows of a component need is computed before the loop over them, not in each of its branches.
+    for (const ir::Op& op : segment.ops) {
+      if (op.kind == ir::OpKind::kStretch) compute_before_rows(segment, op.inputs[0], scheduler);
+    }
   }
   return scheduler.schedule();
 }

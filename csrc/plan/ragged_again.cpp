@@ -17,30 +17,43 @@ using ir::Fusion;
 using ir::Op;
 using ir::ValueId;
 
-bool leaves_nested(const Fusion& fusion, const Op& op) {
-  return !op.inputs.empty() && ir::ragged_axis(fusion.values[op.inputs[0]]) >= 0 &&
-         ir::ragged_axis(fusion.values[op.output]) < 0;
-}
+// Rows here: values with so many ragged axes or more.
+struct Rows {
+  const Fusion& fusion;
+  size_t axes = 1;
+
+  bool has(ValueId id) const { return ir::ragged_axes(fusion.values[id]).size() >= axes; }
+  bool leaves(const Op& op) const { return !op.inputs.empty() && has(op.inputs[0]) && !has(op.output); }
+};
+
+bool leaves_nested(const Fusion& fusion, const Op& op) { return Rows{fusion}.leaves(op); }
 
 // By value: how many folds of rows, one after the other, it comes from.
-std::vector<int> depths(const Fusion& fusion) {
-  std::vector<int> depth(fusion.values.size(), 0);
-  for (const Op& op : fusion.ops) {
+std::vector<int> depths(const Rows& rows) {
+  std::vector<int> depth(rows.fusion.values.size(), 0);
+  for (const Op& op : rows.fusion.ops) {
     for (ValueId id : op.inputs) depth[op.output] = std::max(depth[op.output], depth[id]);
-    depth[op.output] += leaves_nested(fusion, op);
+    depth[op.output] += rows.leaves(op);
   }
   return depth;
 }
+std::vector<int> depths(const Fusion& fusion) { return depths(Rows{fusion}); }
 
-}  // namespace
-
-bool folds_again(const Fusion& segment) {
-  const std::vector<int> depth = depths(segment);
+bool folds_again(const Rows& rows) {
+  const std::vector<int> depth = depths(rows);
   return std::any_of(depth.begin(), depth.end(), [](int folds) { return folds > 1; });
 }
 
-Fusion with_rows_again(const Fusion& segment) {
-  const std::vector<int> depth = depths(segment);
+// All rows of those with most ragged axes.
+Rows pairs_of(const Fusion& segment) {
+  Rows rows{segment};
+  for (const ir::Value& value : segment.values) rows.axes = std::max(rows.axes, ir::ragged_axes(value).size());
+  return rows;
+}
+
+Fusion with_again(const Rows& rows) {
+  const Fusion& segment = rows.fusion;
+  const std::vector<int> depth = depths(rows);
   Fusion result = segment;
   result.ops.clear();
   std::set<std::string> names = {segment.name};
@@ -54,10 +67,12 @@ Fusion with_rows_again(const Fusion& segment) {
     const auto found = defined.find(id);
     if (found == defined.end()) return id;
     const Op& op = *found->second;
-    const bool nested = ir::ragged_axis(segment.values[id]) >= 0, copied = nested && folds > 0;
+    // Rows of fewer axes, too, where no fold of theirs comes before.
+    const bool nested = rows.has(id) || (depth[id] == 0 && ir::ragged_axis(segment.values[id]) >= 0),
+               copied = nested && folds > 0;
     if (copied ? copies.contains({id, folds}) : !done.insert(id).second) return copied ? copies[{id, folds}] : id;
     Op made = op;
-    const int before = leaves_nested(segment, op) ? depth[id] - 1 : nested ? folds : 0;
+    const int before = rows.leaves(op) ? depth[id] - 1 : nested ? folds : 0;
     for (ValueId& input : made.inputs) input = self(self, input, before);
     if (copied) {
       ir::Value value = segment.values[id];
@@ -71,9 +86,53 @@ Fusion with_rows_again(const Fusion& segment) {
     return result.ops.back().output;
   };
   for (const Op& op : segment.ops) {
-    if (ir::ragged_axis(segment.values[op.output]) < 0) needed(needed, op.output, 0);
+    if (!rows.has(op.output)) needed(needed, op.output, 0);
   }
   return ir::without_unused(std::move(result));
+}
+
+}  // namespace
+
+bool folds_again(const Fusion& segment) { return folds_again(Rows{segment}); }
+bool folds_pairs_again(const Fusion& segment) { return folds_again(pairs_of(segment)); }
+Fusion with_rows_again(const Fusion& segment) { return with_again(Rows{segment}); }
+Fusion with_pairs_again(const Fusion& segment) { return with_again(pairs_of(segment)); }
+
+Fusion with_rows_widened_again(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
+  Fusion result = segment;
+  result.ops.clear();
+  std::set<std::string> names = {segment.name};
+  for (const ir::Value& value : segment.values) names.insert(value.name);
+  std::map<ValueId, const Op*> partitions, widened;
+  std::map<std::pair<ValueId, int>, ValueId> copies;
+  for (const Op& op : segment.ops) {
+    if (op.kind == ir::OpKind::kPartition) partitions[op.output] = &op;
+    Op made = op;
+    const int folds = depth[op.output] - leaves_nested(segment, op);
+    for (ValueId& input : made.inputs) {
+      const auto found = widened.find(input);
+      if (found == widened.end() || folds == 0) continue;
+      const auto [copy, fresh] = copies.try_emplace({input, folds}, static_cast<ValueId>(result.values.size()));
+      if (fresh) {
+        ir::Value value = segment.values[input];
+        const std::string name = value.name;
+        for (int again = 2; !names.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
+        result.values.push_back(std::move(value));
+        Op again = *found->second;
+        again.output = copy->second;
+        result.ops.push_back(std::move(again));
+      }
+      input = copy->second;
+    }
+    const auto bytes = [&](ValueId id) { return size_of(segment.values[id].dtype); };
+    if (op.kind == ir::OpKind::kConvert && partitions.contains(op.inputs[0]) &&
+        bytes(op.inputs[0]) < bytes(op.output)) {
+      widened[op.output] = &op;
+    }
+    result.ops.push_back(std::move(made));
+  }
+  return result;
 }
 
 std::vector<std::pair<ValueId, std::vector<ValueId>>> values_of_folds(const Fusion& segment) {
