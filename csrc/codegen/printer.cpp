@@ -189,7 +189,8 @@ struct Printer {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
            before.empty() ? "" : cat(", ", before), ", ",
-           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled,
+           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name,
+           vector.ahead ? cat(" - (", index(vector.ahead), ")") : "", ", [&", unrolled,
            "](", index_type(), " ", i, ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");

@@ -37,7 +37,7 @@ std::pair<Body*, bool> innermost(For& loop) {
     const bool guard = std::holds_alternative<Guard>(only.node);
     const auto* vector = std::get_if<Vector>(&only.node);
     if (!guard && !is_thread_loop(only) && vector == nullptr) break;
-    guarded = guarded || guard || (vector != nullptr && vector->before);
+    guarded = guarded || guard || (vector != nullptr && (vector->before || vector->ahead));
     body = body_of(only);
   }
   return {body, guarded};
@@ -167,6 +167,10 @@ class LoadsFirst {
           // Whether any lane runs; width - 1 less `before` is the same as ^.
           const int64_t most = kernel_.width - 1;
           when.push_back({add(vector->base, bit_xor(vector->before, constant(most))), vector->limit + most});
+          vector->full = true;
+        } else if (vector->ahead) {
+          rename(vector->ahead);
+          when.push_back({add(vector->base, std::exchange(vector->ahead, nullptr)), vector->limit});
           vector->full = true;
         }
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {

@@ -123,6 +123,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     prefetch_rows(kernel);
   } else {
     align_rows(kernel);
+    load_whole(kernel);
     loads_first(kernel);
     read_early(kernel);
   }

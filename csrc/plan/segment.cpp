@@ -356,7 +356,7 @@ class Drafter {
     }
     return cat(c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
                "} of the iteration domain ", text(c.space.extents),
-               c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis) : "");
+               c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis, c.in_turn ? " in turn" : "") : "");
   }
 
   void place(size_t number) {
