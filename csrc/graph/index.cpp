@@ -77,13 +77,16 @@ bool is_linear(const IndexPtr& index) {
   }
 }
 
-// Of a / n + others: the quotient and the others. Nothing for another index, and where the others may follow lanes.
+// Of a sum with one term a / n: that term, and the sum of the others, where these follow no lanes for sure.
 std::optional<std::pair<IndexPtr, IndexPtr>> quotient_of(const IndexPtr& index) {
+  if (index->kind == loops::IndexKind::kDiv) {
+    if (index->b->kind != loops::IndexKind::kConst) return std::nullopt;
+    return std::pair(index, loops::constant(0));
+  }
   if (index->kind != loops::IndexKind::kAdd) return std::nullopt;
-  for (const auto& [quotient, others] : {std::pair(index->a, index->b), std::pair(index->b, index->a)}) {
-    if (quotient->kind == loops::IndexKind::kDiv && quotient->b->kind == loops::IndexKind::kConst && is_linear(others)) {
-      return std::pair(quotient, others);
-    }
+  for (const auto& [sum, other] : {std::pair(index->a, index->b), std::pair(index->b, index->a)}) {
+    if (!is_linear(other)) continue;
+    if (const auto found = quotient_of(sum)) return std::pair(found->first, add(found->second, other));
   }
   return std::nullopt;
 }
