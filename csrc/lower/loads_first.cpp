@@ -1,7 +1,6 @@
 #include "lower/loads_first.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -58,7 +57,10 @@ class LoadsFirst {
                     std::make_move_iterator(before.end()));
         i += added;
       } else if (Body* inner = body_of(body[i])) {
+        const bool rows = loop != nullptr && loop->parallel == Parallel::kSerial && loop->extent > 1;
+        rows_ += rows;
         run(*inner);
+        rows_ -= rows;
       }
     }
   }
@@ -67,7 +69,8 @@ class LoadsFirst {
   bool is_early(const Stmt& stmt) const {
     const auto* load = std::get_if<Load>(&stmt.node);
     if (load == nullptr || !load->steps.empty()) return false;
-    if (load->around > 0 && getenv("JF_ODD")) return false;  // TEMPORARY
+    // Those of columns wait for a cache at most; they go first where that is once for many rows.
+    if (load->around > 0 && rows_ == 0) return false;
     // Of such lanes some are not read anywhere, maybe because the buffer has fewer elements.
     if (std::any_of(load->within.begin(), load->within.end(), [](const Range& range) { return range.lanes; })) {
       return false;
@@ -105,23 +108,27 @@ class LoadsFirst {
         late.push_back(std::move(stmt));
       }
     }
-    const For around = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
-    Body gets;
+    Body gets, columns, others;
     for (size_t n = 0; n < loaded.size(); ++n) {
       Load& load = std::get<Load>(early[n].node);
       Set set = kept[n] != nullptr ? *kept[n] : keep(load, loop, before);
       gets.push_back({Get{loaded[n], set.array, set.at}});
       load.result = set.value = static_cast<RegisterId>(kernel_.registers.size());
       kernel_.registers.push_back(kernel_.registers[loaded[n]]);
-      early.push_back({std::move(set)});
+      Body& to = load.around > 0 ? columns : others;
+      to.push_back(std::move(early[n]));
+      to.push_back({std::move(set)});
     }
     late.insert(late.begin(), std::make_move_iterator(gets.begin()), std::make_move_iterator(gets.end()));
-    *statements = std::move(early);
-    For loads = around;
-    std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
-    loads.body = unconditional(loop.body, names, {});
+    for (Body* wanted : {&columns, &others}) {
+      if (wanted->empty()) continue;
+      *statements = std::move(*wanted);
+      For loads = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
+      std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
+      loads.body = unconditional(loop.body, names, {});
+      before.push_back({std::move(loads)});
+    }
     *statements = std::move(late);
-    before.push_back({std::move(loads)});
     return before;
   }
 
@@ -197,6 +204,7 @@ class LoadsFirst {
   Kernel& kernel_;
   int next_variable_;
   std::map<int64_t, IndexPtr> bases_;  // of the variables of vectors
+  int rows_ = 0;                       // how many loops one row after the other are around
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/aligned_rows.h"
+#include "lower/columns_once.h"
 #include "lower/early_reads.h"
 #include "lower/legal.h"
 #include "lower/loads_first.h"
@@ -125,6 +126,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     align_rows(kernel);
     load_whole(kernel);
     loads_first(kernel);
+    columns_once(kernel);
     read_early(kernel);
   }
   return kernel;

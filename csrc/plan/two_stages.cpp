@@ -122,7 +122,9 @@ class Rewriter {
       const int64_t bytes = narrowest(shape);
       parts = wanted_parts(shape, {dims}, beside_rows, bytes);
       const int64_t vector = kVectorBytes / bytes;
-      if (parts == 0 || !begin_apart(shape, dims, vector)) continue;
+      // Of 8191 rows of 5003 f32 the derivatives of norms took 150 us so and 132 with rows that follow each other.
+      if (parts == 0 || (beside_rows && bytes >= kWideBytes) || !begin_apart(shape, dims, vector)) continue;
+      in_turn_.insert(folded);
       parts = beside_rows ? parts / vector * vector : std::min(round_up(parts, vector), shape[dims[0]] / vector * vector);
     }
   }
@@ -132,6 +134,7 @@ class Rewriter {
     for (size_t a = dims[0] + 1; a < shape.size(); ++a) columns *= shape[a];
     return dims.size() == 1 && columns % vector != 0 && columns >= kFewestColumns && shape[dims[0]] >= vector;
   }
+  static std::vector<int64_t> dims_of(const Op& op) { return std::get<Reduce>(op.attribute).dims; }
   static std::vector<int64_t> others(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
     std::vector<int64_t> result;
     for (size_t a = 0; a < shape.size(); ++a) {
@@ -263,9 +266,8 @@ class Rewriter {
     }
     const std::vector<int64_t> shape = ir::shape(result_.values[operand]);
     auto [first, second] = stages(shape, whole, parts);
-    const int64_t vector = kVectorBytes / narrowest(ir::shape(whole_.values[op.inputs[0]]));
-    first.in_turn = platform_ == Platform::kCuda && first.parts > 0 && first.parts % vector == 0 &&
-                    begin_apart(shape, whole.dims, vector);
+    const std::vector<int64_t> given = ir::shape(whole_.values[op.inputs[0]]);
+    first.in_turn = platform_ == Platform::kCuda && first.parts > 0 && in_turn_.count({given, dims_of(op)}) > 0;
     const ValueId partial = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value, "all", dtype), op.label);
@@ -353,6 +355,7 @@ class Rewriter {
   std::vector<ValueId> renamed_;
   std::set<std::string> names_;
   std::map<Folded, int64_t> parts_;
+  std::set<Folded> in_turn_;  // whose parts have rows that begin alike
 };
 
 }  // namespace
