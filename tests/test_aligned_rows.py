@@ -153,7 +153,8 @@ def in_turn(kind, rows, columns, parts):
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "parts", "lanes"), [(67, 133, 16, 4), (40, 261, 8, 2), (33, 37, 4, 4), (9, 41, 9, 1), (8, 33, 4, 4)]
+    ("rows", "columns", "parts", "lanes"),
+    [(67, 133, 16, 4), (40, 261, 8, 2), (33, 37, 4, 4), (9, 41, 9, 1), (8, 33, 4, 4)],
 )
 @pytest.mark.parametrize("kind", ["reduce_sum", "reduce_max"])
 def test_columns_of_rows_that_begin_alike(kind, rows, columns, parts, lanes):

@@ -16,8 +16,8 @@ struct Some {
 };
 JF_FUNCTION bool is_active(Some on, int lane) { return on.lanes >> lane & 1; }
 
-// Calls body(base - before, lanes that are neither negative nor above the limit). `begins`, `ends`: whether some lanes may
-// be the one or the other, known where loops are unrolled.
+// Calls body(base - before, lanes that are neither negative nor above the limit). `begins`, `ends`: whether some lanes
+// may be the one or the other, known where loops are unrolled.
 template <int W, class I, class F>
 JF_FUNCTION void vector_before(I base, I before, long limit, bool begins, bool ends, F body) {
   const I first = base - before;

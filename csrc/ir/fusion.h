@@ -133,8 +133,8 @@ struct Place {
 };
 // The operand axes dims (increasing) go, folded. With parts > 0 the axis dims[0] is folded in `parts` runs of
 // ceil(extent / parts) consecutive indices, the last ones shorter or empty, and an axis of extent `parts` takes its
-// place; 1 <= parts <= extent. With in_turn, part p has the indices p, p + parts, p + 2 * parts, ... The other axes keep
-// their kinds.
+// place; 1 <= parts <= extent. With in_turn, part p has the indices p, p + parts, p + 2 * parts, ... The other axes
+// keep their kinds.
 struct Reduce {
   std::vector<int64_t> dims;
   int64_t parts = 0;

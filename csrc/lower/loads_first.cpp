@@ -108,21 +108,22 @@ class LoadsFirst {
         late.push_back(std::move(stmt));
       }
     }
-    Body gets, columns, others;
+    Body gets, columns, others, columns_set, others_set;
     for (size_t n = 0; n < loaded.size(); ++n) {
       Load& load = std::get<Load>(early[n].node);
       Set set = kept[n] != nullptr ? *kept[n] : keep(load, loop, before);
       gets.push_back({Get{loaded[n], set.array, set.at}});
       load.result = set.value = static_cast<RegisterId>(kernel_.registers.size());
       kernel_.registers.push_back(kernel_.registers[loaded[n]]);
-      Body& to = load.around > 0 ? columns : others;
-      to.push_back(std::move(early[n]));
-      to.push_back({std::move(set)});
+      const bool column = load.around > 0;
+      (column ? columns : others).push_back(std::move(early[n]));
+      (column ? columns_set : others_set).push_back({std::move(set)});
     }
     late.insert(late.begin(), std::make_move_iterator(gets.begin()), std::make_move_iterator(gets.end()));
-    for (Body* wanted : {&columns, &others}) {
-      if (wanted->empty()) continue;
-      *statements = std::move(*wanted);
+    for (const auto& [given, sets] : {std::pair(&columns, &columns_set), std::pair(&others, &others_set)}) {
+      if (given->empty()) continue;
+      *statements = std::move(*given);
+      std::move(sets->begin(), sets->end(), std::back_inserter(*statements));
       For loads = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
       std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
       loads.body = unconditional(loop.body, names, {});

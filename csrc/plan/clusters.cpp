@@ -438,10 +438,10 @@ class Finder {
         if (sibling == siblings_.end()) continue;
         const int into = find(sibling->second);
         Building& kept = building_[into];
-        const bool same_parts = kept.cluster.parts == 0 || (kept.cluster.parts == columns.cluster.parts &&
-                                                            kept.cluster.in_turn == columns.cluster.in_turn &&
-                                                            kept.cluster.split_axis == columns.cluster.split_axis &&
-                                                            kept.split_shape == columns.split_shape);
+        const bool same_parts =
+            kept.cluster.parts == 0 ||
+            (kept.cluster.parts == columns.cluster.parts && kept.cluster.in_turn == columns.cluster.in_turn &&
+             kept.cluster.split_axis == columns.cluster.split_axis && kept.split_shape == columns.split_shape);
         const bool fits = columns.cluster.parts >= kEnoughParts &&
                           kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;

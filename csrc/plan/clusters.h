@@ -29,7 +29,7 @@ struct Cluster {
   int split_axis = -1;  // the axis of the space that reductions in parts split; -1 without such
   int64_t parts = 0;
   bool in_turn = false;  // see ir::Reduce
-  int direction = 0;  // of its scans: 1, or -1 for reversed ones; 0 without any
+  int direction = 0;     // of its scans: 1, or -1 for reversed ones; 0 without any
 };
 
 struct Clusters {

@@ -107,7 +107,8 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
     rows.elements /= 2;
     rows.bytes /= 2;
   }
-  const size_t row_loop = std::find(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) - facts.traffic.folded.begin();
+  const size_t row_loop =
+      std::find(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) - facts.traffic.folded.begin();
   int64_t lanes = std::gcd(rows.elements, kLanes);
   const int64_t each = kElements / kLanes, fewest = divide_up(rows.elements, kElements);
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
