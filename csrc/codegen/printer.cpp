@@ -174,22 +174,6 @@ struct Printer {
     }
   }
 
-  // Whether a vector of lanes that move may begin before its row and end behind it, as arguments that are known once
-  // loops are unrolled: only those have the code for some lanes.
-  std::string ends(const Vector& vector) const {
-    const auto at_most = [&](bool last) {
-      IndexPtr index = vector.base;
-      for (const auto& [id, known] : variables) {
-        if (known.unrolled || !depends(index, id)) continue;
-        index = replace(index, id, constant(last ? known.last.value_or(vector.limit) : 0));
-      }
-      return index;
-    };
-    const auto text = [&](const IndexPtr& index, const char* sign, int64_t bound) {
-      return cat(", ", this->index(index), sign, bound);
-    };
-    return text(at_most(false), " == ", 0) + text(at_most(true), " > ", vector.limit - kernel.width);
-  }
   void operator()(const Vector& vector) {
     JF_CHECK(!in_vector, "kernel ", kernel.name, " nests vectors");
     const std::string base = index(vector.base), before = vector.before ? index(vector.before) : "";
@@ -206,8 +190,9 @@ struct Printer {
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
            before.empty() ? "" : cat(", ", before), ", ",
            vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name,
-           vector.ahead ? cat(" - (", index(vector.ahead), ")") : "", before.empty() ? "" : ends(vector), ", [&",
-           unrolled, "](", index_type(), " ", i, ", auto on) JF_LAMBDA {");
+           vector.ahead ? cat(" - (", index(vector.ahead), ")") : "",
+           before.empty() ? "" : ends_text(vector, kernel.width, variables), ", [&", unrolled, "](", index_type(), " ",
+           i, ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
       divergent -= differs;
