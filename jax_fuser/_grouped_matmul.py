@@ -19,6 +19,7 @@ from jax_fuser._quant import ScaledTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
+from jax_fuser._static_sizes import check_sizes
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
 
@@ -88,6 +89,8 @@ def grouped_matmul(
                 "with dequantize"
             )
     rhs = jnp.asarray(rhs)
+    rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
+    check_sizes("grouped_matmul", lhs=rows, rhs=rhs, group_sizes=group_sizes, row_index=row_index)
     if isinstance(lhs, NestedTensor):
         if group_sizes is not None or row_index is not None:
             name = "group_sizes" if group_sizes is not None else "row_index"

@@ -17,6 +17,7 @@ from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import as_flattened, over_rows
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._static_sizes import check_sizes
 
 
 def as_nested(
@@ -115,6 +116,7 @@ def _build(fn: str, data: Any, offsets: Any, extents: Any, ragged_dim: Any, vali
     if (offsets is None) == (extents is None):
         raise TypeError(f"{fn}: pass exactly one of offsets= or extents=")
     data = _as_rows(fn, data)
+    check_sizes(fn, data=data, offsets=offsets, extents=extents)
     dim = _dimension(fn, ragged_dim, data)
     rows = data.shape[dim]
     if rows > checks.INT32_MAX:
@@ -156,6 +158,7 @@ def _as_nested_like(data: Any, like: NestedTensor) -> NestedTensor:
     if not isinstance(like, NestedTensor):
         raise TypeError(f"as_nested: like must be a NestedTensor, got {type(like).__name__}")
     data, dim = _as_rows("as_nested", data), like.ragged_dim
+    check_sizes("as_nested", data=data, like=like.data)
     outer = like.extents.shape[:-1]
     if data.ndim <= dim or data.shape[dim] != like.capacity or (outer and data.shape[:dim] != outer):
         wanted = [str(n) for n in outer] or ["..."] * dim
@@ -208,6 +211,7 @@ def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = T
     """
     fn = "from_segment_ids"
     data, groups = _as_rows(fn, data), _group_count(fn, num_groups)
+    check_sizes(fn, data=data, ids=ids)
     ids = checks.index_array(fn, "ids", ids, validate)
     if ids.ndim != 1 or data.ndim < 1 or ids.shape[0] != data.shape[0]:
         raise ValueError(f"{fn}: ids need shape [rows] with rows={data.shape[:1]}; got {ids.shape}")
@@ -250,6 +254,7 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
     if len(arrays) == 0:
         raise ValueError("from_list: needs at least one array; use as_nested(data, extents=[]) for no groups")
     parts = [_as_rows("from_list", x) for x in arrays]
+    check_sizes("from_list", **{f"array {i}": x for i, x in enumerate(parts)})
     head = parts[0]
     for i, part in enumerate(parts):
         if part.ndim < 1 or part.shape[1:] != head.shape[1:]:
@@ -289,6 +294,7 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
     """
     fn = "from_padded"
     padded = _as_rows(fn, padded)
+    check_sizes(fn, padded=padded, extents=extents)
     extents = checks.index_array(fn, "extents", extents, validate)
     if padded.ndim < 2 or extents.ndim != 1 or extents.shape[0] != padded.shape[0]:
         raise ValueError(
@@ -337,6 +343,7 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
     """
     fn = "sort_by_group"
     x, groups = _as_rows(fn, x), _group_count(fn, num_groups)
+    check_sizes(fn, x=x, ids=ids)
     ids = checks.index_array(fn, "ids", ids, validate)
     ids = checks.to_int32(ids) if isinstance(ids, np.ndarray) else ids
     if x.ndim < 1 or ids.ndim not in (1, 2) or ids.shape[0] != x.shape[0]:

@@ -19,6 +19,7 @@ from jax_fuser._nested_checks import concrete, debug_check, first, readable, spe
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._spread_sum import spread_groups
+from jax_fuser._static_sizes import check_sizes
 
 
 def as_flattened(nt: NestedTensor) -> jax.Array:
@@ -267,3 +268,4 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
 def require_nested(fn: str, nt: Any) -> None:
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"{fn}: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
+    check_sizes(fn, data=nt.data, extents=nt.extents)

@@ -108,16 +108,8 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: in
 _lower_plain = mlir.lower_fun(_plain, multiple_results=False)
 
 
-def why_no_kernel(avals: Any, dtype: Any, target: str, *, format: str, block: int, n: int) -> str | None:
-    """Return why a target has no kernel for operands of these types, or None."""
-    try:
-        _core.workspace_bytes(_program_of(avals, dtype, format=format, block=block, n=n), target)
-    except _core.UserError as error:
-        return str(error).splitlines()[0]
-    return None
-
-
-def _program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int) -> str:
+def program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int) -> str:
+    """Return the program of a product of operands of these types."""
     types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in avals)
     weights = format if format != "int4" else f"int4x{block}"
     return _program(types, weights, n, _ffi.known_dtype_name(dtype))
@@ -127,11 +119,12 @@ def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
     avals = ctx.avals_in
     if any(a.size == 0 for a in (*avals, *ctx.avals_out)):
         return _lower_plain(ctx, *operands, **params)
-    why = _ffi.can_compile("cuda") or why_no_kernel(avals, target=_ffi.target_text("cuda"), **params)
+    program = functools.partial(program_of, avals, **params)
+    why = _ffi.can_compile("cuda") or _ffi.why_no_kernel(program, _ffi.target_text("cuda"))
     if why is not None:
         warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
         return _lower_plain(ctx, *operands, **params)
-    return _ffi.emit_program(ctx, operands, _program_of(avals, **params), platform="cuda")
+    return _ffi.emit_program(ctx, operands, program(), platform="cuda")
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser._fuse import fuse
+from jax_fuser._static_sizes import check_sizes
 
 # Up to here each choice has a reduction of its own along the experts, in the kernel that makes the scores.
 _UNROLLED_CHOICES = 16
@@ -101,6 +102,7 @@ def route(
         ([[1, 2]], [0, 1, 1])
     """
     logits = jnp.asarray(logits)
+    check_sizes("route", logits=logits)
     if logits.ndim == 0 or not 1 <= top_k <= logits.shape[-1]:
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):

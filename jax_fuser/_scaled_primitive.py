@@ -93,15 +93,6 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], scaled: str, dtype:
     return builder.finish()
 
 
-def why_no_kernel(program: str, target: str) -> str | None:
-    """Return why a target has no kernel for the program of a scaled product, or None."""
-    try:
-        _core.workspace_bytes(program, target)
-    except _core.UserError as error:
-        return str(error)
-    return None
-
-
 _lower_as_product = mlir.lower_fun(dequantized, multiple_results=False)
 
 
@@ -113,11 +104,11 @@ def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: A
     elif (why := _ffi.can_compile("cuda")) is None:
         kinds = [DTYPE_NAMES.get(str(a.dtype)) or _ffi.known_dtype_name(a.dtype) for a in avals]
         types = tuple((kind, a.shape) for kind, a in zip(kinds, avals))
-        program = _program(types, scaled, _ffi.known_dtype_name(dtype))
-        why = why_no_kernel(program, _ffi.target_text("cuda"))
+        program = functools.partial(_program, types, scaled, _ffi.known_dtype_name(dtype))
+        why = _ffi.why_no_kernel(program, _ffi.target_text("cuda"))
         if why is None:
             operands = (lhs, rhs, *indices, lhs_scales, rhs_scales)
-            return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program, platform="cuda")
+            return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program(), platform="cuda")
     if why is not None:
         warnings.warn(f"scaled_grouped_matmul: converts its operands to float32: {why}", stacklevel=2)
     return _lower_as_product(ctx, lhs, rhs, lhs_scales, rhs_scales, *indices, scaled=scaled, dtype=dtype)

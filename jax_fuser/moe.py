@@ -26,6 +26,7 @@ from jax_fuser._nested import sort_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
+from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
 
 __all__ = ["DispatchState", "Routing", "Stats", "combine", "dispatch", "mlp", "route"]
@@ -118,6 +119,7 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
     x, experts = jnp.asarray(x), jnp.asarray(experts)
+    check_sizes("dispatch", x=x, experts=experts)
     if not jnp.issubdtype(experts.dtype, jnp.integer):
         raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
@@ -162,6 +164,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
     """
     require_nested("combine", nt)
     weights = jnp.asarray(weights)
+    check_sizes("combine", weights=weights)
     if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
@@ -219,6 +222,7 @@ def mlp(
         (2, 8)
     """
     x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
