@@ -28,19 +28,24 @@ bool is_thread_loop(const Stmt& stmt) {
 }
 
 // The statements that the loop's iterations run, below threads, conditions and lanes that hold nothing else; whether a
-// condition is among these.
-std::pair<Body*, bool> innermost(For& loop) {
+// condition is among these, and whether some lanes may lie behind an array.
+struct Innermost {
+  Body* body;
+  bool guarded = false, ends = false;
+};
+Innermost innermost(For& loop) {
   Body* body = &loop.body;
-  bool guarded = false;
+  bool guarded = false, ends = false;
   while (body->size() == 1) {
     Stmt& only = body->front();
     const bool guard = std::holds_alternative<Guard>(only.node);
     const auto* vector = std::get_if<Vector>(&only.node);
     if (!guard && !is_thread_loop(only) && vector == nullptr) break;
-    guarded = guarded || guard || (vector != nullptr && (vector->before || vector->ahead));
+    ends = ends || (vector != nullptr && vector->ahead);
+    guarded = guarded || guard || ends || (vector != nullptr && vector->before);
     body = body_of(only);
   }
-  return {body, guarded};
+  return {body, guarded, ends};
 }
 
 class LoadsFirst {
@@ -66,9 +71,10 @@ class LoadsFirst {
   }
 
  private:
-  bool is_early(const Stmt& stmt) const {
+  bool is_early(const Stmt& stmt, bool ends) const {
     const auto* load = std::get_if<Load>(&stmt.node);
     if (load == nullptr || !load->steps.empty()) return false;
+    if (ends && load->lane_stride != 0 && !load->whole) return false;
     // Those of columns wait for a cache at most; they go first where that is once for many rows.
     if (load->around > 0 && rows_ == 0) return false;
     // Of such lanes some are not read anywhere, maybe because the buffer has fewer elements.
@@ -81,7 +87,7 @@ class LoadsFirst {
 
   // Takes the loads out of the loop; returns what stands before it, nothing where it stays as it is.
   Body split(For& loop) {
-    auto [statements, guarded] = innermost(loop);
+    auto [statements, guarded, ends] = innermost(loop);
     if (!guarded) return {};
     std::vector<RegisterId> loaded;
     bool works = false;
@@ -89,7 +95,7 @@ class LoadsFirst {
     for (const Stmt& stmt : *statements) {
       if (std::holds_alternative<ReadIndex>(stmt.node)) return {};  // which loads may need
       works = works || std::holds_alternative<Compute>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node);
-      if (!is_early(stmt)) continue;
+      if (!is_early(stmt, ends)) continue;
       loaded.push_back(std::get<Load>(stmt.node).result);
       words += loop.extent * kernel_.width * std::max<int64_t>(1, size_of(kernel_.registers[loaded.back()]) / 4);
     }
@@ -100,7 +106,7 @@ class LoadsFirst {
     for (Stmt& stmt : *statements) {
       const auto* set = std::get_if<Set>(&stmt.node);
       const size_t n = set == nullptr ? loaded.size() : number(loaded, set->value);
-      if (is_early(stmt)) {
+      if (is_early(stmt, ends)) {
         early.push_back(std::move(stmt));
       } else if (n < loaded.size() && !set->existing && kept[n] == nullptr) {
         kept[n] = set;
