@@ -204,3 +204,16 @@ def test_plans_have_rows_in_turn_only_where_it_helps():
     for columns, platform, expected in ((5003, "cuda", True), (5003, "cpu", False), (5008, "cuda", False)):
         fusion = jf.ir.trace(f, jax.ShapeDtypeStruct((8191, columns), "bfloat16"))
         assert (" in turn" in jf.ir.lower(fusion, platform).as_text("segments")) == expected
+
+
+def test_nothing_is_read_behind_an_array_of_several_matrices():
+    """Where matrices begin anywhere, vectors of parts are no whole ones, and the last one is read by elements."""
+    fusion = jf.ir.Fusion(
+        "fusion columns(x: bf16[3,39,275]) -> (t1) {\n  t0: f32[3,39,275] = convert(x)\n"
+        "  t1: f32[3,16,275] = reduce_max(t0) {dims=[1], parts=16, in_turn}\n}\n"
+    )
+    chosen = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
+    chosen |= {"lanes": 4, "threads": 32, "threads_y": 1, "unroll": 4}
+    x = np.random.default_rng(0).standard_normal((3, 39, 275)).astype(jnp.bfloat16)
+    [got] = loop_interpreter.run(jf.ir.schedule(fusion, "reduction", "cuda", chosen), x)
+    assert_close(got, np.stack([x[:, p::16].astype(np.float32).max(1) for p in range(16)], axis=1))
