@@ -222,8 +222,9 @@ def _reduce(op: _ir_text.Op, x: Any) -> Any:
         run = -(-x.shape[axis] // parts)
         padding = [(0, run * parts - n if i == axis else 0, 0) for i, n in enumerate(x.shape)]
         x = lax.pad(x, nothing, padding)
-        x = x.reshape(*x.shape[:axis], parts, run, *x.shape[axis + 1 :])
-        dims = [d + 1 for d in dims]
+        turn = "in_turn" in op.attributes
+        x = x.reshape(*x.shape[:axis], *((run, parts) if turn else (parts, run)), *x.shape[axis + 1 :])
+        dims = [axis if turn else axis + 1, *(d + 1 for d in dims[1:])]
     return lax.reduce(x, nothing, _JOIN[op.kind], dims)
 
 

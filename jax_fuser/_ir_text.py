@@ -77,7 +77,7 @@ class _Fold:
     base: int
     folded: frozenset[int]
     kept: tuple[int, ...]
-    part: tuple[int, int] | None  # the axis that is folded in parts, and how many
+    part: tuple[int, int, bool] | None  # the axis that is folded in parts, how many, and whether in turn
 
 
 def compute_the_same(a: Fusion, b: Fusion) -> bool:
@@ -126,7 +126,7 @@ def _joined(op: Op, operand: int, before: _Fold | None, rank: int) -> _Fold:
     parts = int(op.attributes.get("parts", 0))
     part, kept = before.part, before.kept
     if parts:
-        part = (kept[dims[0]], parts)
+        part = (kept[dims[0]], parts, "in_turn" in op.attributes)
         gone.discard(kept[dims[0]])
     elif part is not None and part[0] in gone:
         part = None

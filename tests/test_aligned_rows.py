@@ -139,3 +139,81 @@ def test_a_row_for_all_rows_on_a_device(device):
 def test_labels_beside_the_rows(device):
     [x] = arrays(70, 2777, 1, 0)
     compare(cross_entropy, x, np.random.default_rng(1).integers(0, 2777, 70).astype(np.int32))
+
+
+def in_turn(kind, rows, columns, parts):
+    """Column folds of x * y - 9, of which part p has rows p, p + parts, ..."""
+    shape = f"f32[{rows},{columns}]"
+    return jf.ir.Fusion(
+        f"fusion columns(x: bf16[{rows},{columns}], y: {shape}) -> (t4) {{\n  t0: {shape} = convert(x)\n"
+        f"  t1: {shape} = mul(t0, y)\n  c: f32[] = constant() {{value=9}}\n"
+        f"  t2: f32[b{rows},b{columns}] = broadcast(c) {{dims=[]}}\n  t3: {shape} = sub(t1, t2)\n"
+        f"  t4: f32[{parts},{columns}] = {kind}(t3) {{dims=[0], parts={parts}, in_turn}}\n}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts", "lanes"),
+    [(67, 133, 16, 4), (40, 261, 8, 2), (33, 37, 4, 4), (9, 41, 9, 1), (8, 33, 4, 4)],
+)
+@pytest.mark.parametrize("kind", ["reduce_sum", "reduce_max"])
+def test_columns_of_rows_that_begin_alike(kind, rows, columns, parts, lanes):
+    """Rows `parts` apart are one row of whole vectors; the last one of the array ends inside of one."""
+    fusion = in_turn(kind, rows, columns, parts)
+    assert str(jf.ir.Fusion(str(fusion))) == str(fusion)
+    chosen = {**jf.ir.compute_heuristics(fusion, "reduction", "cuda"), "lanes": lanes, "threads": 8, "unroll": 2}
+    schedule = jf.ir.schedule(fusion, "reduction", "cuda", chosen)
+    assert (" less " in jf.ir.lower(schedule, "cuda").as_text("loops")) == (lanes > 1 and rows % parts > 0)
+    rng = np.random.default_rng(rows)
+    x, y = rng.standard_normal((rows, columns)).astype(jnp.bfloat16), rng.standard_normal((rows, columns))
+    y = y.astype(np.float32)
+    [got] = loop_interpreter.run(schedule, x, y)
+    fold = {"reduce_sum": np.sum, "reduce_max": np.max}[kind]
+    z = x.astype(np.float32) * y - 9
+    assert_close(got, np.stack([fold(z[p::parts], axis=0) for p in range(parts)]))
+    [evaluated] = jf.ir.evaluate(fusion, x, y)
+    assert_close(np.asarray(evaluated), got)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, 263), (131, 517)])
+def test_sums_across_rows_that_begin_alike(rows, columns):
+    """Copies bring rows of a block one after the other, and its threads keep sums of columns."""
+    wide = f"f32[{rows},{columns}]"
+    fusion = jf.ir.Fusion(
+        f"fusion across(x: bf16[{rows},{columns}], g: bf16[{columns}]) -> (t6, t7) {{\n  t0: {wide} = convert(x)\n"
+        f"  t1: f32[{rows}] = reduce_sum(t0) {{dims=[1]}}\n  t2: f32[{rows},b{columns}] = broadcast(t1) {{dims=[0]}}\n"
+        f"  t3: {wide} = sub(t0, t2)\n  t4: f32[{columns}] = convert(g)\n"
+        f"  t5: f32[b{rows},{columns}] = broadcast(t4) {{dims=[1]}}\n  t8: {wide} = mul(t3, t5)\n"
+        f"  t6: f32[128,{columns}] = reduce_sum(t8) {{dims=[0], parts=128, in_turn}}\n"
+        f"  t7: bf16[{rows},{columns}] = convert(t8)\n}}\n"
+    )
+    chosen = {**jf.ir.compute_heuristics(fusion, "reduction", "cuda"), "stages": 2, "threads": 64, "keep": "rows"}
+    chosen |= {"lanes": 4, "unroll": -(-columns // 256), "threads_y": 1}
+    schedule = jf.ir.schedule(fusion, "reduction", "cuda", chosen)
+    text = jf.ir.lower(schedule, "cuda").as_text("loops")
+    assert " before " in text and " = bulk x" in text
+    x, g = arrays(rows, columns, 1, 1)
+    [sums, y] = loop_interpreter.run(schedule, x, g)
+    z = (x.astype(np.float32) - x.astype(np.float32).sum(1, keepdims=True)) * g.astype(np.float32)
+    assert_close(sums, np.stack([z[p::128].sum(0) for p in range(128)]))
+    assert_close(y, z.astype(jnp.bfloat16))
+
+
+def test_plans_have_rows_in_turn_only_where_it_helps():
+    f = lambda x: x.astype(jnp.float32).sum(0)  # noqa: E731
+    for columns, platform, expected in ((5003, "cuda", True), (5003, "cpu", False), (5008, "cuda", False)):
+        fusion = jf.ir.trace(f, jax.ShapeDtypeStruct((8191, columns), "bfloat16"))
+        assert (" in turn" in jf.ir.lower(fusion, platform).as_text("segments")) == expected
+
+
+def test_nothing_is_read_behind_an_array_of_several_matrices():
+    """Where matrices begin anywhere, vectors of parts are no whole ones, and the last one is read by elements."""
+    fusion = jf.ir.Fusion(
+        "fusion columns(x: bf16[3,39,275]) -> (t1) {\n  t0: f32[3,39,275] = convert(x)\n"
+        "  t1: f32[3,16,275] = reduce_max(t0) {dims=[1], parts=16, in_turn}\n}\n"
+    )
+    chosen = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
+    chosen |= {"lanes": 4, "threads": 32, "threads_y": 1, "unroll": 4}
+    x = np.random.default_rng(0).standard_normal((3, 39, 275)).astype(jnp.bfloat16)
+    [got] = loop_interpreter.run(jf.ir.schedule(fusion, "reduction", "cuda", chosen), x)
+    assert_close(got, np.stack([x[:, p::16].astype(np.float32).max(1) for p in range(16)], axis=1))

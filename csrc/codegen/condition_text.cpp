@@ -58,4 +58,16 @@ std::string or_first_text(const Condition& below, const std::string& at, const V
   return known ? cat("(", always, " ? ", at, " : ", masked, ")") : masked;
 }
 
+std::string ends_text(const loops::Vector& vector, int width, const Variables& variables) {
+  const auto at_end = [&](bool last) {
+    loops::IndexPtr index = vector.base;
+    for (const auto& [id, known] : variables) {
+      if (known.unrolled || !depends(index, id)) continue;
+      index = replace(index, id, loops::constant(last ? known.last.value_or(vector.limit) : 0));
+    }
+    return index_text(index, variables);
+  };
+  return cat(", ", at_end(false), " == 0, ", at_end(true), " > ", vector.limit - width);
+}
+
 }  // namespace jf::codegen

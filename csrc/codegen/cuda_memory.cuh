@@ -16,11 +16,12 @@ struct Some {
 };
 JF_FUNCTION bool is_active(Some on, int lane) { return on.lanes >> lane & 1; }
 
-// Calls body(base - before, lanes that are neither negative nor above the limit).
+// Calls body(base - before, lanes that are neither negative nor above the limit). `begins`, `ends`: whether some lanes
+// may be the one or the other, known where loops are unrolled.
 template <int W, class I, class F>
-JF_FUNCTION void vector_before(I base, I before, long limit, F body) {
+JF_FUNCTION void vector_before(I base, I before, long limit, bool begins, bool ends, F body) {
   const I first = base - before;
-  if (first >= 0 && limit - first >= W) {
+  if ((!begins || first >= 0) && (!ends || limit - first >= W)) {
     body(first, All{});
   } else if (first < limit) {
     const u32 all = (1ul << W) - 1, there = limit - first < W ? (1u << int(limit - first)) - 1 : all;

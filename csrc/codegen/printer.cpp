@@ -121,8 +121,10 @@ struct Printer : MemoryStatements {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
            before.empty() ? "" : cat(", ", before), ", ",
-           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name, ", [&", unrolled,
-           "](", index_type(), " ", i, ", auto on) JF_LAMBDA {");
+           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name,
+           vector.ahead ? cat(" - (", index(vector.ahead), ")") : "",
+           before.empty() ? "" : ends_text(vector, kernel.width, variables), ", [&", unrolled, "](", index_type(), " ",
+           i, ", auto on) JF_LAMBDA {");
       divergent += differs;
       block(vector.body, "});");
       divergent -= differs;

@@ -225,7 +225,7 @@ IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& sched
   Naming<PartNamer, Parts> by_parts(count, exact, parts), by_permissive_parts(count, permissive, parts);
   for (size_t id = 0; id < trees_.size(); ++id) {
     const schedule::Domain& domain = schedule.domains[id];
-    const int part = domain.in_parts ? static_cast<int>(domain.logical.size()) : -1;
+    const int part = schedule::part_node(domain);
     by_transforms.add(trees_[id], first_[id], part);
     by_parts.add(trees_[id], first_[id], part);
     by_permissive_parts.add(trees_[id], first_[id], part);

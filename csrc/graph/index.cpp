@@ -67,6 +67,30 @@ bool cut(std::vector<Digit>& outer, int64_t outer_extent, int64_t factor, std::v
   return true;
 }
 
+bool is_linear(const IndexPtr& index) {
+  switch (index->kind) {
+    case loops::IndexKind::kConst:
+    case loops::IndexKind::kVar: return true;
+    case loops::IndexKind::kAdd:
+    case loops::IndexKind::kMul: return is_linear(index->a) && is_linear(index->b);
+    default: return false;
+  }
+}
+
+// Of a sum with one term a / n: that term, and the sum of the others, where these follow no lanes for sure.
+std::optional<std::pair<IndexPtr, IndexPtr>> quotient_of(const IndexPtr& index) {
+  if (index->kind == loops::IndexKind::kDiv) {
+    if (index->b->kind != loops::IndexKind::kConst) return std::nullopt;
+    return std::pair(index, loops::constant(0));
+  }
+  if (index->kind != loops::IndexKind::kAdd) return std::nullopt;
+  for (const auto& [sum, other] : {std::pair(index->a, index->b), std::pair(index->b, index->a)}) {
+    if (!is_linear(other)) continue;
+    if (const auto found = quotient_of(sum)) return std::pair(found->first, add(found->second, other));
+  }
+  return std::nullopt;
+}
+
 bool is_division(const IndexPtr& index) {
   return index->kind == loops::IndexKind::kDiv && index->b->kind == loops::IndexKind::kConst;
 }
@@ -344,6 +368,13 @@ std::vector<Bound> Indexer::bounds(bool folded, std::span<const int> bounded) co
       while (bound.index.lane_step == 0 && is_division(bound.index.at)) {
         bound.bound *= bound.index.at->b->value;
         bound.index.at = bound.index.at->a;
+      }
+      // a / n + b < m says the same as a + b * n < m * n, which lanes along a follow.
+      const auto parts = bound.index.lane_step ? std::nullopt : quotient_of(bound.index.at);
+      if (parts && lane_node_ >= 0 && same(parts->first->a, known_[lane_node_])) {
+        const auto& [quotient, others] = *parts;
+        bound.index = {add(quotient->a, mul(others, quotient->b)), 1};
+        bound.bound *= quotient->b->value;
       }
       bounds.push_back(std::move(bound));
       covered[s->input] = true;

@@ -207,7 +207,7 @@ ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
 }
 
 Program build(const ir::Fusion& whole, const Target& target, bool fills) {
-  const plan::Plan plan = plan::plan(whole);
+  const plan::Plan plan = plan::plan(whole, target.platform);
   const ir::Fusion& fusion = plan.fusion;
   Program program;
   program.name = fusion.name;

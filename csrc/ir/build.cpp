@@ -48,7 +48,7 @@ std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute
   }
   if (const Reduce* r = std::get_if<Reduce>(&attribute)) {
     for (int64_t dim : r->dims) text += cat(" d", dim);
-    text += cat(" p", r->parts);
+    text += cat(r->in_turn ? " t" : " p", r->parts);
   }
   if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "p", s->parts);
   if (const Nest* n = std::get_if<Nest>(&attribute)) {
@@ -412,13 +412,13 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
   return result;
 }
 
-ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, int64_t parts,
-                        const std::string& label) {
+ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, int64_t parts, const std::string& label,
+                        bool in_turn) {
   const OpInfo& op = info(kind);
   JF_REQUIRE(op.op_class == OpClass::kReduce, "[reduce] '", op.name, "' is not a reduction");
   const std::vector<Axis>& axes = value(x, op.name.data()).axes;
   if (dims.empty() && parts == 0) return x;
-  const Reduce attribute{to_vector(dims), parts};
+  const Reduce attribute{to_vector(dims), parts, in_turn};
   infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
   const bool folds = std::any_of(dims.begin(), dims.end(),
                                  [&](int64_t dim) { return axes[dim].extent != 1 || axes[dim].extents >= 0; });

@@ -49,9 +49,9 @@ class Builder {
   ValueId take(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
   // How many elements of a sorted table are not above each number, or with `left` below it; see ir::Search.
   ValueId search(ValueId table, ValueId numbers, ir::Search how, const std::string& label = "");
-  // Folds the axes `dims` (increasing); see ir::Reduce for `parts`.
+  // Folds the axes `dims` (increasing); see ir::Reduce for `parts` and `in_turn`.
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
-                 const std::string& label = "");
+                 const std::string& label = "", bool in_turn = false);
   // Folds the elements up to each one, or from each one on, along an axis.
   ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
   // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component

@@ -133,10 +133,12 @@ struct Place {
 };
 // The operand axes dims (increasing) go, folded. With parts > 0 the axis dims[0] is folded in `parts` runs of
 // ceil(extent / parts) consecutive indices, the last ones shorter or empty, and an axis of extent `parts` takes its
-// place; 1 <= parts <= extent. The other axes keep their kinds.
+// place; 1 <= parts <= extent. With in_turn, part p has the indices p, p + parts, p + 2 * parts, ... The other axes
+// keep their kinds.
 struct Reduce {
   std::vector<int64_t> dims;
   int64_t parts = 0;
+  bool in_turn = false;
   bool operator==(const Reduce&) const = default;
 };
 // The operand's axis along which a value is carried, from the first element on or from the last one. With parts > 0

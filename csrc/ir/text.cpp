@@ -50,7 +50,8 @@ struct AttributePrinter {
   }
   std::string operator()(const Dims& d) const { return cat(" {dims=[", print_dims(d.dims), "]}"); }
   std::string operator()(const Reduce& r) const {
-    return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "", "}");
+    return cat(" {dims=[", print_dims(r.dims), "]", r.parts > 0 ? cat(", parts=", r.parts) : "",
+               r.in_turn ? ", in_turn" : "", "}");
   }
   std::string operator()(const Scan& s) const {
     return cat(" {axis=", s.axis, s.reverse ? " reverse" : "", s.parts > 0 ? cat(" parts=", s.parts) : "", "}");
@@ -246,6 +247,10 @@ class Parser {
         expect('=');
         reduce.parts = integer();
         require(reduce.parts > 0, "at least one part before this");
+        if (accept(',')) {
+          expect_word("in_turn");
+          reduce.in_turn = true;
+        }
       }
       result = reduce;
     } else if (key == "axes") {

@@ -291,6 +291,7 @@ struct Inference {
     const int64_t extent = x.axes[r.dims[0]].extent;
     JF_REQUIRE(r.parts >= 0 && r.parts <= extent, "[", op.name, "] expected 1 to ", extent, " parts of axis ",
                r.dims[0], " of ", type(0), ", got ", r.parts);
+    JF_REQUIRE(!r.in_turn || r.parts > 0, "[", op.name, "] in_turn says which indices each part has; give parts, too");
     Value result{"", x.dtype, {}};
     std::vector<int64_t> to;
     for (size_t i = 0; i < x.axes.size(); ++i) {

@@ -77,7 +77,8 @@ struct For {
 };
 // The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are. With
 // `before`, less than the width, they begin so far before base, and only those that are not negative run. With
-// `limit_variable`, those below it, which is at most `limit`.
+// `limit_variable`, those below it, which is at most `limit`. With `ahead`, those that are below the limit when this is
+// added.
 struct Vector {
   int variable;
   IndexPtr base;
@@ -86,6 +87,7 @@ struct Vector {
   Body body;
   IndexPtr before = {};
   int limit_variable = -1;
+  IndexPtr ahead = {};
 };
 struct Guard;
 // begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less

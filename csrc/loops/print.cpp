@@ -90,7 +90,7 @@ struct Printer {
          vector.before ? cat(" before ", text(vector.before)) : "",
          vector.full ? " full"
                      : cat(" below ", vector.limit_variable < 0 ? "" : cat("i", vector.limit_variable, " up to "),
-                           vector.limit));
+                           vector.limit, vector.ahead ? cat(" less ", text(vector.ahead)) : ""));
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {

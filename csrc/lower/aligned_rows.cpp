@@ -28,6 +28,8 @@ IndexPtr remainder(const IndexPtr& index, int64_t of) {
     case IndexKind::kMul:
       if (index->b->kind != IndexKind::kConst) return nullptr;
       return mul(index->a, constant(index->b->value % of));
+    case IndexKind::kMod:
+      return index->b->kind == IndexKind::kConst && index->b->value % of == 0 ? remainder(index->a, of) : nullptr;
     default: return nullptr;
   }
 }
@@ -37,12 +39,10 @@ class Aligner {
   explicit Aligner(Kernel& kernel) : kernel_(kernel) {}
 
   void run() {
-    if (kernel_.width < 2 || !kernel_.rings.empty()) return;
+    if (kernel_.width < 2) return;
     look(kernel_.body);
-    if (!possible_ || !row_ || !varies_as_it_may()) return;
-    const IndexPtr before = remainder(row_, kernel_.width);
-    if (!before) return;
-    for (Vector* vector : vectors_) change(*vector, mod(before, constant(kernel_.width)));
+    if (!possible_ || !before_ || !varies_as_it_may()) return;
+    for (Vector* vector : vectors_) change(*vector, mod(before_, constant(kernel_.width)));
   }
 
  private:
@@ -69,7 +69,7 @@ class Aligner {
     IndexPtr last = vector.base;
     for (const auto& [variable, value] : last_) last = replace(last, variable, constant(value));
     const bool spare = last->kind == IndexKind::kConst && last->value >= vector.limit - 1;
-    const bool same_limit = vectors_.front()->limit == vector.limit;
+    const bool same_limit = vectors_.front()->limit == vector.limit && !vector.ahead;
     possible_ = possible_ && !vector.full && spare && same_limit && multiple_of(vector.base) % kernel_.width == 0;
     for (const Stmt& stmt : vector.body) possible_ = possible_ && can_move(stmt, vector.variable);
   }
@@ -78,7 +78,8 @@ class Aligner {
   bool can_move(const Stmt& stmt, int lane) {
     if (const auto* load = std::get_if<Load>(&stmt.node)) {
       if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || !load->or_first.empty()) return false;
-      if (kernel_.buffers[load->buffer].shared_size > 0) return false;
+      // Copies that begin anywhere bring all of each 16 bytes.
+      if (kernel_.buffers[load->buffer].shared_size > 0 && !is_ring(load->buffer)) return false;
       if (load->lane_stride == 0) return !depends(load->offset, lane);
       const int64_t bytes = kernel_.width * size_of(kernel_.buffers[load->buffer].dtype);
       if (load->lane_stride != 1 || bytes > kLoadBytes) return false;
@@ -95,19 +96,23 @@ class Aligner {
   static bool is_column(const IndexPtr& offset, int lane) {
     return offset->kind == IndexKind::kVar && offset->value == lane;
   }
-  // Whether it goes along the row that all the others go along.
+  bool is_ring(int buffer) const {
+    return std::any_of(kernel_.rings.begin(), kernel_.rings.end(), [&](const Ring& r) { return r.buffer == buffer; });
+  }
+  // Whether it goes along a row that begins as far into a vector as all the others do.
   bool is_row(const IndexPtr& offset, int lane) {
     if (step_of(offset, lane) != 1) return false;
-    const IndexPtr row = replace(offset, lane, constant(0));
-    if (!row_) row_ = row;
-    return graph::same(row, row_) && multiple_of(row) % kernel_.width != 0;
+    const IndexPtr before = remainder(replace(offset, lane, constant(0)), kernel_.width);
+    if (!before || before->kind == IndexKind::kConst) return false;
+    if (!before_) before_ = before;
+    return graph::same(before, before_);
   }
-  // What arrays hold belongs to one row.
+  // What arrays hold belongs to one row, or to rows that begin alike.
   bool varies_as_it_may() const {
     if (kernel_.arrays.empty()) return true;
     return std::none_of(parallel_.begin(), parallel_.end(), [&](const auto& loop) {
       const bool in_turn = loop.second == Parallel::kSerial || loop.second == Parallel::kUnroll;
-      return in_turn && depends(row_, loop.first);
+      return in_turn && depends(before_, loop.first);
     });
   }
 
@@ -125,14 +130,33 @@ class Aligner {
 
   Kernel& kernel_;
   bool possible_ = true;
-  IndexPtr row_;  // where the row begins
+  IndexPtr before_;  // where rows begin, without whole vectors
   std::vector<Vector*> vectors_;
   std::map<int64_t, int64_t> last_;  // by variable
   std::map<int64_t, Parallel> parallel_;
 };
 
+void load_whole(const Kernel& kernel, Body& body, const Vector* in) {
+  for (Stmt& stmt : body) {
+    if (auto* loop = std::get_if<For>(&stmt.node)) load_whole(kernel, loop->body, nullptr);
+    if (auto* guard = std::get_if<Guard>(&stmt.node)) load_whole(kernel, guard->body, in);
+    if (auto* vector = std::get_if<Vector>(&stmt.node)) load_whole(kernel, vector->body, vector);
+    auto* load = std::get_if<Load>(&stmt.node);
+    if (load == nullptr || in == nullptr || !in->ahead || load->lane_stride != 1) continue;
+    const Buffer& buffer = kernel.buffers[load->buffer];
+    const bool plain = load->when.empty() && load->within.empty() && load->steps.empty() && load->or_first.empty();
+    const bool fits = buffer.shared_size == 0 && kernel.width * size_of(buffer.dtype) <= kLoadBytes;
+    const IndexPtr offset = replace(load->offset, in->variable, in->base);
+    load->whole = plain && fits && graph::multiple_of(offset) % kernel.width == 0;
+  }
+}
+
 }  // namespace
 
 void align_rows(Kernel& kernel) { Aligner(kernel).run(); }
+
+void load_whole(Kernel& kernel) {
+  if (kernel.width > 1) load_whole(kernel, kernel.body, nullptr);
+}
 
 }  // namespace jf::lower

@@ -28,19 +28,24 @@ bool is_thread_loop(const Stmt& stmt) {
 }
 
 // The statements that the loop's iterations run, below threads, conditions and lanes that hold nothing else; whether a
-// condition is among these.
-std::pair<Body*, bool> innermost(For& loop) {
+// condition is among these, and whether some lanes may lie behind an array.
+struct Innermost {
+  Body* body;
+  bool guarded = false, ends = false;
+};
+Innermost innermost(For& loop) {
   Body* body = &loop.body;
-  bool guarded = false;
+  bool guarded = false, ends = false;
   while (body->size() == 1) {
     Stmt& only = body->front();
     const bool guard = std::holds_alternative<Guard>(only.node);
     const auto* vector = std::get_if<Vector>(&only.node);
     if (!guard && !is_thread_loop(only) && vector == nullptr) break;
-    guarded = guarded || guard || (vector != nullptr && vector->before);
+    ends = ends || (vector != nullptr && vector->ahead);
+    guarded = guarded || guard || ends || (vector != nullptr && vector->before);
     body = body_of(only);
   }
-  return {body, guarded};
+  return {body, guarded, ends};
 }
 
 class LoadsFirst {
@@ -57,15 +62,21 @@ class LoadsFirst {
                     std::make_move_iterator(before.end()));
         i += added;
       } else if (Body* inner = body_of(body[i])) {
+        const bool rows = loop != nullptr && loop->parallel == Parallel::kSerial && loop->extent > 1;
+        rows_ += rows;
         run(*inner);
+        rows_ -= rows;
       }
     }
   }
 
  private:
-  bool is_early(const Stmt& stmt) const {
+  bool is_early(const Stmt& stmt, bool ends) const {
     const auto* load = std::get_if<Load>(&stmt.node);
     if (load == nullptr || !load->steps.empty()) return false;
+    if (ends && load->lane_stride != 0 && !load->whole) return false;
+    // Those of columns wait for a cache at most; they go first where that is once for many rows.
+    if (load->around > 0 && rows_ == 0) return false;
     // Of such lanes some are not read anywhere, maybe because the buffer has fewer elements.
     if (std::any_of(load->within.begin(), load->within.end(), [](const Range& range) { return range.lanes; })) {
       return false;
@@ -76,7 +87,7 @@ class LoadsFirst {
 
   // Takes the loads out of the loop; returns what stands before it, nothing where it stays as it is.
   Body split(For& loop) {
-    auto [statements, guarded] = innermost(loop);
+    auto [statements, guarded, ends] = innermost(loop);
     if (!guarded) return {};
     std::vector<RegisterId> loaded;
     bool works = false;
@@ -84,7 +95,7 @@ class LoadsFirst {
     for (const Stmt& stmt : *statements) {
       if (std::holds_alternative<ReadIndex>(stmt.node)) return {};  // which loads may need
       works = works || std::holds_alternative<Compute>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node);
-      if (!is_early(stmt)) continue;
+      if (!is_early(stmt, ends)) continue;
       loaded.push_back(std::get<Load>(stmt.node).result);
       words += loop.extent * kernel_.width * std::max<int64_t>(1, size_of(kernel_.registers[loaded.back()]) / 4);
     }
@@ -95,7 +106,7 @@ class LoadsFirst {
     for (Stmt& stmt : *statements) {
       const auto* set = std::get_if<Set>(&stmt.node);
       const size_t n = set == nullptr ? loaded.size() : number(loaded, set->value);
-      if (is_early(stmt)) {
+      if (is_early(stmt, ends)) {
         early.push_back(std::move(stmt));
       } else if (n < loaded.size() && !set->existing && kept[n] == nullptr) {
         kept[n] = set;
@@ -103,23 +114,28 @@ class LoadsFirst {
         late.push_back(std::move(stmt));
       }
     }
-    const For around = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
-    Body gets;
+    Body gets, columns, others, columns_set, others_set;
     for (size_t n = 0; n < loaded.size(); ++n) {
       Load& load = std::get<Load>(early[n].node);
       Set set = kept[n] != nullptr ? *kept[n] : keep(load, loop, before);
       gets.push_back({Get{loaded[n], set.array, set.at}});
       load.result = set.value = static_cast<RegisterId>(kernel_.registers.size());
       kernel_.registers.push_back(kernel_.registers[loaded[n]]);
-      early.push_back({std::move(set)});
+      const bool column = load.around > 0;
+      (column ? columns : others).push_back(std::move(early[n]));
+      (column ? columns_set : others_set).push_back({std::move(set)});
     }
     late.insert(late.begin(), std::make_move_iterator(gets.begin()), std::make_move_iterator(gets.end()));
-    *statements = std::move(early);
-    For loads = around;
-    std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
-    loads.body = unconditional(loop.body, names, {});
+    for (const auto& [given, sets] : {std::pair(&columns, &columns_set), std::pair(&others, &others_set)}) {
+      if (given->empty()) continue;
+      *statements = std::move(*given);
+      std::move(sets->begin(), sets->end(), std::back_inserter(*statements));
+      For loads = {next_variable_++, loop.extent, loop.parallel, {}, loop.reverse};
+      std::map<int64_t, IndexPtr> names = {{loop.variable, variable(loads.variable)}};
+      loads.body = unconditional(loop.body, names, {});
+      before.push_back({std::move(loads)});
+    }
     *statements = std::move(late);
-    before.push_back({std::move(loads)});
     return before;
   }
 
@@ -168,6 +184,10 @@ class LoadsFirst {
           const int64_t most = kernel_.width - 1;
           when.push_back({add(vector->base, bit_xor(vector->before, constant(most))), vector->limit + most});
           vector->full = true;
+        } else if (vector->ahead) {
+          rename(vector->ahead);
+          when.push_back({add(vector->base, std::exchange(vector->ahead, nullptr)), vector->limit});
+          vector->full = true;
         }
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);
@@ -191,6 +211,7 @@ class LoadsFirst {
   Kernel& kernel_;
   int next_variable_;
   std::map<int64_t, IndexPtr> bases_;  // of the variables of vectors
+  int rows_ = 0;                       // how many loops one row after the other are around
 };
 
 }  // namespace

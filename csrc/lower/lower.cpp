@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "lower/aligned_rows.h"
+#include "lower/columns_once.h"
 #include "lower/early_reads.h"
 #include "lower/legal.h"
 #include "lower/loads_first.h"
@@ -123,7 +124,9 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     prefetch_rows(kernel);
   } else {
     align_rows(kernel);
+    load_whole(kernel);
     loads_first(kernel);
+    columns_once(kernel);
     read_early(kernel);
   }
   return kernel;

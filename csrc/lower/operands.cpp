@@ -48,7 +48,11 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
   loops::Condition condition;
   std::optional<LaneLimit> limit;
   const auto set_limit = [&](const graph::Position& index, LaneLimit found) {
-    const bool is_limit = lane_ && index.lane_step == 1 && graph::same(index.at, lane_->base);
+    bool is_limit = lane_ && index.lane_step == 1;
+    if (is_limit && !graph::same(index.at, lane_->base)) {
+      is_limit = index.at->kind == loops::IndexKind::kAdd && graph::same(index.at->a, lane_->base);
+      if (is_limit) found.ahead = index.at->b;
+    }
     even_ = even_ && is_limit && !limit;
     limit = found;
   };
@@ -76,7 +80,11 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
     set_limit(bound.index, {bound.bound});
   }
   if (lane_) {
-    even_ = even_ && (!any_item_ || limit == lane_limit_);
+    const auto same = [](const LaneLimit& a, const LaneLimit& b) {
+      return a.bound == b.bound && a.variable == b.variable && graph::same(a.ahead, b.ahead);
+    };
+    const bool alike = limit.has_value() == lane_limit_.has_value() && (!limit || same(*limit, *lane_limit_));
+    even_ = even_ && (!any_item_ || alike);
     lane_limit_ = limit;
     any_item_ = true;
   }

@@ -62,8 +62,8 @@ class Operands : protected Places {
   std::optional<graph::LaneVariable> lane_;  // inside a Vector
   struct LaneLimit {
     int64_t bound;
-    int variable = -1;  // as in loops::Below
-    bool operator==(const LaneLimit&) const = default;
+    int variable = -1;           // as in loops::Below
+    loops::IndexPtr ahead = {};  // added to the lanes' index
   };
   std::optional<LaneLimit> lane_limit_;
   bool any_item_ = false;

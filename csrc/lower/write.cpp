@@ -187,8 +187,14 @@ class Writer : Operands {
     loads_.resize(loads);
     loops::Body body = std::move(std::get<loops::For>(statement.stmt.node).body);
     const LaneLimit limit = lane_limit_.value_or(LaneLimit{0});
-    statement.stmt = {loops::Vector{
-        node.loop, lane_->base, limit.bound, !lane_limit_.has_value(), std::move(body), {}, limit.variable}};
+    statement.stmt = {loops::Vector{node.loop,
+                                    lane_->base,
+                                    limit.bound,
+                                    !lane_limit_.has_value(),
+                                    std::move(body),
+                                    {},
+                                    limit.variable,
+                                    limit.ahead}};
     statements_.push_back(std::move(statement));
     lane_.reset();
   }

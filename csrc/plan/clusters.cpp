@@ -29,9 +29,12 @@ struct Along {
   std::vector<int64_t> dims;
   int64_t parts = 0;
   int direction = 0;  // of a scan
+  bool in_turn = false;
 };
 std::optional<Along> along(const Op& op) {
-  if (const Reduce* reduce = std::get_if<Reduce>(&op.attribute)) return Along{reduce->dims, reduce->parts};
+  if (const Reduce* reduce = std::get_if<Reduce>(&op.attribute)) {
+    return Along{reduce->dims, reduce->parts, 0, reduce->in_turn};
+  }
   const auto* scan = std::get_if<ir::Scan>(&op.attribute);
   if (scan == nullptr) return std::nullopt;
   return Along{{scan->axis}, scan->parts, scan->reverse ? -1 : 1};
@@ -363,7 +366,7 @@ class Finder {
       const Cluster& c = building.cluster;
       const bool first = whole && building.reductions == 0;
       if (!first && c.parts == 0 && whole) return false;
-      const bool same_split = c.parts == reduce.parts && c.split_axis == dims[0] &&
+      const bool same_split = c.parts == reduce.parts && c.in_turn == reduce.in_turn && c.split_axis == dims[0] &&
                               building.split_shape == ir::shape(fusion_.values[op.inputs[0]]);
       if (c.parts > 0 && !same_split) return false;
       if (across && (reduce.parts < kEnoughParts || !takes_column_fold(cluster))) return false;
@@ -377,6 +380,7 @@ class Finder {
     }
     if (reduce.parts > 0) {
       building_[cluster].cluster.parts = reduce.parts;
+      building_[cluster].cluster.in_turn = reduce.in_turn;
       building_[cluster].cluster.split_axis = dims[0];
       building_[cluster].split_shape = ir::shape(fusion_.values[op.inputs[0]]);
       building_[cluster].column_folds += across;
@@ -432,13 +436,15 @@ class Finder {
         if (sibling == siblings_.end()) continue;
         const int into = find(sibling->second);
         Building& kept = building_[into];
-        const bool same_parts = kept.cluster.parts == 0 || (kept.cluster.parts == columns.cluster.parts &&
-                                                            kept.cluster.split_axis == columns.cluster.split_axis &&
-                                                            kept.split_shape == columns.split_shape);
+        const bool same_parts =
+            kept.cluster.parts == 0 ||
+            (kept.cluster.parts == columns.cluster.parts && kept.cluster.in_turn == columns.cluster.in_turn &&
+             kept.cluster.split_axis == columns.cluster.split_axis && kept.split_shape == columns.split_shape);
         const bool fits = columns.cluster.parts >= kEnoughParts &&
                           kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;
+        kept.cluster.in_turn = columns.cluster.in_turn;
         kept.cluster.split_axis = columns.cluster.split_axis;
         kept.split_shape = columns.split_shape;
         columns.column_folds = columns.reductions;

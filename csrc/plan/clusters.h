@@ -32,7 +32,8 @@ struct Cluster {
   Space space;
   int split_axis = -1;  // the axis of the space that reductions in parts split; -1 without such
   int64_t parts = 0;
-  int direction = 0;  // of its scans: 1, or -1 for reversed ones; 0 without any
+  bool in_turn = false;  // see ir::Reduce
+  int direction = 0;     // of its scans: 1, or -1 for reversed ones; 0 without any
 };
 
 struct Clusters {

@@ -97,12 +97,12 @@ void check_spreads(const ir::Fusion& fusion) {
 
 }  // namespace
 
-Plan plan(const ir::Fusion& given) {
+Plan plan(const ir::Fusion& given, Platform platform) {
   const ir::Fusion fusion = ir::without_unused(given);
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
-  Plan result{in_two_stages(with_linear_sums(cut)), {}};
+  Plan result{in_two_stages(with_linear_sums(cut), platform), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : with_what_follows_folds(whole, draft_segments(whole))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());

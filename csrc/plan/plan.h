@@ -1,13 +1,14 @@
 // Cuts a fusion into segments, each one kernel or one grouped matrix product, and says which values go through memory.
 // Long reductions with few results are made in two stages, each in a segment of its own.
 //
-// Pure and deterministic: equal fusions give equal plans, on every target, so that the memory between segments is known
-// wherever the fusion is.
+// Pure and deterministic: equal fusions give equal plans, with the same memory between segments on every platform, so
+// that this is known wherever the fusion is.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "base/target.h"
 #include "ir/fusion.h"
 
 namespace jf::plan {
@@ -31,7 +32,7 @@ struct Plan {
   std::vector<Segment> segments;  // in an order in which they can run
 };
 
-Plan plan(const ir::Fusion& fusion);
+Plan plan(const ir::Fusion& fusion, Platform platform);
 
 std::string print(const Plan& plan);
 

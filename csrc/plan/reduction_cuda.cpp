@@ -36,8 +36,9 @@ constexpr int64_t kRowOfWarp = 1024;
 constexpr int64_t kThreadsOfClusterBlock = 256, kMostThreadsOfClusterBlock = 512, kElementsOfClusterThread = 64;
 constexpr int64_t kKeptBytesOfClusterThread = 128 * 4, kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
 constexpr int64_t kElementsWithSums = 16;
-// Vectors of a thread where lanes move: what the first and the last vector of a row take is there twice.
-constexpr int64_t kMovedVectors = 3;
+// Vectors of a thread where lanes move, and what it may keep then: elements of 16 bits, of which some stay packed.
+// Softmax's derivative, 8191 rows of 5003 in 128 threads each, took 60 us instead of 63.
+constexpr int64_t kMovedVectors = 3, kKeptBytesMoved = 80 * 4;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -93,25 +94,18 @@ bool stores_rows(const Traffic& traffic, size_t lane_loop) {
   });
 }
 
-// Lanes of rows that vectors do not divide, where that pays: 8191 rows of 5003 bf16, softmax at 0.89 of a copy's speed
-// instead of 0.83, its derivative at 0.93 instead of 0.80. Cross entropy, which stores no row, went at 0.63 instead of
-// 0.78, and layer norm, which reads two columns, at 0.66 instead of 0.76.
+// Lanes of rows that vectors do not divide. 8191 rows of 5003 bf16: softmax took 40 us instead of 47, cross entropy 25
+// instead of 32, layer norm 52 instead of 54.
 int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target& target) {
-  const auto column = [&](const Access& access) {
-    return access.steps[shape.lane_loop] == 1 &&
-           std::count(access.steps.begin(), access.steps.end(), 0) + 1 == std::ssize(access.steps);
-  };
   const bool one_loop = std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1;
-  const bool pays = stores_rows(traffic, shape.lane_loop) &&
-                    std::count_if(traffic.accesses.begin(), traffic.accesses.end(), column) <= 1;
-  if (shape.across > 1 || traffic.scans || !one_loop || !pays) return 1;
+  if (shape.across > 1 || traffic.scans || !one_loop) return 1;
   const int64_t lanes = moved_lanes(traffic, shape.lane_loop);
   const int64_t most = kMovedVectors * lanes * (target.max_threads_per_block - kWarp);
   return shape.folded >= kWarp * lanes && shape.folded <= most ? lanes : 1;
 }
 
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
-void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
+void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t kept_bytes = kKeptBytes) {
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t elements = vectors * p.lanes, threads = p.threads * p.threads_y;
   if (vectors > kMaxUnroll) return;
@@ -125,7 +119,7 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
     p.keep = Keep::kRows;
     return;
   }
-  const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kKeptBytes;
+  const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kept_bytes;
   const bool fits = bytes <= most && elements * threads * phases.kept_bytes <=
                                          (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
   if (phases.kept_bytes == 0 || !fits) return;
@@ -135,7 +129,8 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
 
 // Sets the threads of a row of so many vectors, each of which keeps `bytes` for a vector; returns the vectors of a
 // thread. As few threads as possible idle; equally many of them work on each of the four parts of a multiprocessor.
-int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t bytes, const Target& target) {
+int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t bytes, int64_t kept_bytes,
+                       const Target& target) {
   const int64_t size = narrowest(facts, p.lane_loop);
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
@@ -146,13 +141,13 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   if (size < 4 && longest && !stores_rows(facts.traffic, p.lane_loop)) wanted *= 2;
   // A block of a cluster has its part of one row at a time, or with sums across rows few of their registers.
   if (p.cluster > 1) wanted = (across ? kElementsWithSums : kElementsOfClusterThread) / p.lanes;
-  const int64_t most_kept = p.cluster == 1 ? kKeptBytes : across ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
+  const int64_t most_kept = p.cluster == 1 ? kept_bytes : across ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
   while (wanted > 1 && wanted * bytes > most_kept) wanted /= 2;
   if (across && vectors * p.lanes <= kRowOfWarp) wanted = divide_up(vectors, kWarp);
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
   double best = -std::numeric_limits<double>::infinity();
   for (int64_t each = std::max<int64_t>(1, wanted - 1); each <= wanted + 3; ++each) {
-    if (each > wanted && (each * bytes > kKeptBytes || each > kMaxUnroll)) break;
+    if (each > wanted && (each * bytes > kept_bytes || each > kMaxUnroll)) break;
     int64_t threads = round_up(divide_up(vectors, each), kWarp);
     if (threads > 2 * kWarp) threads = round_up(threads, 4 * kWarp);
     threads = std::min(threads, most);
@@ -183,9 +178,10 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
   const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
-  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), target);
+  const int64_t kept = moves ? kKeptBytesMoved : kKeptBytes;
+  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept, target);
   if (moves) {
-    p.threads = round_up(divide_up(vectors, kMovedVectors), kWarp);
+    // A vector to spare. Few threads: 160 and 224 of such rows took as long or up to 1.2 times as long as 128.
     if (divide_up(shape.folded, p.lanes) % p.threads == 0) p.threads += kWarp;
     each = divide_up(vectors, p.threads);
   }
@@ -193,7 +189,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const bool alone = shape.across == 1 && (p.threads > kWarp || rows < kSmallBlock / kWarp * target.multiprocessors);
   if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
   p.unroll = std::min(each, kVectors);
-  keep_rows(facts, p, each);
+  keep_rows(facts, p, each, kept);
   const bool only_read = !stores_rows(facts.traffic, p.lane_loop);
   const bool often = phases.count > 2 ? p.threads > kLongRowBlock : phases.count > 1 && only_read;
   if (p.keep == Keep::kNothing && often && phases.column_bytes == 0 && p.threads >= kLongRowBlock) {

@@ -130,10 +130,18 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
     rows.elements /= 2;
     rows.bytes /= 2;
   }
-  const int64_t lanes = std::gcd(rows.elements, kLanes);
+  const size_t row_loop =
+      std::find(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) - facts.traffic.folded.begin();
+  int64_t lanes = std::gcd(rows.elements, kLanes);
   const int64_t each = kElements / kLanes, fewest = divide_up(rows.elements, kElements);
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
   const int64_t threads = round_up(fewest, fewest > 2 * kWarp ? 4 * kWarp : kWarp);
+  // Rows of a block that begin alike in memory: its lanes move, which takes a vector more.
+  const int64_t taken = std::min<int64_t>(threads, target.max_threads_per_block);
+  if (lanes < kLanes && cluster == 1 && rows_begin_alike(facts.traffic, row_loop, kLanes) &&
+      divide_up(rows.elements, kLanes) % taken != 0) {
+    lanes = kLanes;
+  }
   const bool waits = rows.narrowest < 4 || lanes < kLanes || (rows.phases > kShortWait && rows.bytes > kShortRows);
   if (rows.bytes == 0 || !fits() || !waits) return;
   // With few elements of a thread all f32 values stay in its registers, and the threads of a row meet only in its
@@ -159,7 +167,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   if (threads < 2 * kWarp) return;
   p.cluster = cluster;
   p.lanes = lanes;
-  p.threads = std::min<int64_t>(threads, target.max_threads_per_block);
+  p.threads = taken;
   p.threads_y = 1;
   p.unroll = std::max(each, divide_up(rows.elements, p.lanes * p.threads));
   p.keep = Keep::kRows;

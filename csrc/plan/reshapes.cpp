@@ -101,7 +101,8 @@ class Rewriter {
       default: break;
     }
     if (const auto* reduce = std::get_if<ir::Reduce>(&op.attribute)) {
-      return builder_.reduce(op.kind, x[0], all_parts(op.inputs[0], reduce->dims), reduce->parts, op.label);
+      return builder_.reduce(op.kind, x[0], all_parts(op.inputs[0], reduce->dims), reduce->parts, op.label,
+                             reduce->in_turn);
     }
     if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
       return builder_.scan(op.kind, x[0], first(op.inputs[0], scan->axis), scan->reverse, op.label);

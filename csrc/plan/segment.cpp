@@ -260,9 +260,10 @@ class Drafter {
     for (size_t a = 0; a < c.space.extents.size(); ++a) {
       if (c.space.folded[a]) folded += cat(folded.empty() ? "" : ",", a);
     }
-    return cat(c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
-               "} of the iteration domain ", text(c.space.extents),
-               c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis) : "");
+    return cat(
+        c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
+        "} of the iteration domain ", text(c.space.extents),
+        c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis, c.in_turn ? " in turn" : "") : "");
   }
 
   void place(size_t number) {

@@ -9,8 +9,8 @@ using schedule::Scheduler;
 
 namespace {
 
-// Of an element where lanes move.
-constexpr int64_t kMovedBytes = 2;
+// Of an element where lanes move, and of what is moved at least.
+constexpr int64_t kMovedBytes = 2, kWordBytes = 4;
 // Cost of a task, in elements of cost 1: about 150 us, below which waking another thread gains nothing.
 constexpr double kTaskCost = 256 << 10;
 // A few for each core of a large machine, so that uneven ones balance.
@@ -44,6 +44,25 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop) {
   }
   while (lanes > 1 && traffic.extents[loop] % lanes != 0) lanes /= 2;
   return lanes;
+}
+
+bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes) {
+  const Access* first = nullptr;
+  for (const Access& access : traffic.accesses) {
+    if (access.steps[loop] == 0 && access.bytes > 0) continue;
+    const bool whole = access.edges.empty() || access.edges[loop] == 0;
+    const bool fits = access.bytes > 0 && access.bytes * lanes <= kMaxVectorBytes && access.bytes * lanes >= kWordBytes;
+    if (access.steps[loop] != 1 || !fits || access.offset % lanes != 0 || !whole) return false;
+    const bool column = std::count(access.steps.begin(), access.steps.end(), 0) + 1 == std::ssize(access.steps);
+    if (column) continue;
+    if (first == nullptr) first = &access;
+    for (size_t other = 0; other < access.steps.size(); ++other) {
+      if (other == loop) continue;
+      const int64_t begins = traffic.across[other] ? 0 : first->steps[other] % lanes;
+      if (access.steps[other] % lanes != begins) return false;
+    }
+  }
+  return first != nullptr;
 }
 
 int64_t moved_lanes(const Traffic& traffic, size_t loop) {

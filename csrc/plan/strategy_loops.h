@@ -19,6 +19,10 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop);
 // (lower/aligned_rows.h): 16-bit elements of arrays of such rows, and of one row.
 int64_t moved_lanes(const Traffic& traffic, size_t loop);
 
+// Whether all rows along the loop begin equally far into a vector of so many elements wherever loops across rows are,
+// so that lanes may move for whatever these fold.
+bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes);
+
 // CPU: machine work per element when `loop` runs in lanes. A gathered vector costs `gather_cost` contiguous ones.
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost);
 // CPU: calls that are worth a thread of their own.

@@ -5,12 +5,13 @@
 // a view.
 #pragma once
 
+#include "base/target.h"
 #include "ir/fusion.h"
 
 namespace jf::plan {
 
-// The same inputs and outputs, in the same order. Does not depend on the target, and so neither does what is stored
-// between the stages.
-ir::Fusion in_two_stages(const ir::Fusion& fusion);
+// The same inputs and outputs, in the same order. What is stored between the stages does not depend on the platform,
+// only which rows a part has: on CUDA those that begin alike in memory, where rows begin anywhere.
+ir::Fusion in_two_stages(const ir::Fusion& fusion, Platform platform);
 
 }  // namespace jf::plan

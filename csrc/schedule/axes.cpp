@@ -128,6 +128,12 @@ void apply(AxisTree& tree, const Transform& transform, const std::string& value)
   std::visit(Applier{tree, value}, transform);
 }
 
+int part_node(const Domain& domain) {
+  if (!domain.in_parts) return -1;
+  const int outer = static_cast<int>(domain.logical.size());
+  return std::get<Split>(domain.transforms.front()).inner ? outer + 1 : outer;
+}
+
 AxisTree replay(const Domain& domain, const std::string& value) {
   AxisTree tree;
   tree.extents = domain.logical;
@@ -140,8 +146,9 @@ AxisTree replay(const Domain& domain, const std::string& value) {
   for (const Transform& transform : domain.transforms) {
     apply(tree, transform, value);
     if (!domain.in_parts || &transform != &domain.transforms.front()) continue;
-    tree.reduced[domain.logical.size()] = false;  // the part
-    tree.scanned[domain.logical.size()] = 0;
+    const int part = part_node(domain);
+    tree.reduced[part] = false;
+    tree.scanned[part] = 0;
   }
   return tree;
 }
@@ -170,7 +177,7 @@ std::vector<int> axis_nodes(const ir::Fusion& fusion, const Domain& domain, Valu
     const Split* parts =
         domain.in_parts && !domain.reduced.empty() ? &std::get<Split>(domain.transforms.front()) : nullptr;
     if (parts != nullptr && parts->axis == static_cast<int>(root)) {
-      nodes.push_back(static_cast<int>(domain.logical.size()));
+      nodes.push_back(part_node(domain));
     } else if (!reduced) {
       nodes.push_back(static_cast<int>(root));
     }

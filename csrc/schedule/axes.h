@@ -42,6 +42,8 @@ AxisTree replay(const Domain& domain, const std::string& value);
 // The outermost loop of a value that threads scan together which they do at once; -1 for every other value, a scan by
 // single threads among them. What the threads scan is complete only after it.
 int scan_position(const Domain& domain, const std::string& value);
+// The part, of a value in parts; -1 for every other value.
+int part_node(const Domain& domain);
 // Applies one more transform.
 void apply(AxisTree& tree, const Transform& transform, const std::string& value);
 

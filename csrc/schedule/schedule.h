@@ -96,7 +96,8 @@ struct Ragged {
 
 // A value is computed over its root axes: its own axes, or for a reduction those of its operand, some of which are
 // reduced; what combine makes of a nested value over the axes of that. A reduction in parts begins with the split of
-// its first reduced axis into (part, element of the part); the part is the value's axis.
+// its first reduced axis into (part, element of the part), in turn (element of the part, part); the part is the value's
+// axis.
 struct Domain {
   std::vector<int64_t> logical;       // extents of the root axes
   std::vector<bool> reduced;          // which of them are reduced; empty for none

@@ -79,7 +79,8 @@ Schedule unscheduled(const ir::Fusion& fusion) {
     if (const auto [axis, parts] = parts_along(fusion, op); parts > 0) {
       Domain& domain = schedule.domains[op.output];
       domain.in_parts = true;
-      domain.transforms = {Split{axis, parts, /*inner=*/false}};
+      const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+      domain.transforms = {Split{axis, parts, /*inner=*/reduce != nullptr && reduce->in_turn}};
     }
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
     const bool combines = op.kind == ir::OpKind::kCombine;
