@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _nested_checks as checks
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._group_order import count_sorted, group_order
 from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
@@ -312,7 +313,10 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
         checks.debug_check(lambda: jnp.all((extents >= 0) & (extents <= length)), inside)
     extents = jnp.clip(checks.to_int32(extents), 0, length)
     starts = jnp.arange(groups, dtype=jnp.int32) * length
-    blocks = NestedTensor(padded.reshape(groups * length, *padded.shape[2:]), extents, starts)
+    names = names_of(padded)
+    reshape = functools.partial(jnp.reshape, shape=(groups * length, *padded.shape[2:]))
+    data = automatically(reshape, padded, like=lambda _: [[names[0], *names[2:]]])
+    blocks = NestedTensor(data, extents, starts)
     return _poison_padding(NestedTensor(as_flattened(blocks), extents))
 
 
@@ -356,7 +360,8 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
 
 def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, jax.Array, jax.Array, jax.Array]:
     """Return what `sort_by_group` does; then `perm` with -1 for padding, and its inverse with -1 for dropped rows."""
-    data, perm, source, target, extents = _sort_rows(x, ids, groups)
+    sort = functools.partial(_sort_rows, groups=groups)
+    data, perm, source, target, extents = automatically(sort, x, ids, like=lambda _: [names_of(x)])
     return _poison_padding(NestedTensor(data, extents)), perm, source, target
 
 
@@ -370,7 +375,7 @@ def order_rows(ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.A
     return perm, source, target, extents
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@functools.partial(jax.jit, static_argnames="groups")
 def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
     perm, source, target, extents = order_rows(ids, groups)
     copies = ids.shape[1] if ids.ndim == 2 else 1

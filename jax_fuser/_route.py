@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import fuse
 from jax_fuser._static_sizes import check_sizes
 
@@ -107,7 +108,12 @@ def route(
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
-    return _route(_How(top_k, scores, normalize), logits, bias, mask, scale)
+    run = functools.partial(_route, _How(top_k, scores, normalize))
+    tokens = names_of(logits)[:-1]
+    result: tuple[jax.Array, jax.Array, Routing] = automatically(
+        run, logits, bias, mask, scale, like=lambda _: [[*tokens, None]] * 2
+    )
+    return result
 
 
 @functools.partial(jax.jit, static_argnums=0)

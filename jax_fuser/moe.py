@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import order_rows, sort_rows
@@ -178,7 +179,9 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         )
     # Backward gathers again instead of keeping float32 copies of the rows.
     weigh = jax.checkpoint(_weigh_and_add, prevent_cse=False)
-    return weigh(nt.data, weights.reshape(state.target.shape), state.source, state.target)
+    operands = nt.data, weights.reshape(state.target.shape), state.source, state.target
+    out: jax.Array = automatically(weigh, *operands, like=lambda _: [[names_of(weights)[0], *names_of(nt.data)[1:]]])
+    return out
 
 
 @jax.jit
@@ -236,6 +239,14 @@ def mlp(
         )
     if w13.ndim != 3:
         raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    run = functools.partial(_mlp, activation=activation)
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
+    return out
+
+
+def _mlp(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: Any, activation: Activation
+) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     flat = x.reshape(tokens, x.shape[-1])
     experts, weights = (a.reshape(tokens, top_k) for a in (experts, weights))
