@@ -112,12 +112,12 @@ def grouped_matmul(
             )
         if row_index is not None:
             index = index_array("grouped_matmul", "row_index", row_index)
-            numbers = jnp.asarray(index).astype(jnp.uint32)
-            placed = [*names_of(numbers), *names_of(data)[1:]]
-            if any(names_of(numbers)) or any(names_of(data)):
-                data, numbers = automatically(take_rows, data, numbers, like=lambda _: [placed]), None
+            index = jnp.asarray(index).astype(jnp.uint32)
+            placed = [*names_of(index), *names_of(data)[1:]]
+            if any([*placed, *names_of(data)]):
+                data = automatically(take_rows, data, index, like=lambda _: [placed])
             else:
-                data = jax.eval_shape(take_rows, data, numbers)
+                numbers, data = index, jax.eval_shape(take_rows, data, index)
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:
             raise ValueError(
@@ -148,41 +148,39 @@ def grouped_matmul(
         product_and_tail, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
     )
 
-    capacity = data.shape[dim]
-
-    def one(x: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
-        if offset is not None:
-            extents, starts = local_groups("grouped_matmul", extents, starts, capacity, offset, rhs.shape[0])
-        each = rows // max(capacity, 1)
-        if each != 1:
-            extents, starts = extents * each, None if starts is None else starts * each
-        return multiply(x, rhs, extents, starts, bias, scale)
-
     def run(data: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
         if scale is not None and inner:
             scale = jnp.broadcast_to(scale.reshape(*scale.shape, *[1] * (data.ndim - 1 - scale.ndim)), data.shape[:-1])
             scale = scale.reshape(*data.shape[:dim], -1)
+
+        def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
+            if offset is not None:
+                extents, starts = local_groups("grouped_matmul", extents, starts, data.shape[dim], offset, rhs.shape[0])
+            each = rows // max(data.shape[dim], 1)
+            if each != 1:
+                extents, starts = extents * each, None if starts is None else starts * each
+            return multiply(x, rhs, extents, starts, bias, scale)
+
         # Outer dimensions have their own extents, or share 1-D ones.
         own = 0 if extents.ndim > 1 else None
-        each = one
         for _ in range(dim):
-            each = jax.vmap(each, in_axes=(0, None, own, own, None, 0, None))
-        x = data.reshape(*data.shape[:dim], rows, data.shape[-1])
-        out = each(x, rhs, extents, starts, bias, scale, offset)
+            one = jax.vmap(one, in_axes=(0, own, own, 0))
+        out = one(data.reshape(*data.shape[:dim], rows, data.shape[-1]), extents, starts, scale)
         return out.reshape(*data.shape[:-1], out.shape[-1])
 
-    others = rhs, extents, starts, bias, row_scale
+    operands = data, rhs, extents, starts, bias, row_scale
     if numbers is not None:
-        multiply = functools.partial(multiply, index=numbers)
-        return one(tokens, *others, group_offset)
+        if group_offset is not None:
+            extents, starts = local_groups("grouped_matmul", extents, starts, rows, group_offset, rhs.shape[0])
+        return multiply(tokens, rhs, extents, starts, bias, row_scale, index=numbers)
     if data.ndim == 2:
-        out = run(data, *others, group_offset)
+        out = run(*operands, group_offset)
     else:
         # A static offset is checked.
         static = {"offset": group_offset} if isinstance(group_offset, int) else {}
-        offsets = () if static else (group_offset,)
+        others = () if static else (group_offset,)
         placed = [*names_of(data)[:-1], None]
-        out = automatically(functools.partial(run, **static), data, *others, *offsets, like=lambda _: [placed])
+        out = automatically(functools.partial(run, **static), *operands, *others, like=lambda _: [placed])
     return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
 
 
