@@ -127,6 +127,20 @@ def test_a_fold_needs_another_one_and_its_running_sum(device):
     assert_close(got, total * total + np.cumsum(total, 0) * arrays[3][:, None], "float32")
 
 
+def test_a_fold_of_rows_that_are_known_after_another_one(device):
+    """What a fold reads from memory is stored before its kernel, though another fold of the rows could run earlier."""
+    sizes = [3, 0, 4]
+    b, scaled, starts, e = start(3, 8, 4)
+    group = b.convert(b.search(b.scan("scan_sum", e, 0), b.iota("s32", [8], 0)), "f32")
+    groups = b.partition(b.broadcast(group, [8, 4], [0]), starts, e, 0, 8)
+    below = b.pointwise("sub", [scaled, b.broadcast_like(b.reduce("reduce_max", scaled, [1]), scaled, [0, 2])])
+    b.output(b.reduce("reduce_sum", b.pointwise("mul", [below, groups]), [1]))
+    arrays = inputs(sizes, 8, 4)
+    largest, total = fold_truth(arrays, ("max", "sum"))
+    want = [[0.0] * 4 if n == 0 else g * (total[g] - n * largest[g]) for g, n in enumerate(sizes)]
+    assert_close(jf.ir.run(b.finish(), *arrays)[0], np.asarray(want), "float32")
+
+
 def test_a_mean_is_one_program(device):
     groups, rows, columns = 4, 1000, 16
     b, scaled, _, e = start(groups, rows, columns)

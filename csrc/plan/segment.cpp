@@ -197,6 +197,14 @@ class Drafter {
     return space;
   }
 
+  // The level whose kernels of nested values can read a value from memory.
+  int stored_level(ValueId value) const {
+    const bool earlier_kind =
+        !is_input_[value] &&
+        (clusters_.of[value] >= 0 || fusion_.ops[definition_[value]].kind == OpKind::kGroupedMatmul);
+    return level_[value] - earlier_kind;
+  }
+
   // What a fold of rows needs: dense values that follow element by element from folds of the same rows, such as what
   // is subtracted before a sum, are computed in the kernel of those.
   struct Joined {
@@ -225,8 +233,12 @@ class Drafter {
       if (is_nested(id) && (op_class == OpClass::kReduce || op_class == OpClass::kScan)) return {};
       if (!is_nested(id) && !is_elementwise(made)) continue;
       for (size_t i = 0; i < made.inputs.size(); ++i) {
-        const bool indexes = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
-        if (!indexes && seen.insert(made.inputs[i]).second) todo.push_back(made.inputs[i]);
+        const bool from_memory = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
+        if (from_memory) {
+          result.others = std::max(result.others, stored_level(made.inputs[i]));
+        } else if (seen.insert(made.inputs[i]).second) {
+          todo.push_back(made.inputs[i]);
+        }
       }
     }
     for (ValueId id : folds) result.level = std::max(result.level, level_[id]);
