@@ -20,9 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _arguments
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import sort_rows
+from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
@@ -117,7 +119,8 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         >>> state
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
-    x, experts = jnp.asarray(x), jnp.asarray(experts)
+    x, experts = _arguments.array("dispatch", "x", x), _arguments.array("dispatch", "experts", experts)
+    num_experts = _arguments.integer("dispatch", "num_experts", num_experts, least=0, most=INT32_MAX)
     if not jnp.issubdtype(experts.dtype, jnp.integer):
         raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
@@ -161,8 +164,10 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         [0.0, 1.0, 2.0]
     """
     require_nested("combine", nt)
-    weights = jnp.asarray(weights)
-    if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
+    if not isinstance(state, DispatchState):
+        raise TypeError(f"combine: state must be what dispatch returned, got a {type(state).__name__}")
+    weights = _arguments.array("combine", "weights", weights)
+    if weights.shape not in (state.target.shape, state.target.shape[:1] if state.target.shape[1] == 1 else None):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
         raise ValueError(
@@ -218,19 +223,25 @@ def mlp(
         >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
         (2, 8)
     """
-    x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    x, experts = _arguments.array("mlp", "x", x), _arguments.array("mlp", "experts", experts)
+    weights, w13, w2 = (
+        _arguments.array("mlp", "weights", weights),
+        _arguments.array("mlp", "w13", w13),
+        _arguments.array("mlp", "w2", w2),
+    )
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
             f"got {experts.shape}, {weights.shape} and {x.shape}"
         )
-    if w13.ndim != 3:
-        raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    for name, given in (("w13", w13), ("w2", w2)):
+        if given.ndim != 3:
+            raise ValueError(f"mlp: {name} must be (num_experts, d, columns), got {given.shape}")
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
     weights = weights.reshape(tokens, top_k)
     if isinstance(activation, str) and activation in NAMED:
-        out = _weighted_rows(nt, state, weights, w13, jnp.asarray(w2), activation)
+        out = _weighted_rows(nt, state, weights, w13, w2, activation)
     else:
         multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
         out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights)

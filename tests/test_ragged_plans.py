@@ -142,7 +142,7 @@ def test_a_fold_of_rows_that_are_known_after_another_one(device):
 
 
 def test_one_value_by_component_and_by_row(device):
-    """With as many rows as components, what numbers both is read at the rows, and is the same value along components."""
+    """With as many rows as components, what numbers both is read at rows, and as it is along components."""
     b, scaled, starts, e = start(3, 3, 4)
     number = b.iota("f32", [3], 0)
     rows = b.broadcast(b.partition(b.broadcast(number, [3, 4], [0]), starts, e, 0, 3), [3, 3, 4], [0, 1, 2])
