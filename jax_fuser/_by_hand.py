@@ -76,7 +76,13 @@ def _schedule(own: Fusion, given: Given) -> Schedule:
             ) from None
     scheduler = Scheduler(own)
     returned = given(scheduler)
-    return returned if isinstance(returned, Schedule) else scheduler.schedule
+    if returned is not None and not isinstance(returned, (Schedule, Scheduler)):
+        raise TypeError(
+            f"fuse: the function given as schedule edits its scheduler or returns a Schedule; it returned {returned!r}"
+        )
+    if isinstance(returned, Scheduler):
+        return returned.schedule
+    return scheduler.schedule if returned is None else returned
 
 
 def _check_types(name: str, own: Fusion, other: Fusion) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fuser import _evaluate_nested, _ffi, _ir_text
+from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
 from jax_fuser._search import search
 
@@ -107,10 +107,12 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
 
 def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> list[jax.Array]:
     """Return the arguments as arrays of the types of the fusion's inputs, or raise."""
+    if not isinstance(fusion, Fusion):
+        raise TypeError(f"{function}: expected a Fusion, got {type(fusion).__name__}; make one with trace or Builder")
     if len(arrays) != len(fusion.inputs):
         names = ", ".join(fusion.inputs)
         raise TypeError(f"{function}: {fusion.name} takes {len(fusion.inputs)} arrays ({names}), got {len(arrays)}")
-    operands = [jnp.asarray(a) for a in arrays]
+    operands = [_arguments.array(function, f"input {name}", a) for name, a in zip(fusion.inputs, arrays)]
     for name, operand in zip(fusion.inputs, operands):
         want = (fusion.dtype(name), tuple(fusion.shape(name)))
         got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)

@@ -29,8 +29,8 @@ class Lowered:
       True
     """
 
-    def __init__(self, jitted: Any, args: Any, kwargs: Any):
-        self._traced = jitted.trace(*args, **kwargs)
+    def __init__(self, traced: Any):
+        self._traced = traced
 
     def as_text(self, stage: str = "fusion", *, platform: str | None = None) -> str:
         """Return one stage of every region, under a header line each.
@@ -87,12 +87,14 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
 
     @functools.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        from jax_fuser._fuse import fuse  # that module needs this one
+        from jax_fuser._fuse import Fused, fuse  # that module needs this one
 
         where = _platform(platform, "explain")
-        jaxpr = jax.jit(f).trace(*args, **kwargs).jaxpr
+        fused = f if isinstance(f, Fused) else fuse(f)
+        fused.check(args, kwargs)
+        jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
         if not any(True for _ in _fused_equations(jaxpr)):
-            jaxpr = fuse(f).lower(*args, **kwargs)._traced.jaxpr
+            jaxpr = fused.traced(*args, **kwargs).jaxpr
         return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
 
     return explained

@@ -14,7 +14,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import jax
 import jax.extend
@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _bodies, _by_hand, _core, _explain, _ffi, _flatten, _random, _regions, _split, _trace
+from jax_fuser import _bodies, _by_hand, _core, _explain, _ffi, _flatten, _random, _regions, _split, _statics, _trace
 from jax_fuser._static_sizes import check_sizes
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
@@ -35,14 +35,21 @@ class Fused:
     Call it like the function itself.
     """
 
-    def __init__(self, f: Callable[..., Any], name: str, schedule: _by_hand.Given | None = None):
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        name: str,
+        schedule: _by_hand.Given | None = None,
+        statics: _statics.Statics = _statics.NONE,
+    ):
         functools.update_wrapper(self, f)
         self.name = name
 
         @functools.wraps(f)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
             _core.host_compiler_ahead()  # starting a process takes as long as tracing
-            closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
+            of_arrays, args, kwargs = statics.bound(f, args, kwargs)
+            closed, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*args, **kwargs)
             leaves = jax.tree.leaves((args, kwargs))
             _check_sizes(name, leaves, schedule is not None)
             if schedule is None:
@@ -54,7 +61,11 @@ class Fused:
 
         evaluate.__name__ = name
         self._function = f
-        self._jitted = jax.jit(evaluate)
+        self._statics = statics
+        self._jitted = jax.jit(evaluate, static_argnums=statics.positions, static_argnames=statics.names)
+
+    def __repr__(self) -> str:
+        return f"<fused function {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if jit_is_off():
@@ -62,7 +73,7 @@ class Fused:
         try:
             return self._jitted(*args, **kwargs)
         except TypeError:
-            self._check(args, kwargs)
+            self.check(args, kwargs)
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -70,28 +81,46 @@ class Fused:
 
     def lower(self, *args: Any, **kwargs: Any) -> _explain.Lowered:
         """Trace for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`); `Lowered` shows what came of it."""
-        self._check(args, kwargs)
-        return _explain.Lowered(self._jitted, args, kwargs)
+        return _explain.Lowered(self.traced(*args, **kwargs))
 
-    def _check(self, args: Any, kwargs: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path((args, kwargs)):
-            if isinstance(leaf, (bool, int, float, complex)) or hasattr(leaf, "dtype"):
-                continue
-            where = jax.tree_util.keystr(path[1:])
-            raise TypeError(
-                f"fuse: {self.name} got a {type(leaf).__name__} at argument {where}; arguments must be arrays or "
-                "pytrees of arrays, close over everything else (functools.partial)"
-            )
+    def traced(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace as `jax.jit(f).trace` does, for arrays or `jax.ShapeDtypeStruct`."""
+        self.check(args, kwargs)
+        return self._jitted.trace(*args, **kwargs)
+
+    def check(self, args: Any, kwargs: Any) -> None:
+        """Raise where an argument is no array."""
+        self._statics.check(self.name, args, kwargs)
 
 
-@overload
-def fuse(f: Callable[..., Any], *, name: str | None = None, schedule: _by_hand.Given | None = None) -> Fused: ...
+Names: TypeAlias = "str | Iterable[str]"
+
+
 @overload
 def fuse(
-    f: None = None, *, name: str | None = None, schedule: _by_hand.Given | None = None
+    f: Callable[..., Any],
+    *,
+    name: str | None = None,
+    schedule: _by_hand.Given | None = None,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: Names = (),
+) -> Fused: ...
+@overload
+def fuse(
+    f: None = None,
+    *,
+    name: str | None = None,
+    schedule: _by_hand.Given | None = None,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: Names = (),
 ) -> Callable[[Callable[..., Any]], Fused]: ...
 def fuse(
-    f: Callable[..., Any] | None = None, *, name: str | None = None, schedule: _by_hand.Given | None = None
+    f: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    schedule: _by_hand.Given | None = None,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: Names = (),
 ) -> Any:
     """Run the pointwise parts and reductions of a function as generated kernels, with few passes over memory.
 
@@ -116,6 +145,8 @@ def fuse(
         `jax_fuser.ir.Scheduler` or returns a `jax_fuser.ir.Schedule`, called for each combination of shapes; or a
         Schedule (or its text) of the fusion that `jax_fuser.ir.trace` makes of `f` for these shapes. The compiler
         plans derivatives, batches (`vmap`) and the parts of a mesh by itself: they are other fusions.
+      static_argnums, static_argnames: arguments that are no arrays, as for `jax.jit`: hashable values, for each of
+        which the function is compiled anew.
 
     Returns:
       A function with the same arguments and results, compiled for each combination of shapes and dtypes as by
@@ -124,7 +155,7 @@ def fuse(
       RuntimeWarning. `.lower(*args)` shows every stage as text.
 
     Raises:
-      TypeError: if `f` is not callable, or is called with something that is not an array.
+      TypeError: if `f` is not callable, or is called with something that is neither an array nor static.
       UserError: with `schedule`, if `f` is not one fusion (a part stays with XLA, it closes over an array, a result is
         an argument), or the schedule is for another function, for other shapes, or cannot be lowered.
 
@@ -154,14 +185,16 @@ def fuse(
     if schedule is not None:
         _by_hand.check(schedule)
     if f is None:
-        return functools.partial(fuse, name=name, schedule=schedule)
+        options = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+        return functools.partial(fuse, name=name, schedule=schedule, **options)
     if not callable(f):
         raise TypeError(f"fuse: expected a function, got {type(f).__name__}; write jf.fuse(f)(x), not jf.fuse(f(x))")
     if inspect.iscoroutinefunction(f) or inspect.isgeneratorfunction(f):
         raise TypeError("fuse: expected a function that returns arrays, got a generator or coroutine")
     inner = f.func if isinstance(f, functools.partial) else f
     own_name: str = getattr(inner, "__name__", type(inner).__name__)
-    return Fused(f, own_name if name is None else name, schedule)
+    statics = _statics.of(f, static_argnums, static_argnames)
+    return Fused(f, own_name if name is None else name, schedule, statics)
 
 
 # Evaluation.

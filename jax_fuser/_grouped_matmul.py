@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._grouped_tail import GATED, PLAIN, Activation, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
@@ -91,7 +92,11 @@ def grouped_matmul(
                 f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul, or convert them "
                 "with dequantize"
             )
-    rhs, numbers = jnp.asarray(rhs), None
+    rhs, numbers = _arguments.array("grouped_matmul", "rhs", rhs), None
+    transpose_rhs = _arguments.flag("grouped_matmul", "transpose_rhs", transpose_rhs)
+    if activation is not None and not isinstance(activation, str):
+        _arguments.function("grouped_matmul", "activation", activation)
+    preferred_element_type = _arguments.dtype("grouped_matmul", "preferred_element_type", preferred_element_type)
     rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
     check_sizes("grouped_matmul", lhs=rows, rhs=rhs, group_sizes=group_sizes, row_index=row_index)
     if isinstance(lhs, NestedTensor):
@@ -104,7 +109,7 @@ def grouped_matmul(
                 check_order("grouped_matmul", lhs.starts, extents)
             starts = ordered_starts(lhs.starts, extents, lhs.capacity)
     else:
-        data, dim, starts = jnp.asarray(lhs), 0, None
+        data, dim, starts = _arguments.array("grouped_matmul", "lhs", lhs), 0, None
         tokens = data
         if group_sizes is None:
             raise TypeError(
@@ -135,7 +140,7 @@ def grouped_matmul(
             check_same_layout("grouped_matmul", lhs, row_scale)
         row_scale = row_scale.data
     if row_scale is not None:
-        row_scale = jnp.asarray(row_scale)
+        row_scale = _arguments.array("grouped_matmul", "row_scale", row_scale)
         if row_scale.shape not in (data.shape[: dim + 1], data.shape[:-1]):
             raise ValueError(
                 f"grouped_matmul: row_scale must have one value per row {data.shape[: dim + 1]}, got {row_scale.shape}"

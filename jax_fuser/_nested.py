@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser import _nested_checks as checks
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._group_order import count_sorted, group_order
@@ -142,14 +142,11 @@ def _as_rows(fn: str, data: Any) -> jax.Array:
             f"{fn}: data is a NestedTensor already and multi-level nesting is not supported; "
             f"flatten it first with as_flattened, or keep the inner groups in N-D extents"
         )
-    return data if isinstance(data, jax.Array) else jnp.asarray(data)
+    return _arguments.array(fn, "data", data)
 
 
 def _dimension(fn: str, ragged_dim: Any, data: jax.Array) -> int:
-    try:
-        dim = operator.index(ragged_dim)
-    except TypeError:
-        raise TypeError(f"{fn}: ragged_dim must be an int, got {type(ragged_dim).__name__}") from None
+    dim = _arguments.integer(fn, "ragged_dim", ragged_dim)
     if not -data.ndim <= dim < data.ndim:
         raise ValueError(f"{fn}: ragged_dim={dim} is out of range for data of shape {data.shape}")
     return dim % data.ndim
@@ -179,13 +176,7 @@ def _poison_padding(nt: NestedTensor) -> NestedTensor:
 
 
 def _group_count(fn: str, num_groups: Any) -> int:
-    try:
-        count = operator.index(num_groups)
-    except TypeError:
-        raise TypeError(f"{fn}: num_groups must be a Python int, got {type(num_groups).__name__}") from None
-    if count < 0:
-        raise ValueError(f"{fn}: num_groups must not be negative, got {count}")
-    return count
+    return _arguments.integer(fn, "num_groups", num_groups, least=0, most=checks.INT32_MAX)
 
 
 def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = True) -> NestedTensor:
@@ -252,6 +243,12 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
         >>> jf.nested.from_list([jnp.ones((2, 4)), jnp.ones((0, 4)), jnp.ones((1, 4))])
         NestedTensor(f32[expert=3, ragged=[2,0,1], 4], rows 3/3)
     """
+    if not isinstance(arrays, Iterable) or isinstance(arrays, (str, NestedTensor)) or getattr(arrays, "ndim", 1) == 0:
+        raise TypeError(f"from_list: expected a list of arrays, got a {type(arrays).__name__}")
+    capacity = (
+        None if capacity is None else _arguments.integer("from_list", "capacity", capacity, most=checks.INT32_MAX)
+    )
+    arrays = list(arrays)
     if len(arrays) == 0:
         raise ValueError("from_list: needs at least one array; use as_nested(data, extents=[]) for no groups")
     parts = [_as_rows("from_list", x) for x in arrays]

@@ -68,6 +68,8 @@ def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
     """Return `value` as an integer array (NumPy or JAX) whose values fit in int32."""
     if isinstance(value, (jax.Array, np.ndarray)):
         array: Any = value
+    elif hasattr(value, "extents"):
+        raise TypeError(f"{fn}: {name} must be an integer array, got a {type(value).__name__}; pass one of its arrays")
     else:
         try:
             array = np.asarray(value)

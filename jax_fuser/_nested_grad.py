@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _arguments
 from jax_fuser._nested_rows import over_rows
 from jax_fuser._nested_tensor import NestedTensor
 
@@ -38,6 +39,12 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
         >>> float(value), g.data.tolist(), g.extents.tolist()
         (5.0, [2.0, 4.0, 0.0], [1, 1])
     """
+    _arguments.function("grad", "fun", fun)
+    if not isinstance(argnums, int):
+        wrong = isinstance(argnums, str) or not isinstance(argnums, Iterable) or getattr(argnums, "ndim", 1) != 1
+        argnums = argnums if wrong else tuple(argnums)
+        if wrong or not all(isinstance(i, int) for i in argnums):
+            raise TypeError(f"grad: argnums must be an int or several, got {argnums!r}")
     inner = jax.value_and_grad(fun, argnums=argnums, has_aux=has_aux, allow_int=True)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._nested_checks import debug_check, debug_enabled, first, readable
-from jax_fuser._nested_rows import as_flattened, over_rows, spread
+from jax_fuser._nested_rows import as_flattened, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor, _Layout
 from jax_fuser._static_sizes import check_sizes
 
@@ -51,8 +52,8 @@ def map_nested(f: Callable[..., Any], nt: NestedTensor, *others: Any) -> Any:
         >>> gate.shape
         (2, ragged, 3)
     """
-    if not isinstance(nt, NestedTensor):
-        raise TypeError(f"map: expected a NestedTensor, got {type(nt).__name__}")
+    require_nested("map", nt)
+    _arguments.function("map", "f", f)
     return elementwise("map", f, nt, *others)
 
 
@@ -173,6 +174,8 @@ def same_layout(a: NestedTensor, b: NestedTensor) -> bool:
         >>> jf.nested.same_layout(a, a * 2), jf.nested.same_layout(a, b)
         (True, False)
     """
+    require_nested("same_layout", a)
+    require_nested("same_layout", b)
     return _difference(a, b) is None
 
 
@@ -239,6 +242,8 @@ def allclose(
         >>> bool(jf.nested.allclose(nt, nt + 1e-9))
         True
     """
+    require_nested("allclose", a)
+    require_nested("allclose", b)
     if a.shape != b.shape or a.extents.shape != b.extents.shape:
         return jnp.zeros((), jnp.bool_)
     if a.gapped or b.gapped or a.capacity != b.capacity:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._extreme_groups import extreme_groups, lowest
 from jax_fuser._fuse import fuse
@@ -158,8 +159,10 @@ def layer_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> Neste
 def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
     """Return "ragged", "group" or "dense", and for the last the dimension of `nt.data`, counted from the end."""
     require_nested(fn, nt)
-    if axis in ("ragged", "group"):
+    if isinstance(axis, str) and axis in ("ragged", "group"):
         return str(axis), 0
+    if not isinstance(axis, str):
+        axis = _arguments.integer(fn, "axis", axis)
     if isinstance(axis, str) or not -nt.ndim <= axis < nt.ndim:
         raise ValueError(f"{fn}: axis must be 'ragged', 'group' or a dimension of {nt.ndim}, got {axis!r}")
     at = axis % nt.ndim

@@ -90,6 +90,8 @@ def stats(nt: NestedTensor) -> Stats:
         >>> int(s.max), float(s.mean), int(s.empty), float(s.padding)
         (4, 2.0, 1, 0.25)
     """
+    if not isinstance(nt, NestedTensor):
+        raise TypeError(f"stats: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
     extents, total = nt.extents, nt.total
     longest = jnp.max(extents, axis=-1, initial=0)
     mean = total.astype(jnp.float32) / max(nt.num_groups, 1)

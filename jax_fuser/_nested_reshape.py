@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_exchange import clip, exchange
@@ -19,7 +20,7 @@ from jax_fuser._nested_tensor import NestedTensor
 
 
 def merge(
-    nt: NestedTensor, i: int, j: int, *, axis_name: Any = None, capacity: int | None = None
+    nt: NestedTensor, i: int | str, j: int | str, *, axis_name: Any = None, capacity: int | None = None
 ) -> jax.Array | NestedTensor:
     """Merge two dimensions of `nt.shape` into one.
 
@@ -31,9 +32,12 @@ def merge(
       devices join, and each device gets its share of them, the first `groups / devices` for the first device. Rows
       travel in one all-to-all of blocks of static size.
 
+    Dimensions have names, too: "ragged", "group" (also "expert"), and "outer" (also "gpu") where there is one. Inside
+    of `jax.shard_map` the name of a mesh axis stands for the one outer dimension that it splits, and is `axis_name`.
+
     Args:
         nt: nested tensor of any dtype.
-        i: first dimension of `nt.shape`; negative ones count from the end.
+        i: first dimension of `nt.shape`, by number or name; negative ones count from the end.
         j: second dimension.
         axis_name: the mesh axis, or a tuple of them, that splits dimension `i`, an outer one.
         capacity: most rows of the result along the ragged dimension, where outer indices join; later rows are cut off,
@@ -58,8 +62,10 @@ def merge(
     """
     require_nested("merge", nt)
     dim, ndim = nt.ragged_dim, nt.ndim
-    first, second = (axis + ndim if axis < 0 else axis for axis in (i, j))
-    if capacity is not None and capacity < 0:
+    first, second = dimension("merge", nt, i), dimension("merge", nt, j)
+    if isinstance(i, str) and axis_name is None and _is_bound(i):
+        axis_name = i
+    if capacity is not None and _arguments.integer("merge", "capacity", capacity) < 0:
         raise ValueError(f"merge: capacity must not be negative, got {capacity}")
     if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
         placed = [names for axis, names in enumerate(names_of(nt.data)) if axis != first]
@@ -114,9 +120,9 @@ def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> N
 
 def split(
     nt: NestedTensor,
-    axis: int,
-    *,
+    axis: int | str,
     factor: int | None = None,
+    *,
     num: int | None = None,
     capacity: int | None = None,
     blocks: bool = False,
@@ -132,7 +138,7 @@ def split(
 
     Args:
         nt: nested tensor of any dtype.
-        axis: the group or the ragged dimension of `nt.shape`.
+        axis: the group or the ragged dimension of `nt.shape`, by number or name as for `merge`.
         factor: groups of each part, or the multiple of rows to pad to.
         num: number of parts.
         capacity: rows of storage of each part.
@@ -158,21 +164,21 @@ def split(
     require_nested("split", nt)
     if (factor is None) == (num is None):
         raise TypeError("split: pass exactly one of factor= or num=")
-    size = num if factor is None else factor
-    assert size is not None
-    if size < 1:
-        raise ValueError(f"split: {'num' if factor is None else 'factor'} must be at least 1, got {size}")
-    if not -nt.ndim <= axis < nt.ndim:
+    name, given = ("num", num) if factor is None else ("factor", factor)
+    size = _arguments.integer("split", name, given, least=1, most=INT32_MAX)
+    if capacity is not None:
+        _arguments.integer("split", "capacity", capacity, least=0, most=INT32_MAX)
+    dim, at = nt.ragged_dim, dimension("split", nt, axis)
+    if not 0 <= at < nt.ndim:
         raise ValueError(f"split: axis {axis} is out of range for {nt.ndim} dimensions")
-    dim = nt.ragged_dim
-    if axis % nt.ndim == dim + 1:
+    if at == dim + 1:
         if factor is None or capacity is not None:
             raise ValueError("split: the ragged dimension takes factor=, the multiple to pad to, and no capacity=")
-        aligned = align(nt, factor)
-        return _in_blocks(aligned, factor) if blocks else aligned
+        aligned = align(nt, size)
+        return _in_blocks(aligned, size) if blocks else aligned
     if blocks:
         raise ValueError(f"split: blocks= is for the ragged dimension, {dim + 1}; got axis {axis}")
-    if axis % nt.ndim != dim or nt.extents.ndim != 1 or dim:
+    if at != dim or nt.extents.ndim != 1 or dim:
         raise ValueError(f"split: axis {axis} is neither the group dimension of 1-D extents nor the ragged dimension")
     if nt.num_groups % size:
         raise ValueError(f"split: {nt.num_groups} experts not divisible by {size}")
@@ -181,6 +187,31 @@ def split(
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
     made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
     return made if capacity is None else clip(made, made.capacity)
+
+
+def dimension(fn: str, nt: NestedTensor, axis: int | str) -> int:
+    """Return which dimension of `nt.shape` a number or a name is; numbers from the end become those from the start."""
+    dim = nt.ragged_dim
+    if not isinstance(axis, str):
+        at = _arguments.integer(fn, "a dimension", axis)
+        return at + nt.ndim if at < 0 else at
+    names = {"ragged": dim + 1, "group": dim, "expert": dim}
+    if axis in names:
+        return names[axis]
+    if axis not in ("outer", "gpu") and not _is_bound(axis):
+        raise ValueError(f"{fn}: no dimension {axis!r}; names are 'ragged', 'group' and 'outer', or pass its number")
+    if dim != 1:
+        raise ValueError(f"{fn}: {axis!r} is the only outer dimension, of which {nt!r} has {dim}; pass its number")
+    return 0
+
+
+def _is_bound(name: str) -> bool:
+    """Whether a mesh axis of this name is manual here."""
+    try:
+        jax.lax.axis_index(name)
+    except NameError:
+        return False
+    return True
 
 
 def _in_blocks(nt: NestedTensor, size: int) -> NestedTensor:
@@ -214,8 +245,7 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
         ([0, 4, 4], 16)
     """
     require_nested("align", nt)
-    if multiple < 1:
-        raise ValueError(f"align: multiple must be at least 1, got {multiple}")
+    multiple = _arguments.integer("align", "multiple", multiple, least=1, most=INT32_MAX)
     bound = nt.capacity + nt.num_groups * (multiple - 1)
     capacity = -(-bound // multiple) * multiple
     if capacity > INT32_MAX:
@@ -250,6 +280,9 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
         >>> jf.nested.concat([a, a * 2], axis=-1).shape
         (2, ragged, 4)
     """
+    if not isinstance(nts, list | tuple):
+        raise TypeError(f"concat: expected a list of NestedTensors, got a {type(nts).__name__}")
+    axis = _arguments.integer("concat", "axis", axis)
     if not nts:
         raise ValueError("concat: needs at least one NestedTensor")
     for nt in nts:

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._nested_checks import concrete, debug_check, first, readable, spell
+from jax_fuser._nested_checks import INT32_MAX, concrete, debug_check, first, readable, spell
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._spread_sum import spread_groups
@@ -131,8 +132,11 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
         [[0.0, 1.0], [2.0, -1.0]]
     """
     require_nested("to_padded", nt)
+    value = _arguments.array("to_padded", "fill", fill)
+    if value.ndim:
+        raise ValueError(f"to_padded: fill must be a scalar, got an array {value.shape}")
     pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))
-    out: jax.Array = automatically(pad, nt, jnp.asarray(fill, nt.dtype), like=lambda _: [_without_rows(nt, None, None)])
+    out: jax.Array = automatically(pad, nt, value.astype(nt.dtype), like=lambda _: [_without_rows(nt, None, None)])
     return out
 
 
@@ -182,7 +186,9 @@ def select(nt: NestedTensor, i: Any, max_extent: int | None = None) -> jax.Array
     require_nested("select", nt)
     if nt.num_groups == 0:
         raise IndexError("select: the nested tensor has no groups")
-    group = i if isinstance(i, jax.Array) else _index("group index", i, nt.num_groups)
+    if isinstance(i, jax.Array) and (i.ndim or not jnp.issubdtype(i.dtype, jnp.integer)):
+        raise TypeError(f"select: the group index must be one integer, got {i.dtype}{list(i.shape)}")
+    group = i if isinstance(i, jax.core.Tracer) else _index("group index", i, nt.num_groups)
     if max_extent is None and (isinstance(group, jax.Array) or concrete(nt.extents) is None):
         raise TypeError(_needs_size(i))
     size = _static_extent("select", nt, max_extent, None if isinstance(group, jax.Array) else group)
@@ -266,8 +272,8 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
         if isinstance(max_extent, jax.core.Tracer):
             raise TypeError(traced) from None
         raise TypeError(f"{fn}: max_extent must be a Python int, got {type(max_extent).__name__}") from None
-    if size < 0:
-        raise ValueError(f"{fn}: max_extent must not be negative, got {size}")
+    if not 0 <= size <= INT32_MAX:
+        raise ValueError(f"{fn}: max_extent must be in 0..{INT32_MAX}, got {size}")
     values = readable(nt.extents)
     if values is not None:
         over = np.zeros(values.shape, bool)

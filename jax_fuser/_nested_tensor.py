@@ -259,6 +259,18 @@ class NestedTensor:
         children = (data, changes.get("extents", self.extents), changes.get("starts", self._starts))
         return NestedTensor.tree_unflatten(layout, children)
 
+    def merge(self, i: int | str, j: int | str, **options: Any) -> Any:
+        """Merge two dimensions: `nested.merge(nt, i, j, ..)`."""
+        from jax_fuser._nested_reshape import merge
+
+        return merge(self, i, j, **options)
+
+    def split(self, axis: int | str, factor: int | None = None, **options: Any) -> NestedTensor:
+        """Split a dimension: `nested.split(nt, axis, factor, ..)`."""
+        from jax_fuser._nested_reshape import split
+
+        return split(self, axis, factor, **options)
+
     # Python protocol.
 
     def __len__(self) -> int:

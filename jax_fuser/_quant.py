@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser import _fp4, _scale_layout
+from jax_fuser import _arguments, _fp4, _scale_layout
 from jax_fuser._nested_tensor import NestedTensor
 
 # Elements along the last axes that share a scale; None is the whole axis.
@@ -161,7 +161,7 @@ def quantize(
     if isinstance(x, ScaledTensor):
         raise TypeError(f"quantize: x is a ScaledTensor of format {x.format} already; dequantize it first")
     nested = x if isinstance(x, NestedTensor) else None
-    data = jnp.asarray(x if nested is None else nested.data)
+    data = _arguments.array("quantize", "x", x if nested is None else nested.data)
     if layout != "row_major" or extents is not None:
         extents = _groups_of_tiles(data, nested, format, extents, layout)
         made = quantize(x, format, dtype=dtype, block=block, global_scale=global_scale)

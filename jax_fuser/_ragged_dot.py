@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import debug_check
 from jax_fuser._row_groups import spans
@@ -141,7 +142,7 @@ def local_groups(
         raise ValueError(
             f"{function}: group_offset={offset} and the {groups} groups of rhs exceed {total} groups in all"
         )
-    offset = jnp.asarray(offset)
+    offset = _arguments.array(function, "group_offset", offset)
     if offset.size != 1 or not jnp.issubdtype(offset.dtype, jnp.integer):
         raise TypeError(f"{function}: group_offset must be one integer, got {offset.dtype}{list(offset.shape)}")
     offset = offset.reshape(()).astype(jnp.int32)
@@ -175,7 +176,9 @@ def _result_dtype(lhs: Any, rhs: Any, sizes: Any, dims: Any, precision: Any, pre
 def _dispatch(
     function: str, lhs: Any, rhs: Any, sizes: Any, dims: Any, precision: Any, preferred: Any, offset: Any
 ) -> jax.Array:
-    lhs, rhs, sizes = jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes)
+    lhs, rhs = _arguments.array(function, "lhs", lhs), _arguments.array(function, "rhs", rhs)
+    sizes = _arguments.array(function, "group_sizes", sizes)
+    preferred = _arguments.dtype(function, "preferred_element_type", preferred)
     check_sizes(function, lhs=lhs, rhs=rhs, group_sizes=sizes)
     check_dtypes(function, lhs, rhs)
     (lhs_contract, _), (lhs_batch, _) = dims.dot_dimension_numbers

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import fuse
 from jax_fuser._static_sizes import check_sizes
@@ -102,7 +103,7 @@ def route(
         >>> experts.tolist(), aux.load.tolist()
         ([[1, 2]], [0, 1, 1])
     """
-    logits = jnp.asarray(logits)
+    logits, top_k = _arguments.array("route", "logits", logits), _arguments.integer("route", "top_k", top_k)
     check_sizes("route", logits=logits)
     if logits.ndim == 0 or not 1 <= top_k <= logits.shape[-1]:
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")

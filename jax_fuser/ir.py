@@ -29,7 +29,7 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `parallelize` | the same | names: `grid_x` is "block", `block_x` "thread", `vectorize` "vector"; CPU has "task" |
 | `rfactor`, `reduction_factor` | `rfactor` | before other transforms; parts are runs of consecutive indices |
 | `cache_after`, `cache_before`, `cache_fork` | the same | no `op_type`, `cache_op`: the compiler chooses them |
-| `set_memory_type` | `set_memory` | "register" or "shared"; inputs and outputs are in global memory |
+| `set_memory_type` | `set_memory`, or the same | "register" or "shared"; inputs and outputs are in global memory |
 | `set_allocation_as_loop` | `set_allocation` | of shared values, with a pad; JAX lays out global memory |
 | TMA, circular buffers (C++ only) | `parallelize(.., "bulk")`, `circular_buffer` | see below |
 | `transform_like`, `parallelize_like` | the same | `selected`, `position`, `types`; padding is a transform, `pad` |
@@ -73,14 +73,14 @@ Example:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _by_hand, _core, _evaluate, _ffi, _fuse
+from jax_fuser import _arguments, _binding_words, _by_hand, _core, _evaluate, _ffi, _fuse
 from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler, UserError
 from jax_fuser._evaluate import evaluate
 
@@ -164,6 +164,10 @@ class Builder(_core.Builder):
         return Fusion(super().finish())
 
 
+for _own, _base in [(c, c) for c in (Fusion, Schedule, Scheduler, IndexGraph)] + [(Builder, _core.Builder)]:
+    _binding_words.name_arguments(_own, _base)
+
+
 def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
     """Return a JAX function as one fusion; its inputs are named x0, x1, ...
 
@@ -176,7 +180,8 @@ def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
       UserError: for an op that `jf.fuse` would leave to XLA, for an array that `f` closes over, and where a result is
         an argument or another result.
     """
-    name = getattr(f, "__name__", type(f).__name__) if name is None else name
+    _arguments.function("trace", "f", f)
+    name = getattr(f, "__name__", type(f).__name__) if name is None else _arguments.text("trace", "name", name)
     _, program = _by_hand.one_fusion(jax.make_jaxpr(f)(*args), name, "trace")
     return Fusion(program.text)
 
@@ -223,6 +228,7 @@ def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:
       fusion: what to compute.
       platform: "cpu" or "cuda"; the default device's if None.
     """
+    _check_fusion(fusion, "propose")
     schedules: list[Schedule] = _core.propose(fusion, _target(platform, "propose"))
     return schedules
 
@@ -244,6 +250,7 @@ def can_schedule(fusion: Fusion, strategy: str, platform: str | None = None) -> 
       >>> jf.ir.can_schedule(fusion, "pointwise", "cpu")
       (False, '[pointwise] t1 folds axes; use reduction')
     """
+    _check_fusion(fusion, "can_schedule")
     reason: str = _core.why_not(fusion, _strategy(strategy, "can_schedule"), _target(platform, "can_schedule"))
     return not reason, reason
 
@@ -255,6 +262,7 @@ def find_compatible_schedulers(fusion: Fusion, platform: str | None = None) -> l
       fusion: what to compute.
       platform: "cpu" or "cuda"; the default device's if None.
     """
+    _check_fusion(fusion, "find_compatible_schedulers")
     target = _target(platform, "find_compatible_schedulers")
     return [strategy for strategy in _core.strategies() if not _core.why_not(fusion, strategy, target)]
 
@@ -272,6 +280,7 @@ def compute_heuristics(fusion: Fusion, strategy: str, platform: str | None = Non
     Raises:
       UserError: where the strategy cannot make the fusion as one kernel, as `can_schedule` says.
     """
+    _check_fusion(fusion, "compute_heuristics")
     name, target = _strategy(strategy, "compute_heuristics"), _target(platform, "compute_heuristics")
     parameters: Parameters = _core.parameters_of(fusion, name, target)
     return parameters
@@ -303,6 +312,9 @@ def schedule(
       >>> jf.ir.schedule(fusion, "pointwise", "cpu", parameters).loops(fusion.outputs[0])
       [(12, 'serial'), (4, 'vector')]
     """
+    _check_fusion(fusion, "schedule")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise TypeError(f"schedule: parameters must be a dict as of compute_heuristics, got {parameters!r}")
     given = dict(parameters or {})
     for name, value in given.items():
         items = list(value) if isinstance(value, list | tuple) else [value]
@@ -342,16 +354,22 @@ def run(program: Fusion | Schedule, *arrays: Any) -> list[jax.Array]:
 def _target(platform: str | None, function: str) -> str:
     if platform is None:
         platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    if platform not in ("cpu", "cuda"):
+    if not isinstance(platform, str) or platform not in ("cpu", "cuda"):
         raise ValueError(f"{function}: platform must be 'cpu' or 'cuda', got {platform!r}")
     return _ffi.target_text(platform)
 
 
 def _strategy(strategy: str, function: str) -> str:
     known: list[str] = _core.strategies()
-    if strategy not in known:
+    if not isinstance(strategy, str) or strategy not in known:
         raise ValueError(f"{function}: strategy must be one of {', '.join(known)}, got {strategy!r}")
     return strategy
+
+
+def _check_fusion(fusion: Any, function: str) -> None:
+    if not isinstance(fusion, Fusion):
+        hint = "; pass its fusion" if isinstance(fusion, (Schedule, Scheduler)) else "; make one with trace or Builder"
+        raise TypeError(f"{function}: expected a Fusion, got {type(fusion).__name__}{hint}")
 
 
 def _fusion(program: Fusion | Schedule, function: str) -> Fusion:

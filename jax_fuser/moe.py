@@ -20,10 +20,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
 from jax_fuser._nested import order_rows, sort_rows
+from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
@@ -120,7 +122,8 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         >>> state
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
-    x, experts = jnp.asarray(x), jnp.asarray(experts)
+    x, experts = _arguments.array("dispatch", "x", x), _arguments.array("dispatch", "experts", experts)
+    num_experts = _arguments.integer("dispatch", "num_experts", num_experts, least=0, most=INT32_MAX)
     check_sizes("dispatch", x=x, experts=experts)
     _check_integers(experts)
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
@@ -169,9 +172,11 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         [0.0, 1.0, 2.0]
     """
     require_nested("combine", nt)
-    weights = jnp.asarray(weights)
+    if not isinstance(state, DispatchState):
+        raise TypeError(f"combine: state must be what dispatch returned, got a {type(state).__name__}")
+    weights = _arguments.array("combine", "weights", weights)
     check_sizes("combine", weights=weights)
-    if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
+    if weights.shape not in (state.target.shape, state.target.shape[:1] if state.target.shape[1] == 1 else None):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
         raise ValueError(
@@ -230,15 +235,21 @@ def mlp(
         >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
         (2, 8)
     """
-    x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    x, experts = _arguments.array("mlp", "x", x), _arguments.array("mlp", "experts", experts)
+    weights, w13, w2 = (
+        _arguments.array("mlp", "weights", weights),
+        _arguments.array("mlp", "w13", w13),
+        _arguments.array("mlp", "w2", w2),
+    )
     check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
             f"got {experts.shape}, {weights.shape} and {x.shape}"
         )
-    if w13.ndim != 3:
-        raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    for name, given in (("w13", w13), ("w2", w2)):
+        if given.ndim != 3:
+            raise ValueError(f"mlp: {name} must be (num_experts, d, columns), got {given.shape}")
     run = functools.partial(_mlp, activation=activation)
     out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
     return out
@@ -251,7 +262,7 @@ def _mlp(
     flat = x.reshape(tokens, x.shape[-1])
     experts, weights = (a.reshape(tokens, top_k) for a in (experts, weights))
     if isinstance(activation, str) and activation in NAMED:
-        out = _weighted_rows(flat, experts, weights, w13, jnp.asarray(w2), activation)
+        out = _weighted_rows(flat, experts, weights, w13, w2, activation)
     else:
         nt, state = dispatch(flat, experts, num_experts=w13.shape[0])
         multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)

@@ -233,16 +233,33 @@ def test_a_mistake_is_said_by_name(case):
 
 
 @pytest.mark.parametrize(
-    "call",
+    "call, message",
     [
-        lambda s: s.split("y", "0", 2),
-        lambda s: s.split("y", 0, 2.5),
-        lambda s: s.split("y", 0, 2**70),
-        lambda s: s.parallelize("y", 0, None),
-        lambda s: jf.ir.Scheduler("text"),
-        lambda s: jf.ir.run(s.schedule),
+        (
+            lambda s: s.split("y", "0", 2),
+            r"\[split\] axis must be an int, got '0' \(str\); call it as split\(value: str, ",
+        ),
+        (lambda s: s.split("y", 0, 2.5), r"\[split\] factor must be an int, got 2.5 \(float\)"),
+        (lambda s: s.split("y", 0, 2**70), r"\[split\] factor must be an int, got 1180591620717411303424 \(int\)"),
+        (lambda s: s.split("y", 0), r"\[split\] needs factor; call it as split"),
+        (lambda s: s.split("y", 0, 2, outer=True), r"\[split\] has no argument 'outer'"),
+        (lambda s: s.split("y", 0, 2, True, 1), r"\[split\] takes 4 arguments, got 5"),
+        (lambda s: s.parallelize("y", 0, None), r"\[parallelize\] parallel must be a string, got None \(NoneType\)"),
+        (lambda s: s.reorder("y", 1), r"\[reorder\] order must be a list of ints, got 1 \(int\)"),
+        (lambda s: s.inline_most("y"), r"\[inline_most\] selected must be a list of strings, got 'y' \(str\)"),
+        (lambda s: jf.ir.Builder("b").input("x", "f32", 4), r"\[input\] shape must be a list of ints, got 4 \(int\)"),
+        (lambda s: jf.ir.Builder(), r"\[Builder\] needs name; call it as Builder\(name: str"),
+        (lambda s: jf.ir.Scheduler("text"), "Scheduler: expected a Fusion or a Schedule to go on from, got str"),
+        (lambda s: jf.ir.Fusion(3), "Fusion: expected the text of one, as print.fusion. writes it, got int"),
+        (lambda s: jf.ir.Schedule(), "Schedule: expected a Fusion and the text of a schedule, or none, got nothing"),
+        (lambda s: jf.ir.IndexGraph(s.fusion), "IndexGraph: expected a Schedule; .*, got Fusion"),
+        (lambda s: jf.ir.propose(s), "propose: expected a Fusion, got Scheduler; pass its fusion"),
+        (lambda s: jf.ir.trace(3), "trace: f must be a function, got 3"),
+        (lambda s: jf.ir.evaluate("f"), "evaluate: expected a Fusion, got str; make one with trace or Builder"),
+        (lambda s: jf.ir.run(s.schedule), r"run: f takes 2 arrays \(x, r\), got 0"),
+        (lambda s: jf.ir.schedule(s.fusion, "reduction", "cpu", 3), "schedule: parameters must be a dict as of"),
     ],
 )
-def test_arguments_of_other_types_are_type_errors(call):
-    with pytest.raises(TypeError):
+def test_arguments_of_other_types_are_type_errors(call, message):
+    with pytest.raises(TypeError, match=message):
         call(jf.ir.Scheduler(jf.ir.Fusion(FUSION)))

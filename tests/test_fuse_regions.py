@@ -5,6 +5,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -282,6 +283,26 @@ def test_without_a_compiler(monkeypatch):
     assert "run as plain XLA ops here: no C++ compiler for this test" in repr(jf.explain(f)(X))
 
 
+def test_static_arguments():
+    class Scaled:
+        by = 3.0
+
+        @jf.fuse(static_argnums=0)
+        def __call__(self, x):
+            return jnp.tanh(x) * self.by
+
+    @jf.fuse(static_argnums=1, static_argnames=("power", "plus"))
+    def f(x, mode, power=2, *, plus=0.0):
+        return (jnp.tanh(x) if mode == "tanh" else x) ** power + plus
+
+    assert_close(Scaled()(X), 3 * jnp.tanh(X))
+    assert_close(f(X, "tanh"), jnp.tanh(X) ** 2)
+    assert_close(f(X, mode="no", power=3, plus=1.5), X**3 + 1.5)
+    assert_close(jax.grad(lambda x: jax.vmap(lambda row: f(row, "no"))(x).sum())(X), 2 * X)
+    assert repr(f) == "<fused function f>" and "tanh" in f.lower(X, "tanh").as_text()
+    assert "1 fused call" in repr(jf.explain(f)(X, "tanh"))
+
+
 def test_wrong_use():
     with pytest.raises(TypeError, match=r"fuse: expected a function, got .*; write jf.fuse\(f\)\(x\)"):
         jf.fuse(X)
@@ -289,6 +310,14 @@ def test_wrong_use():
         jf.fuse(jnp.sin, name=3)
     with pytest.raises(TypeError, match=r"fuse: f got a str at argument \[1\]\['mode'\]; arguments must be arrays"):
         jf.fuse(lambda x, options: x, name="f")(X, {"mode": "fast"})
+    with pytest.raises(TypeError, match=r"fuse: f got an array of <U1 at argument \[0\]; arguments must be arrays"):
+        jf.fuse(lambda x: x, name="f")(np.array(["a"]))
+    with pytest.raises(TypeError, match=r"fuse: static got a str at argument \[0\]; .* name it in static_argnames="):
+        jf.explain(jf.fuse(lambda x: x, name="static"))("x")
+    with pytest.raises(ValueError, match="fuse: static_argnames has 'mode'; the function's arguments are x, n"):
+        jf.fuse(lambda x, n: x, static_argnames="mode")
+    with pytest.raises(ValueError, match="fuse: static_argnums has 2, but the function has 2 positional arguments"):
+        jf.fuse(lambda x, n: x, static_argnums=2)
     with pytest.raises(TypeError, match="explain: expected a function, got ArrayImpl"):
         jf.explain(X)
     with pytest.raises(ValueError, match=r"as_text: stage must be one of jaxpr, fusion, .*, got 'ptx'"):

@@ -197,6 +197,8 @@ def test_results_that_nobody_reads(cpu):
 def test_what_is_no_schedule():
     with pytest.raises(TypeError, match=r"fuse: schedule must be a function of .*Scheduler, .*got int"):
         jf.fuse(act, schedule=3)
+    with pytest.raises(TypeError, match=r"fuse: the function given as schedule .* it returned 'split'"):
+        jf.fuse(jnp.tanh, schedule=lambda s: "split")(jnp.ones(4))
 
 
 @pytest.mark.parametrize(

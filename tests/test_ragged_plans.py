@@ -127,6 +127,36 @@ def test_a_fold_needs_another_one_and_its_running_sum(device):
     assert_close(got, total * total + np.cumsum(total, 0) * arrays[3][:, None], "float32")
 
 
+def test_a_fold_of_rows_that_are_known_after_another_one(device):
+    """What a fold reads from memory is stored before its kernel, though another fold of the rows could run earlier."""
+    sizes = [3, 0, 4]
+    b, scaled, starts, e = start(3, 8, 4)
+    group = b.convert(b.search(b.scan("scan_sum", e, 0), b.iota("s32", [8], 0)), "f32")
+    groups = b.partition(b.broadcast(group, [8, 4], [0]), starts, e, 0, 8)
+    below = b.pointwise("sub", [scaled, b.broadcast_like(b.reduce("reduce_max", scaled, [1]), scaled, [0, 2])])
+    b.output(b.reduce("reduce_sum", b.pointwise("mul", [below, groups]), [1]))
+    arrays = inputs(sizes, 8, 4)
+    largest, total = fold_truth(arrays, ("max", "sum"))
+    want = [[0.0] * 4 if n == 0 else g * (total[g] - n * largest[g]) for g, n in enumerate(sizes)]
+    assert_close(jf.ir.run(b.finish(), *arrays)[0], np.asarray(want), "float32")
+
+
+def test_one_value_by_component_and_by_row(device):
+    """With as many rows as components, what numbers both is read at rows, and as it is along components."""
+    b, scaled, starts, e = start(3, 3, 4)
+    number = b.iota("f32", [3], 0)
+    rows = b.broadcast(b.partition(b.broadcast(number, [3, 4], [0]), starts, e, 0, 3), [3, 3, 4], [0, 1, 2])
+    b.output(b.reduce("reduce_sum", b.pointwise("mul", [b.pointwise("mul", [scaled, rows]), rows]), [1]))
+    own = b.broadcast_like(number, scaled, [0])
+    row = b.partition(number, starts, e, 0, 3)
+    both = b.pointwise("sub", [own, b.broadcast(row, [3, 3, 4], [0, 1])])
+    b.output(b.reduce("reduce_max", both, [1]))
+    x, w, *_ = arrays = inputs([0, 2, 1], 3, 4)
+    squares, most = jf.ir.run(b.finish(), *arrays)
+    assert_close(squares, np.stack([0 * w[0], x[1] * w[1], 4 * x[2] * w[2]]), "float32")
+    np.testing.assert_array_equal(most, np.repeat([[-np.inf], [1.0], [0.0]], 4, axis=1))
+
+
 def test_a_mean_is_one_program(device):
     groups, rows, columns = 4, 1000, 16
     b, scaled, _, e = start(groups, rows, columns)

@@ -54,6 +54,32 @@ def test_example_2(device):
     assert_close(grad, 2 * TOKENS)
 
 
+def test_example_2_by_name(device):
+    """As the RFC's readers would write it; inside of a mesh the same line is the all-to-all."""
+
+    def by_name(tokens, offsets):
+        nt = jf.as_nested(tokens, offsets=offsets, ragged_dim=1)
+        return nt.merge("gpu", "ragged").split("expert", 2)
+
+    assert jf.nested.allclose(jax.jit(by_name)(TOKENS, OFFSETS), example_2(TOKENS, OFFSETS))
+    with pytest.raises(ValueError, match=r"^merge: no dimension 'gpus'; names are 'ragged', 'group' and 'outer',"):
+        jf.as_nested(TOKENS, OFFSETS, ragged_dim=1).merge("gpus", "ragged")
+    with pytest.raises(ValueError, match=r"^merge: 'outer' is the only outer dimension, of which .* has 0"):
+        jf.as_nested(TOKENS[0], OFFSETS[0]).merge("outer", "ragged")
+    if device.platform == "cpu":
+        named, (data, extents, _) = by_name_on_mesh(), exchanged(TOKENS, OFFSETS, 2)
+        np.testing.assert_array_equal(named[0], data)
+        np.testing.assert_array_equal(named[1], extents)
+
+
+def by_name_on_mesh():
+    def local(tokens, offsets):
+        nt = jf.as_nested(tokens, offsets=offsets, ragged_dim=1).merge("gpu", "ragged")
+        return nt.data[None], nt.extents[None]
+
+    return jax.jit(jax.shard_map(local, mesh=mesh(2), in_specs=P("gpu"), out_specs=P("gpu")))(TOKENS, OFFSETS)
+
+
 def mesh(devices):
     found = jax.devices("cpu")
     if len(found) < devices:

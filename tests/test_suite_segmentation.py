@@ -248,3 +248,29 @@ def test_wide_fusions_keep_within_what_a_kernel_takes(device):
 
     for got, want in zip(jf.fuse(f)(xs), f([np.float64(x) for x in xs])):
         assert_close(got, want, scale=10)
+
+
+def test_what_no_loops_go_together_for_is_cut(device):
+    """A fold that needs another one of the same scan, and one that is only added to it, along axes of extent 1 too."""
+    fusion = jf.ir.Fusion("""fusion folds(x: f32[3,5,4,1,2], r: f32[3,4,2]) -> (y) {
+      s: f32[3,5,4,1,2] = scan_sum(x) {axis=1}
+      most: f32[3,4,2] = reduce_max(s) {dims=[1,3]}
+      wide: f32[3,b1,4,b1,2] = broadcast(most) {dims=[0,2,4]}
+      wider: f32[3,b5,4,b1,2] = broadcast(wide) {dims=[0,1,2,3,4]}
+      one: f32[] = constant() {value=1}
+      ones: f32[b3,b5,b4,b1,b2] = broadcast(one) {dims=[]}
+      a: f32[3,5,4,1,2] = add(ones, s)
+      square: f32[3,5,4,1,2] = mul(a, a)
+      over: f32[3,5,4,1,2] = div(ones, square)
+      cube: f32[3,5,4,1,2] = mul(a, square)
+      alone: f32[3,4,1,2] = reduce_sum(over) {dims=[1]}
+      first: f32[3,4,2] = squeeze(alone) {dims=[2]}
+      both: f32[3,5,4,1,2] = add(cube, wider)
+      second: f32[3,4,2] = reduce_sum(both) {dims=[1,3]}
+      sum: f32[3,4,2] = add(first, second)
+      y: f32[3,4,2] = add(sum, r)
+    }""")
+    x, r = np.random.default_rng(0).uniform(0.2, 0.8, (3, 5, 4, 1, 2)).astype("f"), np.ones((3, 4, 2), "f")
+    s = np.cumsum(np.float64(x), 1)
+    want = ((1 + s) ** -2 + (1 + s) ** 3 + s.max(1, keepdims=True)).sum((1, 3)) + r
+    assert_close(jf.ir.run(fusion, x, r)[0], want, "float32")

@@ -12,6 +12,7 @@
 #include "ir/text.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
+#include "plan/halves.h"
 #include "plan/plan.h"
 #include "plan/pointwise.h"
 #include "plan/ragged.h"
@@ -54,6 +55,8 @@ class Placement {
     const ir::Value& value = fusion_.values[id];
     return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
   }
+  // Whether it is an operand of a concat.
+  bool is_part(ir::ValueId id) const { return part_of_.count(id) > 0; }
   BufferRef scratch(int64_t bytes) { return {BufferKind::kWorkspace, take(bytes)}; }
   // Where so many bytes of the workspace are.
   int64_t take(int64_t bytes) {
@@ -70,7 +73,11 @@ class Placement {
   int64_t bytes_ = 0;
 };
 
-// A schedule of the planner's own; one that is refused is the planner's mistake, not the caller's.
+// A schedule of the planner's own that is refused: the planner's mistake, not the caller's, where nothing mends it.
+class Refused : public InternalError {
+  using InternalError::InternalError;
+};
+
 class Kernels {
  public:
   Kernels(const Target& target, Program& program) : target_(target), program_(program) {}
@@ -137,6 +144,13 @@ class Kernels {
     program_.scheduled.push_back({fusion, schedule});
     return lower::lower(fusion, schedule, target_);
   }
+  // Take the latest schedule back.
+  void forget() {
+    if (scheduled_.empty()) return;
+    program_.schedule.resize(program_.schedule.size() - scheduled_.size());
+    program_.scheduled.pop_back();
+    scheduled_.clear();
+  }
   template <class Function>
   loops::Kernel guarded(const ir::Fusion& segment, Function function) {
     scheduled_.clear();
@@ -147,8 +161,9 @@ class Kernels {
       JF_REQUIRE(!plan::has_several_ragged(segment), "[nested] ", segment.name,
                  " has values with several ragged axes that no loops go together for; combine one of them on the way ",
                  "and partition it again, or schedule it by hand (", error.what(), ")");
-      throw InternalError(__FILE__, __LINE__, "the plan's own schedule can be lowered",
-                          cat(error.what(), "\n", ir::print(segment), scheduled_));
+      const std::string text = cat(error.what(), "\n", ir::print(segment), scheduled_);
+      forget();
+      throw Refused(__FILE__, __LINE__, "the plan's own schedule can be lowered", text);
     }
   }
 
@@ -197,6 +212,27 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
     const int64_t workspace = placement.take(zeros.workspace_bytes);
     embed(std::move(zeros), {buffers[at(fusion.inputs, op.inputs[1])], buffers[at(fusion.inputs, extents)], out},
           workspace, program);
+  }
+}
+
+// A segment as programs one after the other, which leave values for each other in the workspace.
+void apart(const ir::Fusion& segment, const std::vector<plan::Segment>& parts, const std::vector<BufferRef>& buffers,
+           const Target& target, Placement& placement, Program& program) {
+  std::map<ir::ValueId, BufferRef> places;
+  for (size_t i = 0; i < segment.inputs.size(); ++i) places[segment.inputs[i]] = buffers[i];
+  for (size_t i = 0; i < segment.outputs.size(); ++i) places[segment.outputs[i]] = buffers[segment.inputs.size() + i];
+  for (const plan::Segment& part : parts) {
+    std::vector<BufferRef> own;
+    for (const ir::ValueId id : part.inputs) own.push_back(places.at(id));
+    for (const ir::ValueId id : part.outputs) {
+      const ir::Value& value = segment.values[id];
+      if (places.count(id) == 0) places[id] = placement.scratch(ir::elements(value) * size_of(value.dtype));
+      own.push_back(places.at(id));
+    }
+    Program made = build(part.fusion, target, true);
+    for (KernelFacts& facts : made.facts) facts.reason += "; no loops go together for all of what it is a half of";
+    const int64_t workspace = placement.take(made.workspace_bytes);
+    embed(std::move(made), own, workspace, program);
   }
 }
 
@@ -315,12 +351,22 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
         break;
       }
       case plan::Strategy::kPointwise:
-        program.steps.push_back(KernelStep{kernels.pointwise(segment.fusion), buffers});
+      case plan::Strategy::kReduction: {
+        const bool folds = segment.strategy == plan::Strategy::kReduction;
+        try {
+          loops::Kernel kernel = folds ? kernels.reduction(segment.fusion) : kernels.pointwise(segment.fusion);
+          program.steps.push_back(KernelStep{std::move(kernel), buffers});
+        } catch (const Refused&) {
+          const bool joined_elsewhere = std::any_of(segment.outputs.begin(), segment.outputs.end(),
+                                                    [&](ir::ValueId id) { return placement.is_part(id); });
+          const auto halves = plan::in_halves(segment.fusion);
+          if (!halves || joined_elsewhere) throw;
+          program.facts.pop_back();
+          apart(segment.fusion, {halves->first, halves->second}, buffers, target, placement, program);
+        }
         break;
+      }
       case plan::Strategy::kNested: program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers}); break;
-      case plan::Strategy::kReduction:
-        program.steps.push_back(KernelStep{kernels.reduction(segment.fusion), buffers});
-        break;
     }
   }
   program.workspace_bytes = placement.bytes();

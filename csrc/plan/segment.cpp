@@ -161,6 +161,13 @@ class Drafter {
     return space;
   }
 
+  // The level whose kernels of nested values can read a value from memory.
+  int stored_level(ValueId value) const {
+    const bool earlier_kind = !is_input_[value] && (clusters_.of[value] >= 0 ||
+                                                    fusion_.ops[definition_[value]].kind == OpKind::kGroupedMatmul);
+    return level_[value] - earlier_kind;
+  }
+
   // What a fold of rows needs: dense values that follow element by element from folds of the same rows, such as what
   // is subtracted before a sum, are computed in the kernel of those.
   struct Joined {
@@ -189,8 +196,12 @@ class Drafter {
       if (is_nested(id) && (op_class == OpClass::kReduce || op_class == OpClass::kScan)) return {};
       if (!is_nested(id) && !is_elementwise(made)) continue;
       for (size_t i = 0; i < made.inputs.size(); ++i) {
-        const bool indexes = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
-        if (!indexes && seen.insert(made.inputs[i]).second) todo.push_back(made.inputs[i]);
+        const bool from_memory = made.kind == OpKind::kPartition || (i > 0 && ir::has_nest_operands(made.kind));
+        if (from_memory) {
+          result.others = std::max(result.others, stored_level(made.inputs[i]));
+        } else if (seen.insert(made.inputs[i]).second) {
+          todo.push_back(made.inputs[i]);
+        }
       }
     }
     for (ValueId id : folds) result.level = std::max(result.level, level_[id]);
@@ -388,21 +399,30 @@ class Drafter {
     Building& building = drafts_[home];
     building.store(op.output, reduce == nullptr ? "it combines the rows of components"
                                                 : "its reductions fold the rows of components");
-    std::vector<size_t> todo = {number};
-    for (size_t i = 0; i < todo.size(); ++i) {
-      const Op& needed = fusion_.ops[todo[i]];
-      const bool indexes = ir::has_nest_operands(needed.kind);
-      for (size_t operand = 0; operand < needed.inputs.size(); ++operand) {
-        const ValueId id = needed.inputs[operand];
-        if (is_input_[id]) continue;
-        const bool reads = needed.kind == OpKind::kPartition || (indexes && operand > 0) ||
-                           !(is_computed_along(id) || (joins && along.values.contains(id)));
-        if (reads) {
-          want_in_memory(id, level, "a kernel of nested values reads its values from memory, of iteration domain ");
-        } else if (std::find(todo.begin(), todo.end(), definition_[id]) == todo.end()) {
-          todo.push_back(definition_[id]);
+    // What it reads at other places comes from memory wherever it is used.
+    std::set<ValueId> from_memory;
+    std::vector<size_t> todo;
+    for (size_t known = 1; known != from_memory.size();) {
+      known = from_memory.size();
+      todo = {number};
+      for (size_t i = 0; i < todo.size(); ++i) {
+        const Op& needed = fusion_.ops[todo[i]];
+        const bool indexes = ir::has_nest_operands(needed.kind);
+        for (size_t operand = 0; operand < needed.inputs.size(); ++operand) {
+          const ValueId id = needed.inputs[operand];
+          if (is_input_[id] || from_memory.contains(id)) continue;
+          const bool reads = needed.kind == OpKind::kPartition || (indexes && operand > 0) ||
+                             !(is_computed_along(id) || (joins && along.values.contains(id)));
+          if (reads) {
+            from_memory.insert(id);
+          } else if (std::find(todo.begin(), todo.end(), definition_[id]) == todo.end()) {
+            todo.push_back(definition_[id]);
+          }
         }
       }
+    }
+    for (ValueId id : from_memory) {
+      want_in_memory(id, level, "a kernel of nested values reads its values from memory, of iteration domain ");
     }
     std::vector<size_t>& ops = building.draft.ops;
     ops.insert(ops.end(), todo.begin(), todo.end());

@@ -33,6 +33,15 @@ using namespace nb::literals;
 namespace jf::python {
 namespace {
 
+// The last constructor of a class: what other arguments get, instead of nanobind's list of signatures.
+template <class T>
+auto refuses(const char* words) {
+  return [words](T*, const nb::args& args, const nb::kwargs&) {
+    const std::string got = args.size() == 0 ? "nothing" : nb::cast<std::string>(args[0].type().attr("__name__"));
+    throw nb::type_error(cat(words, ", got ", got).c_str());
+  };
+}
+
 using graph::AxisId;
 using graph::Mapping;
 using ir::Fusion;
@@ -174,6 +183,7 @@ void bind_fusion(nb::module_& m) {
   nb::class_<Fusion>(m, "Fusion", "What is computed: ops over values, parsed from its text. Equal texts are equal.")
       .def(
           "__init__", [](Fusion* self, const std::string& text) { new (self) Fusion(ir::parse(text)); }, "text"_a)
+      .def("__init__", refuses<Fusion>("Fusion: expected the text of one, as print(fusion) writes it"))
       .def("__str__", [](const Fusion& f) { return ir::print(f); })
       .def("__repr__", [](const Fusion& f) { return ir::print(f); })
       .def("__hash__", [](const Fusion& f) { return std::hash<std::string>()(ir::print(f)); })
@@ -219,6 +229,7 @@ void bind_schedule(nb::module_& m) {
             new (self) Schedule{std::move(fusion), std::move(parsed)};
           },
           "fusion"_a, "text"_a = nb::none(), "Parse a schedule; without text every value has its own serial loops.")
+      .def("__init__", refuses<Schedule>("Schedule: expected a Fusion and the text of a schedule, or none"))
       .def("__str__", &Schedule::text)
       .def("__repr__", &Schedule::text)
       .def("__hash__", [](const Schedule& s) { return std::hash<std::string>()(s.text()); })
@@ -255,6 +266,7 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
       .def(
           "__init__", [](S* self, FusionPtr fusion) { new (self) S(std::move(fusion)); }, "fusion"_a)
       .def(nb::init<const Schedule&>(), "start"_a)
+      .def("__init__", refuses<S>("Scheduler: expected a Fusion or a Schedule to go on from"))
       .def("__str__", [](const S& s) { return s.schedule().text(); })
       .def("__repr__", [](const S& s) { return s.schedule().text(); })
       .def_prop_ro("schedule", &S::schedule, "The schedule as it is now.")
@@ -336,6 +348,12 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             s.scheduler->set_memory(s.id(value, "set_memory"), memory_named(memory, value));
           },
           "value"_a, "memory"_a, "register, or shared: one copy for the threads of a block (CUDA).")
+      .def(
+          "set_memory_type",
+          [](S& s, Name value, Name memory) {
+            s.scheduler->set_memory(s.id(value, "set_memory_type"), memory_named(memory, value));
+          },
+          "value"_a, "memory"_a, "set_memory, by nvFuser's name.")
       .def(
           "set_allocation",
           [](S& s, Name value, int first_axis, int64_t pad) {
@@ -422,6 +440,7 @@ void bind_index_graph(nb::module_& m) {
   nb::class_<G>(m, "IndexGraph",
                 "Which axes of a scheduled fusion have the same index at run time. An axis is (value, node).")
       .def(nb::init<const Schedule&>(), "schedule"_a)
+      .def("__init__", refuses<G>("IndexGraph: expected a Schedule; jax_fuser.ir.Schedule(fusion) has no edits"))
       .def(
           "root",
           [](const G& g, const std::string& value, int i) {

@@ -1,0 +1,78 @@
+"""Arguments of the public functions, refused by name where they are no array, no integer, no function."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def array(fn: str, name: str, value: Any) -> jax.Array:
+    """Return an argument as a JAX array; numbers and lists of numbers are some."""
+    if isinstance(value, jax.Array):
+        return value
+    held = getattr(value, "dtype", None)
+    if not isinstance(value, (np.ndarray, np.generic, bool, int, float, complex, list, tuple)) and (
+        held is None or isinstance(value, jax.ShapeDtypeStruct)
+    ):
+        hint = "; pass its data" if hasattr(value, "extents") else ""
+        raise TypeError(f"{fn}: {name} must be an array, got a {type(value).__name__}{hint}")
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError):
+        what = f"an array of {held}" if held is not None else repr(value)
+        raise TypeError(f"{fn}: {name} must be an array of numbers that fit, got {what[:80]}") from None
+
+
+def integer(fn: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an argument that is a Python int or as good as one."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except (TypeError, jax.errors.TracerIntegerConversionError):
+        traced = " (traced)" if isinstance(value, jax.core.Tracer) else ""
+        raise TypeError(f"{fn}: {name} must be an int, got {_spell(value)}{traced}") from None
+    if least is not None and number < least:
+        raise ValueError(f"{fn}: {name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise ValueError(f"{fn}: {name} must be at most {most}, got {number}")
+    return number
+
+
+def flag(fn: str, name: str, value: Any) -> bool:
+    """Return an argument that is true or false."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{fn}: {name} must be True or False, got {_spell(value)}")
+    return bool(value)
+
+
+def function(fn: str, name: str, value: Any) -> Any:
+    """Return an argument that can be called."""
+    if not callable(value):
+        raise TypeError(f"{fn}: {name} must be a function, got {_spell(value)}")
+    return value
+
+
+def text(fn: str, name: str, value: Any) -> str:
+    """Return an argument that is a string."""
+    if not isinstance(value, str):
+        raise TypeError(f"{fn}: {name} must be a string, got {_spell(value)}")
+    return value
+
+
+def dtype(fn: str, name: str, value: Any) -> Any:
+    """Return an argument as a dtype; None stays."""
+    if value is None:
+        return None
+    try:
+        return jnp.dtype(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{fn}: {name} must be a dtype, got {_spell(value)}") from None
+
+
+def _spell(value: Any) -> str:
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
