@@ -24,8 +24,8 @@ grouped::Quantization quantization(const ir::Fusion& fusion, std::string_view li
   q.of_columns = holds("columns=1"), q.transpose = holds("transpose=1");
   const int64_t lines = q.transpose ? q.columns : q.rows;
   JF_REQUIRE((ir::shape(value(fusion.outputs[0])) == std::vector{q.matrices, lines, q.pitch()}),
-             "[quantize] the result of", line, " is not ", ir::print(fusion));
-  JF_REQUIRE(q.transpose || !q.of_columns, "[quantize] columns=1 needs transpose=1, got", line);
+             "[quantize] expected elements [", q.matrices, ",", lines, ",", q.pitch(), "], got\n", ir::print(fusion));
+  JF_REQUIRE(q.transpose || !q.of_columns, "[quantize] columns=1 needs transpose=1");
   return q;
 }
 

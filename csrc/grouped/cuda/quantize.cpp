@@ -9,7 +9,7 @@ namespace jf::grouped {
 namespace {
 
 constexpr int kCapability = 90;  // later ones have other kernels
-constexpr int kThreads = 256;
+constexpr int kThreads = 512, kThreadsOfBlocks = 256;
 constexpr int64_t kRowBytes = 128;  // of a strip: the span of the swizzle
 constexpr int64_t kChunk = 32;      // rows of a copy
 constexpr int64_t kBlock = 128;     // rows and columns of a scale
@@ -25,6 +25,8 @@ int64_t shared_bytes(const Quantization& q, int64_t rows) {
   return strips(q) * rows * kRowBytes + 2 * 4 * (q.of_columns ? strip_columns(q) : 1) + 8;
 }
 
+int threads(const Quantization& q) { return q.of_columns ? kThreads : kThreadsOfBlocks; }
+
 int64_t grid(const Quantization& q, const QuantizeConfig& c) {
   const int64_t along = q.of_columns ? c.blocks : divide_up(q.rows, int64_t{c.rows});
   return q.matrices * divide_up(q.columns, strips(q) * strip_columns(q)) * along;
@@ -35,12 +37,13 @@ std::string text(const Quantization& q, const QuantizeConfig& c, std::string_vie
   const auto truth = [](bool holds) { return holds ? "true" : "false"; };
   std::string s = "#include \"grouped/cuda/quantize.cuh\"\n\n";
   s += cat("// ", print(c), "\n");
-  s += cat("using Kernel = jf::Quantizer<", in, ", ", truth(q.of_columns), ", ", truth(q.transpose), ">;\n");
+  s += cat("using Kernel = jf::Quantizer<", in, ", ", truth(q.of_columns), ", ", truth(q.transpose), ", ",
+           threads(q), ">;\n");
   s += cat("static_assert(Kernel::kStrips * ", c.rows, " * Kernel::kRowBytes + sizeof(Kernel::Shared) == ",
            shared_bytes(q, c.rows), ", \"the launch gives the kernel its shared memory\");\n\n");
   s += "extern \"C\" __global__ ";
   if (c.blocks > 1) s += cat("__cluster_dims__(", c.blocks, ", 1, 1) ");
-  s += cat("__launch_bounds__(", kThreads, ", 2) void ", entry, "(\n    const ", in,
+  s += cat("__launch_bounds__(", threads(q), ", 2) void ", entry, "(\n    const ", in,
            "*, unsigned char* out, float* scales, const __grid_constant__ jf::TensorMap map,\n");
   s += "    long long rows, long long columns, long long pitch) {\n";
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") char memory[];\n");
@@ -87,7 +90,7 @@ CudaKernel quantize_kernel(const Quantization& q, const Target& target) {
   const QuantizeConfig c = choose_quantize(q, target);
   CudaKernel kernel;
   kernel.entry = "jf_quantize";
-  kernel.block = kThreads;
+  kernel.block = threads(q);
   kernel.grid = grid(q, c);
   kernel.shared_bytes = static_cast<int>(shared_bytes(q, c.rows));
   const auto size = static_cast<uint64_t>(size_of(q.in));
