@@ -247,9 +247,7 @@ def _kernels(dtype: str, block: Block) -> Fused:
     return fuse(functools.partial(quantize_floats, dtype=dtype, block=block), name="quantize")
 
 
-def quantize_floats(
-    x: jax.Array, dtype: str, block: Block, powers_of_two: bool = False
-) -> tuple[jax.Array, jax.Array]:
+def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool = False) -> tuple[jax.Array, jax.Array]:
     """Return elements and scales, in jax.numpy."""
     wide = x.astype(jnp.float32)
     # Compilers divide by a constant in either way.

@@ -23,7 +23,6 @@ from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_split import check_summed
 from jax_fuser._quant import spread
-from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._varying import same_varying
 
 DTYPE_NAMES = {"float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}

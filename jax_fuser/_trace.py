@@ -47,10 +47,11 @@ PRODUCT = "jax_fuser_grouped_matmul"
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_OF_FLOAT8 = frozenset(
-    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice split unstack "
-    "stack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast".split()
+_MOVES = (
+    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice split stack "
+    "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
 )
+_OF_FLOAT8 = frozenset(_MOVES.split())
 # What is folded on constants: the ops that numpy rounds as every machine does.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -415,9 +416,7 @@ RULES: dict[str, Rule] = {
     "round": Rule(_trace_ops.round_),
     "select_n": Rule(_trace_ops.select_n),
     "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_trace_ops.refuse_clamp),
-    "convert_element_type": Rule(
-        _trace_ops.convert, refuse=_trace_ops.refuse_convert, is_view=_trace_ops.widens
-    ),
+    "convert_element_type": Rule(_trace_ops.convert, refuse=_trace_ops.refuse_convert, is_view=_trace_ops.widens),
     "bitcast_convert_type": Rule(_trace_ops.bitcast, refuse=_trace_ops.refuse_bitcast, is_view=_always),
     "reduce_precision": Rule(
         _trace_ops.reduce_precision, refuse=_trace_ops.refuse_precision, is_view=_trace_ops.keeps_precision

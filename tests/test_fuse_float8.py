@@ -109,16 +109,18 @@ def test_a_function_that_quantizes_is_one_kernel(device, dtype, block):
         jax.grad(lambda g: f(g, up)[1].sum())(gate.astype(jnp.float32))
 
 
-def test_large_arrays_are_quantized_by_kernels(device):
+@pytest.mark.parametrize(
+    ("format", "dtype", "block"),
+    [("fp8_row", "float8_e5m2", (None,)), ("fp8_block", "float8_e4m3fn", (128, 128))],
+)
+def test_large_arrays_are_quantized_by_kernels(device, format, dtype, block):
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 300, 256)), "bfloat16")
     assert x.size >= _quant.MANY
-    for format, dtype, block in (("fp8_row", "float8_e5m2", None), ("fp8_block", "float8_e4m3fn", (128, 128))):
-        text = jax.jit(lambda x: jf.quantize(x, format, dtype=dtype, block=block)).lower(x).as_text()
-        assert "jax_fuser.program" in text
-        got = jf.quantize(x, format, dtype=dtype, block=block)
-        want = jax.jit(lambda x: _quant.quantize_floats(x, dtype, got.block))(x)
-        assert_same(got.data, want[0])
-        np.testing.assert_array_equal(got.scales, want[1])
+    quantize = jax.jit(lambda x: jf.quantize(x, format, dtype=dtype, block=block))
+    assert "jax_fuser.program" in quantize.lower(x).as_text()
+    got, want = quantize(x), jax.jit(lambda x: _quant.quantize_floats(x, dtype, block))(x)
+    assert_same(got.data, want[0])
+    np.testing.assert_array_equal(got.scales, want[1])
 
 
 @pytest.mark.parametrize("capability", [80, 90])

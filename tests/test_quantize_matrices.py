@@ -1,4 +1,4 @@
-"""Weights quantized along either axis: the kernel's program, what it refuses, its instructions, its numbers on a GPU."""
+"""Weights quantized along either axis: the kernel's program, what it refuses, its instructions, its numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ def program(shape, dtype="bfloat16", form=COLUMNS, target=HOPPER):
 @pytest.mark.parametrize(
     ("shape", "dtype", "form", "parameters"),
     [
-        ((32, 7168, 4096), "bfloat16", COLUMNS, "quantize rows=896 cluster=8"),
-        ((3, 1111, 200), "float32", COLUMNS, "quantize rows=576 cluster=2"),
+        ((32, 7168, 4096), "bfloat16", COLUMNS, "quantize rows=1792 cluster=4"),
+        ((3, 1111, 200), "float32", COLUMNS, "quantize rows=1120 cluster=1"),
         ((8, 14336, 4096), "float16", COLUMNS, "quantize rows=1792 cluster=8"),
         ((3, 300, 88), "bfloat16", BLOCKS, "quantize rows=128 cluster=1"),
         ((3, 300, 208), "float32", ROWS_OF_BLOCKS, "quantize rows=128 cluster=1"),

@@ -112,7 +112,6 @@ JF_FUNCTION Part<u16> encode(f16, Part<f32> x) {
 }
 JF_FUNCTION Part<u16> encode_exactly(f16, Part<f32> x) { return encode(f16{}, x); }
 
-
 template <class M>
 JF_FUNCTION Part<u8> encode_float8(M type, Part<f32> x) {
   const Part<u32> bits = bits_as<u32>(x);

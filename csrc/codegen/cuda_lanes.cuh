@@ -1,5 +1,5 @@
-// Lanes on CUDA: W values of one type in registers of one thread, and how they get in and out of memory. Floats of 8 and
-// 16 bits are f32 in lanes. The names are those of the CPU prelude.
+// Lanes on CUDA: W values of one type in registers of one thread, and how they get in and out of memory. Floats of 8
+// and 16 bits are f32 in lanes. The names are those of the CPU prelude.
 #pragma once
 
 #include "codegen/float16.cuh"

@@ -33,7 +33,9 @@ static __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
 #if __CUDA_ARCH__ >= 890
 // Two numbers as 8-bit floats, `low` first in memory. The instruction takes numbers that the format does not hold for
 // its largest one; they are NaN or infinite.
-static __device__ __forceinline__ float within_e4m3(float x) { return fabsf(x) > 464.0f ? __int_as_float(0x7fc00000) : x; }
+static __device__ __forceinline__ float within_e4m3(float x) {
+  return fabsf(x) > 464.0f ? __int_as_float(0x7fc00000) : x;
+}
 static __device__ __forceinline__ unsigned short e4m3x2_from_f32(float low, float high) {
   unsigned short bits;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(within_e4m3(high)), "f"(within_e4m3(low)));

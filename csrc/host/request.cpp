@@ -14,8 +14,8 @@ namespace {
 grouped::Quantization quantization(const ir::Fusion& fusion, std::string_view line) {
   const auto value = [&](ir::ValueId id) { return fusion.values[id]; };
   const bool fits = fusion.inputs.size() == 1 && fusion.outputs.size() == 2 &&
-                    value(fusion.inputs[0]).axes.size() == 3 &&
-                    value(fusion.outputs[0]).dtype == DType::kF8E4M3 && value(fusion.outputs[1]).dtype == DType::kF32;
+                    value(fusion.inputs[0]).axes.size() == 3 && value(fusion.outputs[0]).dtype == DType::kF8E4M3 &&
+                    value(fusion.outputs[1]).dtype == DType::kF32;
   JF_REQUIRE(fits, "[quantize] expected matrices that become f8e4m3fn elements and f32 scales, got\n",
              ir::print(fusion));
   const std::vector<int64_t> shape = ir::shape(value(fusion.inputs[0]));

@@ -22,8 +22,8 @@ struct Request {
 
 Request parse_request(std::string_view program);
 
-// With a schedule the whole fusion is one kernel with exactly that schedule, or it is the hand-written one; else the plan
-// decides. Pure: equal arguments give equal programs, in every process. Throws UserError for a target without the
+// With a schedule the whole fusion is one kernel with exactly that schedule, or it is the hand-written one; else the
+// plan decides. Pure: equal arguments give equal programs, in every process. Throws UserError for a target without the
 // hand-written kernel.
 Program build(const Request& request, const Target& target);
 

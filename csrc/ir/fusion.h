@@ -80,6 +80,8 @@ const OpInfo* find_op(std::string_view name);
 OpKind fold_of(OpKind fold);
 // Whether the op reads its first operand at other places than its own, so that it must be in memory.
 bool reads_memory(OpKind kind);
+// Whether the op converts or moves values, as is possible with 8-bit floats.
+bool moves_float8(OpKind kind);
 // Whether the operands after the first are integers that say where and how far a nested value goes.
 bool has_nest_operands(OpKind kind);
 

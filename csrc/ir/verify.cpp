@@ -452,14 +452,6 @@ struct Inference {
   }
 };
 
-// They are converted and moved; there is no arithmetic on them.
-bool makes_float8(OpKind kind) {
-  const OpClass op_class = info(kind).op_class;
-  return kind == OpKind::kConvert || kind == OpKind::kBitcast || kind == OpKind::kSelect ||
-         op_class == OpClass::kConstant || op_class == OpClass::kView || op_class == OpClass::kConcat;
-}
-bool takes_float8(OpKind kind) { return makes_float8(kind) || kind == OpKind::kGroupedMatmul; }
-
 void check_name(const std::string& name, std::set<std::string>& names) {
   JF_REQUIRE(name == identifier(name), "[verify] '", name, "' is not an identifier");
   JF_REQUIRE(names.insert(name).second, "[verify] the name '", name, "' is defined twice");
@@ -486,10 +478,11 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   JF_REQUIRE(inputs.size() == arity || optional || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   for (ValueId id : inputs) {
-    JF_REQUIRE(takes_float8(kind) || !is_float8(fusion.values[id].dtype), "[", op.name,
-               "] does not take 8-bit floats, got ", print_type(fusion.values[id]), "; convert them to f32");
+    const bool takes = moves_float8(kind) || kind == OpKind::kGroupedMatmul;
+    JF_REQUIRE(takes || !is_float8(fusion.values[id].dtype), "[", op.name, "] does not take 8-bit floats, got ",
+               print_type(fusion.values[id]), "; convert them to f32");
   }
-  JF_REQUIRE(makes_float8(kind) || !is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
+  JF_REQUIRE(moves_float8(kind) || !is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
              kMaxRank);
   for (const Axis& axis : stated.axes) {

@@ -40,8 +40,8 @@ constexpr int64_t kMovedVectors = 3;
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
 constexpr int64_t kRowOfThread = 8, kManyRows = 32 << 10;
-// Rows of as few vectors share a warp, each thread having at most so many of them: 128 bf16 to 8-bit floats took 0.19 ms
-// so and 0.34 in warps of their own, 64 bf16 normed 0.25 ms and 0.81 in threads of their own.
+// Rows of as few vectors share a warp, each thread having at most so many of them: 128 bf16 to 8-bit floats took 0.19
+// ms so and 0.34 in warps of their own, 64 bf16 normed 0.25 ms and 0.81 in threads of their own.
 constexpr int64_t kRowOfPart = 32, kVectorsOfPart = 4;
 
 struct Shape {
@@ -173,7 +173,8 @@ int64_t narrowest_of_all(const Traffic& traffic, size_t lane_loop) {
   return bytes;
 }
 
-// Short rows of whole vectors: several in a warp. A thread has as many vectors as make its narrowest access a whole one.
+// Short rows of whole vectors: several in a warp. A thread has as many vectors as make its narrowest access a whole
+// one.
 bool in_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction& p) {
   const int64_t vectors = shape.folded / p.lanes;
   if (p.lanes == 1 || shape.across > 1 || shape.folded % p.lanes != 0) return false;

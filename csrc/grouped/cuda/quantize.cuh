@@ -5,8 +5,8 @@
 // 32, in shared memory, swizzled as tensor copies do it, and a cluster of them all rows of the matrix.
 #pragma once
 
-#include "grouped/cuda/ptx_hopper.cuh"
 #include "codegen/cuda_lanes.cuh"
+#include "grouped/cuda/ptx_hopper.cuh"
 
 namespace jf {
 
@@ -48,11 +48,11 @@ JF_FUNCTION f32 value_of(u32 word, int half) {
 }
 
 // kColumns: a scale for each column of strips; else one for each 128 x 128 elements, of kStrips strips.
-template <class T, bool kColumns, bool kTranspose, int kThreads>
+template <class T, bool kColumns, bool kTranspose>
 struct Quantizer {
-  static constexpr int kWarps = kThreads / 32, kRowBytes = 128, kChunk = 32;
+  static constexpr int kThreads = 256, kWarps = kThreads / 32, kRowBytes = 128, kChunk = 32;
   static constexpr int kValues = Magnitudes<T>::kValues, kWidth = kRowBytes / int(sizeof(T));
-  static_assert(kWarps * 16 % kRowBytes == 0, "a warp has 16 bytes of rows");
+  static_assert(kWarps * 16 == kRowBytes, "a warp has 16 bytes of every row");
   static constexpr int kStrips = kColumns ? 1 : 128 / kWidth;
   static constexpr int kScales = kColumns ? kWidth : 1;
   static_assert(kTranspose || !kColumns, "scales of columns are those of rows of the transposed matrix");
@@ -119,9 +119,10 @@ struct Quantizer {
     u32 most[4] = {};
     {
       const int chunk = thread % 8, row = thread / 8;
+      const unsigned from = tile + row * kRowBytes + chunk * 16;
 #pragma unroll 4
-      for (int at = row * kRowBytes; at < kStrips * strip_bytes; at += kThreads / 8 * kRowBytes) {
-        const int4 words = ptx::ld_shared4(tile + at + chunk * 16);
+      for (int offset = 0; offset < kStrips * strip_bytes; offset += kThreads / 8 * kRowBytes) {
+        const int4 words = ptx::ld_shared4(from + offset);
         most[0] = Magnitudes<T>::most(most[0], words.x);
         most[1] = Magnitudes<T>::most(most[1], words.y);
         most[2] = Magnitudes<T>::most(most[2], words.z);
@@ -183,8 +184,8 @@ struct Quantizer {
       for (int i = 1; i < kValues; ++i) inverse[i] = inverse[0];
       if (thread == 0) {
         const long height = first / p.own_rows, place = column / wide;
-        p.scales[kTranspose ? (matrix * tiles + place) * heights + height : (matrix * heights + height) * tiles + place] =
-            scale;
+        p.scales[kTranspose ? (matrix * tiles + place) * heights + height
+                            : (matrix * heights + height) * tiles + place] = scale;
       }
     }
     if constexpr (kTranspose) {
@@ -194,24 +195,24 @@ struct Quantizer {
     }
   }
 
-  // Which word of a strip's rows a thread has: a warp has 16 bytes of them, eight lanes the same word.
-  static __device__ __forceinline__ int own_word() { return threadIdx.x / 32 % 8 * 4 + threadIdx.x % 32 / 8; }
+  // Which word of a strip's rows a thread has: a warp has 16 bytes of them, eight lanes the same.
+  static __device__ __forceinline__ int own_word() { return threadIdx.x / 32 * 4 + threadIdx.x % 32 / 8; }
 
   // Eight lanes have a word of each of 16 rows, so together 128 bytes of each of its columns. Lane l reads its rows in
   // the order i ^ l, so that no two are in one bank, and puts the bytes in order as it joins them.
   static __device__ __forceinline__ void store_transposed(unsigned tile, int strip_bytes, const Args& p, long matrix,
                                                           long first, long column, const f32 (&inverse)[kValues]) {
-    const int eighth = threadIdx.x % 8, chunk = threadIdx.x / 32 % 8;
+    const int eighth = threadIdx.x % 8, warp = threadIdx.x / 32;
     const bool swap = eighth & 4;
     const u32 order = eighth & 2 ? (eighth & 1 ? 0x0145 : 0x1054) : (eighth & 1 ? 0x4501 : 0x5410);
     unsigned places[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) places[i] = (i ^ eighth) * kRowBytes + (chunk ^ i ^ eighth) * 16 + own_word() % 4 * 4;
+    for (int i = 0; i < 8; ++i) places[i] = (i ^ eighth) * kRowBytes + (warp ^ i ^ eighth) * 16 + own_word() % 4 * 4;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
       const long n = column + strip * kWidth + own_word() * kValues;
       unsigned char* const out = p.out + (matrix * p.columns + n) * p.pitch + first;
-      for (int row = threadIdx.x / 256 * 128 + eighth * 16; row < p.own_rows; row += kThreads / 2) {
+      for (int row = eighth * 16; row < p.own_rows; row += 128) {
         const unsigned from = tile + strip * strip_bytes + row * kRowBytes;
         u32 words[16];
 #pragma unroll
