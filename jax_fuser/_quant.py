@@ -116,6 +116,9 @@ def quantize(
     divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest
     for "int4", a seventh of the largest magnitude.
 
+    Large arrays become kernels of ours, which read them once; inside of `fuse` it is a part of the kernel that computes
+    `x`.
+
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
     an error; to train, `scaled_grouped_matmul` quantizes floats by itself with `format`. Else take
     `jax.lax.stop_gradient` of `x`, or give what you compute a rule by `jax.custom_vjp`.

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "codegen/cuda_lanes.cuh"
-#include "grouped/cuda/ptx_hopper.cuh"
+#include "grouped/cuda/ptx_quantize.cuh"
 
 namespace jf {
 
@@ -16,20 +16,12 @@ struct Magnitudes;
 template <>
 struct Magnitudes<bf16> {
   static constexpr int kValues = 2;
-  static __device__ __forceinline__ u32 most(u32 a, u32 word) {
-    u32 result;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(word & 0x7fff7fff));
-    return result;
-  }
+  static __device__ __forceinline__ u32 most(u32 a, u32 word) { return ptx::max_nan_bf16x2(a, word & 0x7fff7fff); }
 };
 template <>
 struct Magnitudes<f16> {
   static constexpr int kValues = 2;
-  static __device__ __forceinline__ u32 most(u32 a, u32 word) {
-    u32 result;
-    asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(word & 0x7fff7fff));
-    return result;
-  }
+  static __device__ __forceinline__ u32 most(u32 a, u32 word) { return ptx::max_nan_f16x2(a, word & 0x7fff7fff); }
 };
 template <>
 struct Magnitudes<f32> {
@@ -75,11 +67,7 @@ struct Quantizer {
     return scale;
   }
   static __device__ __forceinline__ u32 four(f32 a, f32 b, f32 c, f32 d, u32 order = 0x5410) {
-    // Not above 448 by more than a rounding error.
-    u32 low, high;
-    asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %1, %2; cvt.u32.u16 %0, x;}" : "=r"(low) : "f"(b), "f"(a));
-    asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %1, %2; cvt.u32.u16 %0, x;}" : "=r"(high) : "f"(d), "f"(c));
-    return __byte_perm(low, high, order);
+    return __byte_perm(ptx::e4m3x2_of_scaled(a, b), ptx::e4m3x2_of_scaled(c, d), order);
   }
 
   // `memory`: aligned to 1024 bytes.
@@ -112,7 +100,7 @@ struct Quantizer {
       }
     }
     __syncthreads();
-    if (p.blocks > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    if (p.blocks > 1) ptx::cluster_arrive_release();
     ptx::mbarrier_wait(loaded, 0);
 
     // A thread reads the same 16 bytes' place of every 32nd row: the same columns.
@@ -156,7 +144,7 @@ struct Quantizer {
           for (int j = 0; j < kValues; ++j) {
             const int value = j * 32 + lane;
             const unsigned there = ptx::in_cluster(ptx::shared_address(&shared.all[value]), warp);
-            asm volatile("red.shared::cluster.max.u32 [%0], %1;" ::"r"(there), "r"(shared.own[value]) : "memory");
+            ptx::raise_in_cluster(there, shared.own[value]);
           }
         }
         ptx::cluster_meet();
