@@ -1,6 +1,6 @@
 """Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
 
-from . import _ffi, _lax_products, ir, moe, nested  # noqa: F401 (`fuse` finds _lax_products)
+from . import _export_types, _ffi, _lax_products, ir, moe, nested  # noqa: F401 (`fuse` finds _lax_products)
 from ._core import InternalError, UserError
 from ._doctor import counters, doctor
 from ._explain import explain
@@ -42,3 +42,4 @@ __all__ = [
 ]
 
 _ffi.register()
+_export_types.register()

@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import GATED, PLAIN, product_and_tail, tail, tail_backward
+from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
 
 NAMED = {**PLAIN, **GATED}
@@ -46,11 +47,15 @@ class _How:
                     scaled_by_zero=True)  # fmt: skip
 
 
-def expert_rows(x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activation: str, dtype: Any) -> jax.Array:
+def expert_rows(
+    x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activation: str, dtype: Any
+) -> jax.Array:
     """Return `(m, n)`, of `dtype`.
 
     Args:
-        x: rows `(m, k)`. Differentiable.
+        x: tokens `(t, k)`. Differentiable.
+        take: int32 `(m,)`, the token that each row is, -1 for a row of no group.
+        back: int32 `(t, uses)`, the rows that each token is.
         w13: `(groups, k, f)`, or `(groups, k, 2 f)` for a gated activation. Differentiable.
         w2: `(groups, f, n)`. Differentiable.
         scale: `(m,)`, zero in rows of no group. Differentiable.
@@ -60,18 +65,25 @@ def expert_rows(x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activati
     """
     how = _How(activation, jnp.dtype(dtype))
     scale = scale.astype(jnp.promote_types(dtype, jnp.float32))
-    return _expert_rows(how, *same_varying(x, w13, w2, scale, extents))
+    return _expert_rows(how, *same_varying(x, take, back, w13, w2, scale, extents))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _expert_rows(how: _How, x: Any, w13: Any, w2: Any, scale: Any, extents: Any) -> jax.Array:
+def _expert_rows(how: _How, x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any) -> jax.Array:
     h = product_and_tail(x, w13, extents, None, None, scale, transpose_rhs=False, activation=how.function,
-                         gated=how.gated, dtype=how.dtype)  # fmt: skip
+                         gated=how.gated, dtype=how.dtype, index=take.astype(jnp.uint32), back=back)  # fmt: skip
     return how.multiply(h, w2, extents)
 
 
 def _jvp(how: _How, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    x, w13, w2, scale, extents = primals
+    tokens, take, back, *others = primals
+    # The derivative of w13 reads the rows again.
+    x = sum_rows(tokens, take[:, None], back)
+    primals = (x, *others)
+    moved_tokens, _, _, *moved = tangents
+    zero = isinstance(moved_tokens, jax.custom_derivatives.SymbolicZero)
+    tangents = (moved_tokens if zero else sum_rows(moved_tokens, take[:, None], back), *moved)
+    _, w13, w2, scale, extents = primals
     before = how.multiply(x, w13, extents)
     out = how.multiply(how.tail(before, scale, extents), w2, extents)
     moving = tuple(i for i in range(4) if not isinstance(tangents[i], jax.custom_derivatives.SymbolicZero))

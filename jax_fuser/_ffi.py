@@ -9,7 +9,7 @@ import importlib.util
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +114,15 @@ def can_compile(platform: str) -> str | None:
         return f"compute capability {capability / 10} is below 8.0"
     path, reason = _core.nvrtc()
     return None if path else reason
+
+
+def why_no_kernel(make_program: Callable[[], str], target: str) -> str | None:
+    """Return in one line why a target has no kernel for a program, or there is no such program, or None."""
+    try:
+        _core.workspace_bytes(make_program(), target)
+    except _core.UserError as error:
+        return str(error).splitlines()[0]
+    return None
 
 
 def _is_only_lowered() -> bool:

@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_fuser import _bodies, _by_hand, _core, _explain, _ffi, _flatten, _random, _regions, _split, _trace
+from jax_fuser._static_sizes import check_sizes
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
@@ -43,6 +44,7 @@ class Fused:
             _core.host_compiler_ahead()  # starting a process takes as long as tracing
             closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
             leaves = jax.tree.leaves((args, kwargs))
+            _check_sizes(name, leaves, schedule is not None)
             if schedule is None:
                 results = run(closed, leaves, name)
             else:
@@ -164,6 +166,17 @@ def fuse(
 
 
 # Evaluation.
+
+
+def _check_sizes(name: str, leaves: Sequence[Any], must_fuse: bool) -> None:
+    """Say what becomes of symbolic sizes: kernels are compiled for numbers, and XLA takes the rest."""
+    try:
+        for i, leaf in enumerate(leaves):
+            check_sizes(f"fuse: {name}", **{f"argument {i}": leaf})
+    except _core.UserError as error:
+        if must_fuse:
+            raise
+        warnings.warn(f"{error}; now what has such a size runs as plain XLA ops", RuntimeWarning, stacklevel=2)
 
 
 def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = ()) -> list[Any]:

@@ -73,7 +73,12 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpos
 def _lower_as_program(ctx: Any, *operands: Any, primitive: Any, platform: str, **params: Any) -> Any:
     if params["mesh"] is not None and _split.is_on_a_mesh(ctx):
         # A device's part is not split again.
-        run = _grouped_split.split(primitive.bind, ctx.avals_in, {**params, "mesh": None})
+        def multiply(*arrays: Any) -> Any:
+            local = {**params, "dtype": arrays[-1].dtype, "has_starts": len(arrays) == 5, "mesh": None}
+            return primitive.bind(*arrays[:-1], **local)
+
+        axes = _grouped_split.layout(params["mode"], params["transpose_rhs"])
+        run = _grouped_split.split(multiply, axes, ctx.avals_in, ctx.avals_out[0])
         return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
     dtypes = [_ffi.dtype_name(a.dtype) for a in (*ctx.avals_in, *ctx.avals_out)]
     lhs, rhs, out = dtypes[0], dtypes[1], dtypes[-1]

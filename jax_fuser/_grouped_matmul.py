@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._grouped_tail import GATED, PLAIN, Activation, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
@@ -19,6 +20,7 @@ from jax_fuser._quant import ScaledTensor
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
+from jax_fuser._static_sizes import check_sizes
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
 
@@ -56,7 +58,9 @@ def grouped_matmul(
             gate before up, and the result has `n`.
         row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         row_index: integers `(m,)`: row `i` of the product is `lhs[row_index[i]]`; rows `lhs` is then an array of any
-            length. An index outside `lhs` stands for a row of zeros.
+            length. An index outside `lhs` stands for a row of zeros. On GPUs of compute capability 9.0 the kernel of
+            a 16-bit product of up to 1024 columns with a gated activation gathers rows as it reads them; others have
+            them copied first.
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.
@@ -87,7 +91,9 @@ def grouped_matmul(
                 f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul, or convert them "
                 "with dequantize"
             )
-    rhs = jnp.asarray(rhs)
+    rhs, numbers = jnp.asarray(rhs), None
+    rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
+    check_sizes("grouped_matmul", lhs=rows, rhs=rhs, group_sizes=group_sizes, row_index=row_index)
     if isinstance(lhs, NestedTensor):
         if group_sizes is not None or row_index is not None:
             name = "group_sizes" if group_sizes is not None else "row_index"
@@ -99,15 +105,19 @@ def grouped_matmul(
             starts = ordered_starts(lhs.starts, extents, lhs.capacity)
     else:
         data, dim, starts = jnp.asarray(lhs), 0, None
+        tokens = data
         if group_sizes is None:
             raise TypeError(
                 "grouped_matmul: lhs is an array, so group_sizes= is needed; or pass as_nested(lhs, extents=)"
             )
         if row_index is not None:
             index = index_array("grouped_matmul", "row_index", row_index)
-            # By a kernel of its own (H200, bf16, product with SwiGLU: 65536 rows x 2048 x 1536 of 128 groups 0.77 ms
-            # with it, 0.67 without; 196608 x 1536 x 512 0.85 and 0.47; 16384 x 4096 x 28672 of 8 groups alike).
-            data = take_rows(data, jnp.asarray(index).astype(jnp.uint32))
+            numbers = jnp.asarray(index).astype(jnp.uint32)
+            placed = [*names_of(numbers), *names_of(data)[1:]]
+            if any(names_of(numbers)) or any(names_of(data)):
+                data, numbers = automatically(take_rows, data, numbers, like=lambda _: [placed]), None
+            else:
+                data = jax.eval_shape(take_rows, data, numbers)
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:
             raise ValueError(
@@ -133,29 +143,46 @@ def grouped_matmul(
 
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
     inner = data.shape[dim + 1 : -1]
-    if row_scale is not None and inner:
-        row_scale = jnp.broadcast_to(row_scale.reshape(*row_scale.shape, *[1] * (data.ndim - 1 - row_scale.ndim)),
-                                     data.shape[:-1]).reshape(*data.shape[:dim], -1)  # fmt: skip
     rows = int(np.prod([data.shape[dim], *inner]))
     multiply = functools.partial(
         product_and_tail, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
     )
 
-    def one(x: Any, extents: Any, starts: Any, scale: Any) -> jax.Array:
-        if group_offset is not None:
-            extents, starts = local_groups(
-                "grouped_matmul", extents, starts, data.shape[dim], group_offset, rhs.shape[0]
-            )
-        each = rows // max(data.shape[dim], 1)
-        extents, starts = extents * each, None if starts is None else starts * each
+    capacity = data.shape[dim]
+
+    def one(x: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
+        if offset is not None:
+            extents, starts = local_groups("grouped_matmul", extents, starts, capacity, offset, rhs.shape[0])
+        each = rows // max(capacity, 1)
+        if each != 1:
+            extents, starts = extents * each, None if starts is None else starts * each
         return multiply(x, rhs, extents, starts, bias, scale)
 
-    # Outer dimensions have their own extents, or share 1-D ones.
-    own = 0 if extents.ndim > 1 else None
-    for _ in range(dim):
-        one = jax.vmap(one, in_axes=(0, own, own, 0))
-    out = one(data.reshape(*data.shape[:dim], rows, data.shape[-1]), extents, starts, row_scale)
-    out = out.reshape(*data.shape[:-1], out.shape[-1])
+    def run(data: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
+        if scale is not None and inner:
+            scale = jnp.broadcast_to(scale.reshape(*scale.shape, *[1] * (data.ndim - 1 - scale.ndim)), data.shape[:-1])
+            scale = scale.reshape(*data.shape[:dim], -1)
+        # Outer dimensions have their own extents, or share 1-D ones.
+        own = 0 if extents.ndim > 1 else None
+        each = one
+        for _ in range(dim):
+            each = jax.vmap(each, in_axes=(0, None, own, own, None, 0, None))
+        x = data.reshape(*data.shape[:dim], rows, data.shape[-1])
+        out = each(x, rhs, extents, starts, bias, scale, offset)
+        return out.reshape(*data.shape[:-1], out.shape[-1])
+
+    others = rhs, extents, starts, bias, row_scale
+    if numbers is not None:
+        multiply = functools.partial(multiply, index=numbers)
+        return one(tokens, *others, group_offset)
+    if data.ndim == 2:
+        out = run(data, *others, group_offset)
+    else:
+        # A static offset is checked.
+        static = {"offset": group_offset} if isinstance(group_offset, int) else {}
+        offsets = () if static else (group_offset,)
+        placed = [*names_of(data)[:-1], None]
+        out = automatically(functools.partial(run, **static), data, *others, *offsets, like=lambda _: [placed])
     return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
 
 

@@ -73,7 +73,7 @@ def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, tr
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in indices):
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, rhs, *indices))
         raise ValueError(f"grouped_matmul: operands do not fit mode {mode!r}: {got}")
-    sharding = _grouped_split.result_sharding(mode, transpose_rhs, lhs, rhs)
+    sharding = _grouped_split.result_sharding("grouped_matmul", _grouped_split.layout(mode, transpose_rhs), lhs, rhs)
     return lhs.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 

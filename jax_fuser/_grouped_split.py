@@ -5,18 +5,20 @@ What each mode's axes allow (see `_grouped_primitive`):
     rows          m, n: a device has its part of the result    k, g: parts are summed (a device's groups give the rows
     batch         m, r, n                                      k     of the others zeros, so the sum is exact)
     contraction   g, k, n                                      m
+
+Products of quantized operands are of mode rows, and a device's part of k or n is whole blocks.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,24 +33,50 @@ _AXES: dict[str, tuple[str, dict[bool, str], str, str]] = {
 }
 
 
-def split(multiply: Callable[..., Any], avals: Sequence[Any], params: Any) -> Callable[..., Any]:
-    """Return the product of operands `avals` as a function of whole arrays that a mesh may split.
+@dataclass(frozen=True)
+class Layout:
+    """The axes of a product, by letters: of its operands, of its result, and those that are summed over.
 
-    `multiply(*operands, **params)` is the product on one device.
+    A small letter counts elements, its capital blocks of them: `blocks` says of how many, where only whole ones may be
+    on one device. What is in `whole` every device needs.
     """
-    mode = params["mode"]
+
+    operands: tuple[str, ...]
+    result: str
+    summed: str
+    blocks: dict[str, int] = field(default_factory=dict)
+    whole: str = ""
+
+
+def layout(mode: str, transpose_rhs: bool) -> Layout:
+    """Return the axes of a grouped product."""
     lhs, forms, result, summed = _AXES[mode]
-    rhs = forms[params["transpose_rhs"]]
-    m, groups = avals[0].shape[0], avals[2].shape[0]
-    extent = {**dict(zip(lhs, avals[0].shape)), **dict(zip(rhs, avals[1].shape)), "g": groups}
+    return Layout((lhs, forms[transpose_rhs]), result, summed)
 
-    def partition(mesh: Any, operands: Any, out: Any) -> Any:
-        over = _placed(mesh, [(result, out), (lhs, operands[0]), (rhs, operands[1])], extent)
-        sums = tuple(name for axis in summed for name in over.get(axis, ()))
+
+def split(multiply: Callable[..., Any], axes: Layout, avals: Sequence[Any], out: Any) -> Callable[..., Any]:
+    """Return the product of operands `avals`, then group sizes and starts, as a function that a mesh may split.
+
+    `multiply(*operands, aval)` is the product on one device; `out` is the type of the result, and `aval` that of its
+    part.
+    """
+    given = len(axes.operands)
+    arrays = [*zip(axes.operands, avals), (axes.result, out)]
+    extent = {letter: size for letters, aval in arrays for letter, size in zip(letters, aval.shape)}
+    m, groups = extent["m"], avals[given].shape[0]
+    extent["g"] = groups
+    # What can be cut, in elements or blocks.
+    units = {a: size // axes.blocks.get(a, 1) for a, size in extent.items() if a.islower() and a not in axes.whole}
+    units = {a: count for a, count in units.items() if count * axes.blocks.get(a, 1) == extent[a]}
+
+    def partition(mesh: Any, operands: Any, result: Any) -> Any:
+        over = _placed(mesh, [(axes.result, result), *zip(axes.operands, operands)], units)
+        sums = tuple(name for axis in axes.summed for name in over.get(axis, ()))
         # Parts that round would not add up to what one device has; a device's groups are whole.
-        rounds = any(axis in over for axis in summed if axis != "g")
+        rounds = any(axis in over for axis in axes.summed if axis != "g")
 
-        def run(lhs: Any, rhs: Any, extents: Any, *starts: Any) -> Any:
+        def run(*operands: Any) -> Any:
+            arrays, extents, starts = operands[:given], operands[given], operands[given + 1 :]
             # A device's part is no array of the explicit mesh that may be set here.
             with jax.sharding.use_abstract_mesh(_split.NO_MESH):
                 first, count = spans(extents, starts[0] if starts else None, m)
@@ -63,50 +91,65 @@ def split(multiply: Callable[..., Any], avals: Sequence[Any], params: Any) -> Ca
                     at = here * _position(mesh, over["g"])
                     first, count = (jax.lax.dynamic_slice_in_dim(x, at, here) for x in (first, count))
                 # Groups that follow each other from row 0 on need no starts; rows of a device do so, too.
-                given = bool(starts) or "g" in over
-                dtype = params["dtype"]
-                wide = rounds and jnp.issubdtype(dtype, jnp.floating)
-                part_dtype = np.dtype(jnp.promote_types(dtype, jnp.float32) if wide else dtype)
-                local = {**params, "dtype": part_dtype, "has_starts": given}
-                part = multiply(lhs, rhs, count, *([first] if given else []), **local)
-                return (jax.lax.psum(part, sums) if sums else part).astype(dtype)
+                indices = (count, first) if starts or "g" in over else (count,)
+                wide = rounds and jnp.issubdtype(out.dtype, jnp.floating)
+                shape = tuple(extent[a] // _split.mesh_size(mesh, over.get(a, ())) for a in axes.result)
+                kind = jnp.promote_types(out.dtype, jnp.float32) if wide else out.dtype
+                part = multiply(*arrays, *indices, jax.ShapeDtypeStruct(shape, np.dtype(kind)))
+                return (jax.lax.psum(part, sums) if sums else part).astype(out.dtype)
 
-        def sharding(axes: str) -> NamedSharding:
-            return NamedSharding(mesh, P(*(over.get(axis) for axis in axes)))
+        def sharding(letters: str) -> NamedSharding:
+            return NamedSharding(mesh, P(*(over.get(a.lower()) for a in letters)))
 
-        whole = [NamedSharding(mesh, P(None))] * (len(avals) - 2)
-        return mesh, run, sharding(result), (sharding(lhs), sharding(rhs), *whole)
+        whole = [NamedSharding(mesh, P(None))] * (len(avals) - given)
+        return mesh, run, sharding(axes.result), (*map(sharding, axes.operands), *whole)
 
-    f = custom_partitioning(functools.partial(multiply, **params))
-    # Group sizes are small and every device wants them all.
-    index = [ArrayMapping("sizes")] * (len(avals) - 2)
-    rule = SdyShardingRule(
-        (ArrayMapping(*lhs), ArrayMapping(*rhs), *index),
-        (ArrayMapping(*result),),
-        reduction_factors=tuple(summed),
-        need_replication_factors=("sizes",),
-    )
-    f.def_partition(partition, sharding_rule=rule)
+    f = custom_partitioning(lambda *operands: multiply(*operands, out))
+    f.def_partition(partition, sharding_rule=_rule(axes, extent, units, len(avals) - given))
     return f
 
 
-def result_sharding(mode: str, transpose_rhs: bool, lhs: Any, rhs: Any) -> Any:
+def _rule(axes: Layout, extent: dict[str, int], units: dict[str, int], indices: int) -> SdyShardingRule:
+    """Return how shardings pass through the product."""
+    cut = {a: size for a, size in axes.blocks.items() if a in units}
+    whole = {"sizes", *(f"{a}x" for a in cut), *(a for a in extent if a.lower() not in units)}
+    summed = {a.upper() if a in cut else a for a in axes.summed} - whole
+    factors: dict[str, tuple[str, ...]] = {a: (a.upper(), f"{a}x") if a in cut else (a,) for a in extent}
+    # Group sizes are small and every device wants them all.
+    letters = (*axes.operands, *["s"] * indices, axes.result)
+    factors["s"] = ("sizes",)
+    arrays = [[factors[a] for a in each] for each in letters]
+    ordered = list(dict.fromkeys(name for array in arrays for names in array for name in names))
+    # A size that some array shows must not be given.
+    shown = {names[0] for array in arrays for names in array if len(names) == 1}
+    sizes = {a.upper(): units[a] for a in cut} | {f"{a}x": size for a, size in cut.items()}
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}
+    mapped = [ArrayMapping(*(CompoundFactor(*n) if len(n) > 1 else n[0] for n in array)) for array in arrays]
+    return SdyShardingRule(
+        tuple(mapped[:-1]),
+        tuple(mapped[-1:]),
+        reduction_factors=tuple(name for name in ordered if name in summed),
+        need_replication_factors=tuple(name for name in ordered if name in whole),
+        **given,
+    )
+
+
+def result_sharding(function: str, axes: Layout, *avals: Any) -> Any:
     """Return the sharding of the result's type: on a mesh of explicit axes rows and columns stay where they are.
 
     Where one mesh axis splits both, the rows do. Groups and what is summed are whole.
     """
-    check_summed("grouped_matmul", lhs, rhs)
-    lhs_axes, forms, result, summed = _AXES[mode]
+    check_summed(function, *avals)
     over: dict[str, Any] = {}
     used: set[str] = set()
-    for axes, aval in ((lhs_axes, lhs), (forms[transpose_rhs], rhs)):
-        for axis, names in zip(axes, aval.sharding.spec):
+    for letters, aval in zip(axes.operands, avals):
+        for axis, names in zip(letters, aval.sharding.spec):
             taken = set(_names(names))
-            if axis in result and axis not in summed and axis not in over and used.isdisjoint(taken):
+            if axis in axes.result and axis not in axes.summed and axis not in over and used.isdisjoint(taken):
                 over[axis] = names
                 used |= taken
-    base = rhs.sharding if lhs.sharding.mesh.empty else lhs.sharding
-    return base.update(spec=P(*(over.get(axis) for axis in result)))
+    base = next((a.sharding for a in avals if not a.sharding.mesh.empty), avals[0].sharding)
+    return base.update(spec=P(*(over.get(axis) for axis in axes.result)))
 
 
 def check_summed(function: str, *avals: Any) -> None:
@@ -138,16 +181,16 @@ def _position(mesh: Any, over: Sequence[str]) -> Any:
     return number
 
 
-def _placed(mesh: Any, arrays: Any, extent: dict[str, int]) -> dict[str, tuple[str, ...]]:
+def _placed(mesh: Any, arrays: Any, units: dict[str, int]) -> dict[str, tuple[str, ...]]:
     """Return the mesh axes of each axis: those of the first array that has it split, where that divides it."""
     over: dict[str, tuple[str, ...]] = {}
     used: set[str] = set()
-    for axes, array in arrays:
-        for axis, names in zip(axes, array.sharding.spec):
+    for letters, array in arrays:
+        for axis, names in zip(letters.lower(), array.sharding.spec):
             wanted = _names(names)
-            if not wanted or axis in over or not used.isdisjoint(wanted):
+            if not wanted or axis in over or axis not in units or not used.isdisjoint(wanted):
                 continue
-            if extent[axis] % _split.mesh_size(mesh, wanted) == 0:
+            if units[axis] % _split.mesh_size(mesh, wanted) == 0:
                 over[axis] = wanted
                 used.update(wanted)
     return over

@@ -1,8 +1,9 @@
 """What follows a grouped product: bias, activation, scale. One primitive with it, so that they are one kernel.
 
 `product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
-it: `fuse` opens it, CUDA and the CPU compile it as one program, whose planner makes the tail a part of the product's
-kernel where it can; elsewhere it is the product, then XLA's ops. Derivatives and batches are those of the two parts.
+it, and with the gather of its rows, if there is one: `fuse` opens it, CUDA and the CPU compile it as one program, whose
+planner makes the tail a part of the product's kernel where it can; elsewhere it is the product, then XLA's ops.
+Derivatives and batches are those of the parts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
+from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
 
 Activation = str | Callable[[jax.Array], jax.Array] | None
@@ -57,17 +59,30 @@ def product_and_tail(
     activation: Callable[[jax.Array], jax.Array] | None,
     gated: bool,
     dtype: Any,
+    index: Any = None,
+    back: Any = None,
 ) -> jax.Array:
-    """Return `scale * activation(product + bias)` of rows `(m, k)`."""
-    if bias is None and activation is None and scale is None:
+    """Return `scale * activation(product + bias)` of rows `(m, k)`.
+
+    `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
+    the rows that each row of `x` is; its derivative then is a gather, too.
+    """
+    narrow = _is_narrow(x) and _is_narrow(rhs)
+    if index is not None and (not narrow or 0 in (*x.shape, *index.shape)):
+        x, index, back = _rows(x, index, back), None, None
+    if bias is None and activation is None and scale is None and index is None:
         return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
     if bias is not None:
         bias = jnp.asarray(bias)
-    given = (starts is not None, bias is not None, scale is not None)
-    how = _How(given, transpose_rhs, activation, gated, jnp.dtype(dtype))
-    operands = [a for a in (x, rhs, extents, starts, bias, scale) if a is not None]
-    one = (_is_narrow(x) and _is_narrow(rhs)) or x.dtype == rhs.dtype == jnp.float32
+    optional = (starts, bias, scale, index, back)
+    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype))
+    operands = [a for a in (x, rhs, extents, *optional) if a is not None]
+    one = narrow or x.dtype == rhs.dtype == jnp.float32
     return how.compute(*operands) if not one or _fuse.jit_is_off() else _bound(*operands, how=how)
+
+
+def _rows(x: Any, index: Any, back: Any) -> jax.Array:
+    return take_rows(x, index) if back is None else sum_rows(x, index.astype(jnp.int32)[:, None], back)
 
 
 def _is_narrow(x: Any) -> bool:
@@ -76,9 +91,12 @@ def _is_narrow(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class _How:
-    """What is computed of (x, rhs, extents[, starts][, bias][, scale]); `given`: which of the last three there are."""
+    """What is computed of (x, rhs, extents[, starts][, bias][, scale][, index[, back]]).
 
-    given: tuple[bool, bool, bool]
+    `given`: which of those in brackets there are.
+    """
+
+    given: tuple[bool, ...]
     transpose_rhs: bool
     activation: Callable[[jax.Array], jax.Array] | None
     gated: bool
@@ -87,14 +105,28 @@ class _How:
     def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> jax.Array:
         """Return the result; `again`: backward computes the tail again from the product, keeping none of its steps."""
         values = iter(rest)
-        starts, bias, scale = (next(values) if is_given else None for is_given in self.given)
+        starts, bias, scale, index, back = (next(values) if is_given else None for is_given in self.given)
+        if index is not None:
+            x = _rows(x, index, back if again else None)
         out = product(x, rhs, extents, starts, mode="rows", dtype=self.dtype, transpose_rhs=self.transpose_rhs)
+        if bias is None and self.activation is None and scale is None:
+            return out
         if bias is not None:
             bias = _group_rows(bias, extents, starts, x.shape[0])
         rest_of: Callable[..., jax.Array] = functools.partial(tail, activation=self.activation, gated=self.gated)
         if again:
             rest_of = jax.checkpoint(rest_of, prevent_cse=False)
         return rest_of(out, bias, scale, extents, starts)
+
+    @property
+    def gathers(self) -> bool:
+        return self.given[3]
+
+    def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> jax.Array:
+        """Return the same by a gather of its own."""
+        optional, indices = rest[: sum(self.given[:3])], rest[sum(self.given[:3]) :]
+        how = replace(self, given=(*self.given[:3], False, False))
+        return _bound(_rows(x, indices[0], None), rhs, extents, *optional, how=how)
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -189,11 +221,13 @@ def _batch(args: Any, dims: Any, *, how: _How | _Backward, **_: Any) -> tuple[li
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
-def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, **params: Any) -> Any:
+def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: _How | _Backward, **params: Any) -> Any:
     # Products of f32 have no epilogue on GPUs.
     apart = platform == "cuda" and not _is_narrow(ctx.avals_in[0])
     if apart or _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
+    if platform == "cpu" and isinstance(how, _How) and how.gathers:
+        return mlir.lower_fun(how.of_gathered, multiple_results=False)(ctx, *operands)
 
     def run(*operands: Any) -> list[Any]:
         with _trace_ops.for_cpu() if platform == "cpu" else contextlib.nullcontext():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_fuser import _flatten
 from jax_fuser._ragged_dot import ragged_dot_general
+from jax_fuser._static_sizes import symbolic_size
 
 
 def opened(eqn: Any) -> Any | None:
@@ -24,7 +25,7 @@ def opened(eqn: Any) -> Any | None:
     if dims.lhs_ragged_dimensions[0] in dims.dot_dimension_numbers[1][0]:
         return None
     avals = tuple(v.aval for v in eqn.invars)
-    if not all(isinstance(size, int) for a in avals for size in a.shape):
+    if symbolic_size(*(a.shape for a in avals)) is not None:
         return None  # sizes that only an exported call knows
     if any(a.dtype.itemsize == 1 and jnp.issubdtype(a.dtype, jnp.floating) for a in avals):
         return None

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _nested_checks as checks
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._group_order import count_sorted, group_order
 from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import as_flattened, over_rows
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._static_sizes import check_sizes
 
 
 def as_nested(
@@ -115,6 +117,7 @@ def _build(fn: str, data: Any, offsets: Any, extents: Any, ragged_dim: Any, vali
     if (offsets is None) == (extents is None):
         raise TypeError(f"{fn}: pass exactly one of offsets= or extents=")
     data = _as_rows(fn, data)
+    check_sizes(fn, data=data, offsets=offsets, extents=extents)
     dim = _dimension(fn, ragged_dim, data)
     rows = data.shape[dim]
     if rows > checks.INT32_MAX:
@@ -156,6 +159,7 @@ def _as_nested_like(data: Any, like: NestedTensor) -> NestedTensor:
     if not isinstance(like, NestedTensor):
         raise TypeError(f"as_nested: like must be a NestedTensor, got {type(like).__name__}")
     data, dim = _as_rows("as_nested", data), like.ragged_dim
+    check_sizes("as_nested", data=data, like=like.data)
     outer = like.extents.shape[:-1]
     if data.ndim <= dim or data.shape[dim] != like.capacity or (outer and data.shape[:dim] != outer):
         wanted = [str(n) for n in outer] or ["..."] * dim
@@ -208,6 +212,7 @@ def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = T
     """
     fn = "from_segment_ids"
     data, groups = _as_rows(fn, data), _group_count(fn, num_groups)
+    check_sizes(fn, data=data, ids=ids)
     ids = checks.index_array(fn, "ids", ids, validate)
     if ids.ndim != 1 or data.ndim < 1 or ids.shape[0] != data.shape[0]:
         raise ValueError(f"{fn}: ids need shape [rows] with rows={data.shape[:1]}; got {ids.shape}")
@@ -250,6 +255,7 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
     if len(arrays) == 0:
         raise ValueError("from_list: needs at least one array; use as_nested(data, extents=[]) for no groups")
     parts = [_as_rows("from_list", x) for x in arrays]
+    check_sizes("from_list", **{f"array {i}": x for i, x in enumerate(parts)})
     head = parts[0]
     for i, part in enumerate(parts):
         if part.ndim < 1 or part.shape[1:] != head.shape[1:]:
@@ -289,6 +295,7 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
     """
     fn = "from_padded"
     padded = _as_rows(fn, padded)
+    check_sizes(fn, padded=padded, extents=extents)
     extents = checks.index_array(fn, "extents", extents, validate)
     if padded.ndim < 2 or extents.ndim != 1 or extents.shape[0] != padded.shape[0]:
         raise ValueError(
@@ -306,7 +313,10 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
         checks.debug_check(lambda: jnp.all((extents >= 0) & (extents <= length)), inside)
     extents = jnp.clip(checks.to_int32(extents), 0, length)
     starts = jnp.arange(groups, dtype=jnp.int32) * length
-    blocks = NestedTensor(padded.reshape(groups * length, *padded.shape[2:]), extents, starts)
+    names = names_of(padded)
+    reshape = functools.partial(jnp.reshape, shape=(groups * length, *padded.shape[2:]))
+    data = automatically(reshape, padded, like=lambda _: [[names[0], *names[2:]]])
+    blocks = NestedTensor(data, extents, starts)
     return _poison_padding(NestedTensor(as_flattened(blocks), extents))
 
 
@@ -337,6 +347,7 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
     """
     fn = "sort_by_group"
     x, groups = _as_rows(fn, x), _group_count(fn, num_groups)
+    check_sizes(fn, x=x, ids=ids)
     ids = checks.index_array(fn, "ids", ids, validate)
     ids = checks.to_int32(ids) if isinstance(ids, np.ndarray) else ids
     if x.ndim < 1 or ids.ndim not in (1, 2) or ids.shape[0] != x.shape[0]:
@@ -349,15 +360,23 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
 
 def sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[NestedTensor, jax.Array, jax.Array, jax.Array]:
     """Return what `sort_by_group` does; then `perm` with -1 for padding, and its inverse with -1 for dropped rows."""
-    data, perm, source, target, extents = _sort_rows(x, ids, groups)
+    sort = functools.partial(_sort_rows, groups=groups)
+    data, perm, source, target, extents = automatically(sort, x, ids, like=lambda _: [names_of(x)])
     return _poison_padding(NestedTensor(data, extents)), perm, source, target
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
+@functools.partial(jax.jit, static_argnums=1)
+def order_rows(ids: jax.Array, groups: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return `perm`, the same with -1 for padding, its inverse with -1 for dropped rows, and the extents."""
     perm, place, extents = group_order(ids.reshape(-1), groups)
     total = jnp.sum(extents, dtype=jnp.int32)
     source = jnp.where(jnp.arange(perm.shape[0], dtype=jnp.int32) < total, perm, -1)
     target = jnp.where(place < total, place, -1)
+    return perm, source, target, extents
+
+
+@functools.partial(jax.jit, static_argnames="groups")
+def _sort_rows(x: jax.Array, ids: jax.Array, groups: int) -> tuple[jax.Array, ...]:
+    perm, source, target, extents = order_rows(ids, groups)
     copies = ids.shape[1] if ids.ndim == 2 else 1
     return move_rows(x, source, target, copies), perm, source, target, extents

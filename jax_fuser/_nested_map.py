@@ -16,6 +16,7 @@ import numpy as np
 from jax_fuser._nested_checks import debug_check, debug_enabled, first, readable
 from jax_fuser._nested_rows import as_flattened, over_rows, spread
 from jax_fuser._nested_tensor import NestedTensor, _Layout
+from jax_fuser._static_sizes import check_sizes
 
 
 def is_operand(x: Any) -> bool:
@@ -59,6 +60,7 @@ def elementwise(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
     """Apply `fn` to the rows of `operands`, at least one of them nested; `name` is the word in messages."""
     nested = [x for x in operands if isinstance(x, NestedTensor)]
     nt = nested[0]
+    check_sizes(name, data=nt.data, extents=nt.extents)
     for other in nested[1:]:
         check_same_layout(name, nt, other)
     _check_dense_broadcast(name, nested)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._extreme_groups import extreme_groups, lowest
 from jax_fuser._fuse import fuse
 from jax_fuser._nested_map import elementwise
@@ -186,9 +187,23 @@ def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def call(nt: NestedTensor, *static: Any) -> Any:
-        return compiled(nt.data.size >= MIN_FUSED_ELEMENTS, *static)(nt)
+        run = compiled(nt.data.size >= MIN_FUSED_ELEMENTS, *static)
+        return run(nt) if static[0] not in ("ragged", "group") else automatically(run, nt, like=_placed_like(nt))
 
     return call
+
+
+def _placed_like(nt: NestedTensor) -> Callable[[Any], list[Any]]:
+    """Return where results of folds lie: rows and columns where those of `nt` do."""
+
+    def like(result: Any) -> list[Any]:
+        names = names_of(nt.data)
+        if isinstance(result, NestedTensor):
+            return [names]
+        dense = names[nt.ragged_dim + 1 :]
+        return [[None] * (result.ndim - len(dense)) + dense]
+
+    return like
 
 
 def _floating(nt: NestedTensor) -> NestedTensor:
@@ -287,7 +302,11 @@ def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
     nt = _floating(nt)
     if kind == "dense":
         return _dense_softmax(nt, at, log)
-    return nt.replace(data=_softmax_rows(nt.data, nt.extents, nt._starts, nt._layout, kind, log))
+
+    def rows(nt: NestedTensor) -> jax.Array:
+        return _softmax_rows(nt.data, nt.extents, nt._starts, nt._layout, kind, log)
+
+    return nt.replace(data=automatically(rows, nt, like=lambda _: [names_of(nt.data)]))
 
 
 @_compiled

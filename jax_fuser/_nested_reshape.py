@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout
@@ -60,7 +62,8 @@ def merge(
     if capacity is not None and capacity < 0:
         raise ValueError(f"merge: capacity must not be negative, got {capacity}")
     if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
-        merged = _merge_outer(nt, first)
+        placed = [names for axis, names in enumerate(names_of(nt.data)) if axis != first]
+        merged: NestedTensor = automatically(functools.partial(_merge_outer, axis=first), nt, like=lambda _: [placed])
         if axis_name is not None:
             merged = _merge_outer(exchange(merged, axis_name), dim - 1)
         return merged if capacity is None else clip(merged, capacity)
@@ -83,7 +86,10 @@ def _merge_dense(nt: NestedTensor) -> NestedTensor:
     size = shape[dim + 1]
     if nt.capacity * size > INT32_MAX:
         raise ValueError(f"merge: {nt.capacity} rows times {size} do not fit in int32")
-    data = nt.data.reshape(*shape[:dim], nt.capacity * size, *shape[dim + 2 :])
+    names = names_of(nt.data)
+    placed = names[: dim + 1] + names[dim + 2 :]
+    reshape = functools.partial(jnp.reshape, shape=(*shape[:dim], nt.capacity * size, *shape[dim + 2 :]))
+    data = automatically(reshape, nt.data, like=lambda _: [placed])
     starts = nt.starts * size if nt.gapped else None
     return NestedTensor(data, nt.extents * size, starts, dim)
 

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import concrete, debug_check, first, readable, spell
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._spread_sum import spread_groups
+from jax_fuser._static_sizes import check_sizes
 
 
 def as_flattened(nt: NestedTensor) -> jax.Array:
@@ -48,10 +50,15 @@ def as_flattened(nt: NestedTensor) -> jax.Array:
     return relocate(nt, nt.replace(starts=None).starts, nt.capacity) if nt.gapped else nt.data
 
 
-@functools.partial(jax.jit, static_argnames="capacity")
 def relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
     """Return storage of `capacity` rows where each group begins at the new `starts`; rows between are zero."""
+    move = functools.partial(_relocate, capacity=capacity)
+    moved: jax.Array = automatically(move, nt, starts, like=lambda _: [names_of(nt.data)])
+    return moved
 
+
+@functools.partial(jax.jit, static_argnames="capacity")
+def _relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
     def move(data: jax.Array, extents: jax.Array, old: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         new_rows, old_rows = (jnp.arange(n, dtype=jnp.int32) for n in (capacity, data.shape[0]))
         new_ids = NestedTensor(new_rows, extents, new).row_ids()
@@ -124,11 +131,13 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
         [[0.0, 1.0], [2.0, -1.0]]
     """
     require_nested("to_padded", nt)
-    return _pad(nt, _static_extent("to_padded", nt, max_extent), jnp.asarray(fill, nt.dtype))
+    pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))
+    out: jax.Array = automatically(pad, nt, jnp.asarray(fill, nt.dtype), like=lambda _: [_without_rows(nt, None, None)])
+    return out
 
 
 @functools.partial(jax.jit, static_argnames="size")
-def _pad(nt: NestedTensor, size: int, fill: jax.Array) -> jax.Array:
+def _pad(nt: NestedTensor, fill: jax.Array, size: int) -> jax.Array:
     groups, rows = nt.num_groups, jnp.arange(nt.capacity, dtype=jnp.int32)
     place = jnp.arange(size, dtype=jnp.int32)
 
@@ -177,7 +186,14 @@ def select(nt: NestedTensor, i: Any, max_extent: int | None = None) -> jax.Array
     if max_extent is None and (isinstance(group, jax.Array) or concrete(nt.extents) is None):
         raise TypeError(_needs_size(i))
     size = _static_extent("select", nt, max_extent, None if isinstance(group, jax.Array) else group)
-    return _pick(nt, group, size)
+    pick = functools.partial(_pick, size=size)
+    rows: jax.Array = automatically(pick, nt, group, like=lambda _: [_without_rows(nt, None)])
+    return rows
+
+
+def _without_rows(nt: NestedTensor, *instead: None) -> list[Any]:
+    names = names_of(nt.data)
+    return [*names[: nt.ragged_dim], *instead, *names[nt.ragged_dim + 1 :]]
 
 
 @functools.partial(jax.jit, static_argnames="size")
@@ -267,3 +283,4 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
 def require_nested(fn: str, nt: Any) -> None:
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"{fn}: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
+    check_sizes(fn, data=nt.data, extents=nt.extents)

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi
+from jax_fuser import _core, _ffi, _split
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
-from jax_fuser._grouped_split import check_summed, placed_as
+from jax_fuser._grouped_split import Layout, placed_as, result_sharding, split
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
@@ -31,6 +31,8 @@ from jax_fuser._varying import same_varying
 
 packed_p = jax.extend.core.Primitive("jax_fuser_packed_matmul")
 _FUNCTION = "scaled_grouped_matmul"
+# Weights are pieces of 128 columns by 64 contraction indices.
+_LAYOUT = Layout(("mk", "gNKw"), "mn", "kg", {"n": 128, "k": 64}, whole="w")
 
 
 def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: Any, validate: bool) -> Any:
@@ -72,6 +74,7 @@ def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any =
         block=weights.block,
         n=weights.n,
         dtype=np.dtype(dtype),
+        mesh=_split.needs_devices(),
     )
 
 
@@ -89,8 +92,7 @@ def _abstract_eval(lhs: Any, pieces: Any, extents: Any, *starts: Any, n: int, dt
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in (extents, *starts)):
         got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, pieces, extents, *starts))
         raise ValueError(f"scaled_grouped_matmul: operands do not fit packed weights: {got}")
-    check_summed("scaled_grouped_matmul", lhs)
-    sharding = lhs.sharding.update(spec=jax.P(lhs.sharding.spec[0], None))
+    sharding = result_sharding(_FUNCTION, _LAYOUT, lhs)
     return lhs.update(shape=(lhs.shape[0], n), dtype=dtype, weak_type=False, sharding=sharding)
 
 
@@ -108,30 +110,35 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: in
 _lower_plain = mlir.lower_fun(_plain, multiple_results=False)
 
 
-def why_no_kernel(avals: Any, dtype: Any, target: str, *, format: str, block: int, n: int) -> str | None:
-    """Return why a target has no kernel for operands of these types, or None."""
-    try:
-        _core.workspace_bytes(_program_of(avals, dtype, format=format, block=block, n=n), target)
-    except _core.UserError as error:
-        return str(error).splitlines()[0]
-    return None
-
-
-def _program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int) -> str:
+def program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int, **_: Any) -> str:
+    """Return the program of a product of operands of these types."""
     types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in avals)
     weights = format if format != "int4" else f"int4x{block}"
     return _program(types, weights, n, _ffi.known_dtype_name(dtype))
+
+
+def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+    if params["mesh"] is not None and _split.is_on_a_mesh(ctx):
+
+        def multiply(*arrays: Any) -> Any:
+            aval = arrays[-1]
+            return packed_p.bind(*arrays[:-1], **{**params, "n": aval.shape[1], "dtype": aval.dtype, "mesh": None})
+
+        run = split(multiply, _LAYOUT, ctx.avals_in, ctx.avals_out[0])
+        return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
+    return (_lower_cuda if platform == "cuda" else _lower_plain)(ctx, *operands, **params)
 
 
 def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
     avals = ctx.avals_in
     if any(a.size == 0 for a in (*avals, *ctx.avals_out)):
         return _lower_plain(ctx, *operands, **params)
-    why = _ffi.can_compile("cuda") or why_no_kernel(avals, target=_ffi.target_text("cuda"), **params)
+    program = functools.partial(program_of, avals, **params)
+    why = _ffi.can_compile("cuda") or _ffi.why_no_kernel(program, _ffi.target_text("cuda"))
     if why is not None:
         warnings.warn(f"{_FUNCTION}: unpacks its weights of four bits: {why}", stacklevel=2)
         return _lower_plain(ctx, *operands, **params)
-    return _ffi.emit_program(ctx, operands, _program_of(avals, **params), platform="cuda")
+    return _ffi.emit_program(ctx, operands, program(), platform="cuda")
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
@@ -165,10 +172,11 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     return jax.vmap(functools.partial(_plain, **params), in_axes=tuple(dims))(*args), 0
 
 
-compile_when_eager(packed_p, "format", "block", "n", "dtype")
+compile_when_eager(packed_p, "format", "block", "n", "dtype", "mesh")
 packed_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[packed_p] = _jvp
 ad.primitive_transposes[packed_p] = _transpose
 batching.primitive_batchers[packed_p] = _batch
 mlir.register_lowering(packed_p, _lower_plain)
-mlir.register_lowering(packed_p, _lower_cuda, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(packed_p, functools.partial(_lower, platform=_platform), platform=_platform)

@@ -17,6 +17,7 @@ import numpy as np
 from jax_fuser._fp4 import FORMATS, from_e2m1, unpack
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._quant import ScaledTensor
+from jax_fuser._static_sizes import check_sizes
 
 _STATIC = {"static": True}
 _COLUMNS, _DEPTH = 128, 64  # of a piece
@@ -93,6 +94,7 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
         raise ValueError(f'repack_weights: expected scales of layout "row_major", got "{weights.layout}"')
     if isinstance(weights.data, NestedTensor) or weights.data.ndim != 3:
         raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
+    check_sizes("repack_weights", weights=weights.data)
     groups, n, k = weights.shape
     (block,) = weights.block
     assert block is not None

@@ -234,9 +234,14 @@ def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extent
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x: jax.Array, dtype: str, block: Block, powers_of_two: bool) -> tuple[jax.Array, jax.Array]:
-    if x.size < MANY or powers_of_two:
+    if powers_of_two or not is_large(x):
         return quantize_floats(x, dtype, block, powers_of_two)
     return quantize_fused(x, dtype, block)
+
+
+def is_large(x: jax.Array) -> bool:
+    """Whether kernels of our own are worth compiling; they need sizes that are known."""
+    return isinstance(x.size, int) and x.size >= MANY
 
 
 def quantize_fused(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:

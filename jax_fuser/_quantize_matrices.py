@@ -18,7 +18,7 @@ from jax.interpreters import batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _split
 from jax_fuser._eager import compile_when_eager
-from jax_fuser._quant import MANY, Block, quantize_floats, quantize_fused
+from jax_fuser._quant import Block, is_large, quantize_floats, quantize_fused
 
 _DTYPE = "float8_e4m3fn"
 _FLOATS = ("bfloat16", "float16", "float32")
@@ -32,7 +32,7 @@ def quantize_matrices(x: Any, block: Block, transpose: bool) -> tuple[jax.Array,
     mesh = jax.typeof(x).sharding.mesh
     explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
     has_kernel = x.ndim == 3 and str(x.dtype) in _FLOATS and (transpose or block != (None,))
-    if explicit or not has_kernel or x.size < MANY:
+    if explicit or not has_kernel or not is_large(x):
         return plain(x, block=block, transpose=transpose)
     data, scales = quantize_p.bind(x, block=block, transpose=transpose, mesh=_split.needs_devices())
     return data, scales
@@ -44,7 +44,7 @@ def plain(x: Any, *, block: Block, transpose: bool, fuses: bool = True) -> tuple
     missing = -x.shape[-1] % ALIGNMENT
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
     # Kernels of the fuser store the columns of what they fold one by one.
-    if fuses and not transpose and x.size >= MANY:
+    if fuses and not transpose and is_large(x):
         return quantize_fused(x, _DTYPE, block)
     return quantize_floats(x, _DTYPE, block)
 

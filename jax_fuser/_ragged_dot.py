@@ -18,6 +18,7 @@ import numpy as np
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import debug_check
 from jax_fuser._row_groups import spans
+from jax_fuser._static_sizes import check_sizes
 
 _BASIC = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (1,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
@@ -175,6 +176,7 @@ def _dispatch(
     function: str, lhs: Any, rhs: Any, sizes: Any, dims: Any, precision: Any, preferred: Any, offset: Any
 ) -> jax.Array:
     lhs, rhs, sizes = jnp.asarray(lhs), jnp.asarray(rhs), jnp.asarray(sizes)
+    check_sizes(function, lhs=lhs, rhs=rhs, group_sizes=sizes)
     check_dtypes(function, lhs, rhs)
     (lhs_contract, _), (lhs_batch, _) = dims.dot_dimension_numbers
     sizes_shape = sizes.shape

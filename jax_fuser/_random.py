@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_fuser._static_sizes import symbolic_size
 from jax_fuser._varying import axes_of
 
 # Scopes of the arithmetic, and of its last op.
@@ -32,6 +33,8 @@ def opened(eqn: Any) -> Any | None:
     if not jax.config.jax_threefry_partitionable:  # type: ignore[attr-defined]
         return None
     key, [out] = eqn.invars[0].aval, eqn.outvars
+    if symbolic_size(key.shape, eqn.params["shape"]) is not None:
+        return None
     if str(key.dtype) != "key<fry>" or not _LEAST <= math.prod(eqn.params["shape"]) < _MOST:
         return None
     if axes_of(key) or any(eqn.params[name] is not None for name in eqn.params.keys() - {"bit_width", "shape"}):

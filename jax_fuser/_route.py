@@ -14,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import fuse
+from jax_fuser._static_sizes import check_sizes
 
 # Up to here each choice has a reduction of its own along the experts, in the kernel that makes the scores.
 _UNROLLED_CHOICES = 16
@@ -101,11 +103,17 @@ def route(
         ([[1, 2]], [0, 1, 1])
     """
     logits = jnp.asarray(logits)
+    check_sizes("route", logits=logits)
     if logits.ndim == 0 or not 1 <= top_k <= logits.shape[-1]:
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
-    return _route(_How(top_k, scores, normalize), logits, bias, mask, scale)
+    run = functools.partial(_route, _How(top_k, scores, normalize))
+    tokens = names_of(logits)[:-1]
+    result: tuple[jax.Array, jax.Array, Routing] = automatically(
+        run, logits, bias, mask, scale, like=lambda _: [[*tokens, None]] * 2
+    )
+    return result
 
 
 @functools.partial(jax.jit, static_argnums=0)

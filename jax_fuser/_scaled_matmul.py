@@ -20,6 +20,7 @@ from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._scaled_floats import FORMATS, multiply_floats
 from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product
+from jax_fuser._static_sizes import check_sizes
 
 _RESULTS = ("bfloat16", "float16", "float32")
 _ROWS = ("fp8_row", "fp8_tensor")
@@ -104,6 +105,10 @@ def scaled_grouped_matmul(
         raise ValueError(
             "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
         )
+    for name, operand in (("lhs", lhs), ("rhs", rhs), ("group_sizes", group_sizes)):
+        data = operand.data if isinstance(operand, ScaledTensor) else operand
+        data = data.data if isinstance(data, NestedTensor) else data
+        check_sizes("scaled_grouped_matmul", **{name: data})
     scaled = _floats(lhs, rhs, format) if format is not None else _scaling(lhs, rhs)
     if scaled == "packed":
         if not transpose_rhs:

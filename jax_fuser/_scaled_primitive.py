@@ -18,15 +18,19 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi
+from jax_fuser import _core, _ffi, _split
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
-from jax_fuser._grouped_split import check_summed
+from jax_fuser._grouped_split import Layout, result_sharding, split
 from jax_fuser._quant import spread
 from jax_fuser._varying import same_varying
 
 DTYPE_NAMES = {"float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
 BLOCKS = {"rows": ((None,), (None,)), "blocks": ((128,), (128, 128))}
+_LAYOUTS = {
+    "rows": Layout(("mk", "gnk", "m", "gn"), "mn", "kg", {"k": 16, "n": 16}),
+    "blocks": Layout(("mk", "gnk", "mK", "gNK"), "mn", "kg", {"k": 128, "n": 128}),
+}
 scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
 
 
@@ -38,19 +42,17 @@ def block_count(size: int) -> int:
 def scaled_product(lhs: Any, rhs: Any, extents: Any, starts: Any, lhs_scales: Any, rhs_scales: Any, *, scaled: str,
           dtype: Any) -> jax.Array:  # fmt: skip
     operands = (lhs, rhs, lhs_scales, rhs_scales, extents, *(() if starts is None else (starts,)))
-    return scaled_p.bind(*same_varying(*operands), scaled=scaled, dtype=dtype)
+    return scaled_p.bind(*same_varying(*operands), scaled=scaled, dtype=dtype, mesh=_split.needs_devices())
 
 
-def _abstract_eval(lhs: Any, rhs: Any, *others: Any, scaled: str, dtype: Any) -> Any:
-    del others, scaled
-    check_summed("scaled_grouped_matmul", lhs, rhs)
-    rows = lhs.sharding.spec[0]
-    sharding = lhs.sharding.update(spec=jax.P(rows, None))
+def _abstract_eval(lhs: Any, rhs: Any, *_: Any, scaled: str, dtype: Any, mesh: Any) -> Any:
+    del mesh
+    sharding = result_sharding("scaled_grouped_matmul", _LAYOUTS[scaled], lhs, rhs)
     return lhs.update(shape=(lhs.shape[0], rhs.shape[1]), dtype=dtype, weak_type=False, sharding=sharding)
 
 
-def dequantized(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str,
-                dtype: Any) -> jax.Array:  # fmt: skip
+def dequantized(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str, dtype: Any,
+                **_: Any) -> jax.Array:  # fmt: skip
     """Convert the operands to float32 and multiply them: right everywhere, with more memory and time."""
 
     def wide(x: Any, scales: Any, block: Any) -> jax.Array:
@@ -92,39 +94,42 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], scaled: str, dtype:
     return builder.finish()
 
 
-def why_no_kernel(program: str, target: str) -> str | None:
-    """Return why a target has no kernel for the program of a scaled product, or None."""
-    try:
-        _core.workspace_bytes(program, target)
-    except _core.UserError as error:
-        return str(error)
-    return None
-
-
 _lower_as_product = mlir.lower_fun(dequantized, multiple_results=False)
 
 
+def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
+    if params["mesh"] is not None and _split.is_on_a_mesh(ctx):
+
+        def multiply(*arrays: Any) -> Any:
+            return scaled_p.bind(*arrays[:-1], **{**params, "dtype": arrays[-1].dtype, "mesh": None})
+
+        run = split(multiply, _LAYOUTS[params["scaled"]], ctx.avals_in, ctx.avals_out[0])
+        return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
+    return (_lower_for_cuda if platform == "cuda" else _lower_as_product)(ctx, *operands, **params)
+
+
 def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str,
-                    dtype: Any) -> Any:  # fmt: skip
+                    dtype: Any, **_: Any) -> Any:  # fmt: skip
     avals = [*ctx.avals_in[:2], *ctx.avals_in[4:], *ctx.avals_in[2:4]]
     if any(a.size == 0 for a in (*avals, *ctx.avals_out)):
         why: str | None = None
     elif (why := _ffi.can_compile("cuda")) is None:
         kinds = [DTYPE_NAMES.get(str(a.dtype)) or _ffi.known_dtype_name(a.dtype) for a in avals]
         types = tuple((kind, a.shape) for kind, a in zip(kinds, avals))
-        program = _program(types, scaled, _ffi.known_dtype_name(dtype))
-        why = why_no_kernel(program, _ffi.target_text("cuda"))
+        program = functools.partial(_program, types, scaled, _ffi.known_dtype_name(dtype))
+        why = _ffi.why_no_kernel(program, _ffi.target_text("cuda"))
         if why is None:
             operands = (lhs, rhs, *indices, lhs_scales, rhs_scales)
-            return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program, platform="cuda")
+            return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program(), platform="cuda")
     if why is not None:
         warnings.warn(f"scaled_grouped_matmul: converts its operands to float32: {why}", stacklevel=2)
     return _lower_as_product(ctx, lhs, rhs, lhs_scales, rhs_scales, *indices, scaled=scaled, dtype=dtype)
 
 
-compile_when_eager(scaled_p, "scaled", "dtype")
+compile_when_eager(scaled_p, "scaled", "dtype", "mesh")
 scaled_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[scaled_p] = _jvp
 batching.primitive_batchers[scaled_p] = _batch
 mlir.register_lowering(scaled_p, _lower_as_product)
-mlir.register_lowering(scaled_p, _lower_for_cuda, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(scaled_p, functools.partial(_lower, platform=_platform), platform=_platform)

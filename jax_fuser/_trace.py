@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_groups, _trace_moves, _trace_ops, _trace_updates
+from jax_fuser._static_sizes import symbolic_size
 
 Ids = list[int]
 Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
@@ -452,6 +453,9 @@ def unsupported(eqn: Equation) -> str | None:
         return _REASON.get(name, "has no op of its own")
     if eqn.effects:
         return "has side effects"
+    size = symbolic_size(*(getattr(atom.aval, "shape", ()) for atom in (*eqn.invars, *eqn.outvars)))
+    if size is not None:
+        return f"has the size {size}, which only a call of the exported program knows"
     for atom in (*eqn.invars, *eqn.outvars):
         dtype = getattr(atom.aval, "dtype", None)
         if dtype is None or _ffi.dtype_name(dtype) is None:

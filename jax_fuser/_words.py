@@ -38,6 +38,8 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "columns": lambda n: _several(n, "vectors of columns side by side"),
     "rows": lambda n: _several(n, "rows side by side"),
     "bulk_store": lambda _: "rows go by bulk copies",
+    "keep_columns": lambda _: "columns stay in registers",
+    "keep_wide": lambda _: "what rows are converted to stays in registers",
     "cluster": lambda n: f"{n} blocks for each row",
 }
 

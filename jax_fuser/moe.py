@@ -20,12 +20,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
-from jax_fuser._nested import sort_rows
+from jax_fuser._nested import order_rows, sort_rows
+from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
+from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
 
 __all__ = ["DispatchState", "Routing", "Stats", "combine", "dispatch", "mlp", "route"]
@@ -118,14 +121,19 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
     x, experts = jnp.asarray(x), jnp.asarray(experts)
-    if not jnp.issubdtype(experts.dtype, jnp.integer):
-        raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
+    check_sizes("dispatch", x=x, experts=experts)
+    _check_integers(experts)
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
         raise ValueError(
             f"dispatch: experts must be (tokens, top_k) or (tokens,) for x (tokens, ..), "
             f"got {experts.shape} and {x.shape}"
         )
     return _dispatch(x, experts[:, None] if experts.ndim == 1 else experts, num_experts)
+
+
+def _check_integers(experts: jax.Array) -> None:
+    if not jnp.issubdtype(experts.dtype, jnp.integer):
+        raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -162,6 +170,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
     """
     require_nested("combine", nt)
     weights = jnp.asarray(weights)
+    check_sizes("combine", weights=weights)
     if weights.shape not in (state.target.shape, state.target.shape[: state.target.shape[1] == 1]):
         raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
@@ -170,7 +179,9 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
         )
     # Backward gathers again instead of keeping float32 copies of the rows.
     weigh = jax.checkpoint(_weigh_and_add, prevent_cse=False)
-    return weigh(nt.data, weights.reshape(state.target.shape), state.source, state.target)
+    operands = nt.data, weights.reshape(state.target.shape), state.source, state.target
+    out: jax.Array = automatically(weigh, *operands, like=lambda _: [[names_of(weights)[0], *names_of(nt.data)[1:]]])
+    return out
 
 
 @jax.jit
@@ -193,7 +204,8 @@ def mlp(
     """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
 
     With a named activation the rows' weights come before the second product, so that no result of it is kept for
-    their gradient, and the activation is made again in the backward pass.
+    their gradient, and the activation is made again in the backward pass. The forward pass by itself need not bring the
+    rows together first: see `row_index` of `grouped_matmul`.
 
     Args:
         x: tokens `(.., d)`. Differentiable.
@@ -219,6 +231,7 @@ def mlp(
         (2, 8)
     """
     x, experts, weights, w13 = jnp.asarray(x), jnp.asarray(experts), jnp.asarray(weights), jnp.asarray(w13)
+    check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
@@ -226,23 +239,39 @@ def mlp(
         )
     if w13.ndim != 3:
         raise ValueError(f"mlp: w13 must be (num_experts, d, columns), got {w13.shape}")
+    run = functools.partial(_mlp, activation=activation)
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
+    return out
+
+
+def _mlp(
+    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: Any, activation: Activation
+) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
-    nt, state = dispatch(x.reshape(tokens, x.shape[-1]), experts.reshape(tokens, top_k), num_experts=w13.shape[0])
-    weights = weights.reshape(tokens, top_k)
+    flat = x.reshape(tokens, x.shape[-1])
+    experts, weights = (a.reshape(tokens, top_k) for a in (experts, weights))
     if isinstance(activation, str) and activation in NAMED:
-        out = _weighted_rows(nt, state, weights, w13, jnp.asarray(w2), activation)
+        out = _weighted_rows(flat, experts, weights, w13, jnp.asarray(w2), activation)
     else:
+        nt, state = dispatch(flat, experts, num_experts=w13.shape[0])
         multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
         out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def _weighted_rows(
-    nt: NestedTensor, state: DispatchState, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
+    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
 ) -> jax.Array:
     """Weigh rows between the products, and only add them afterwards."""
-    # Checks the operands, and is not computed.
-    jax.eval_shape(lambda nt, w13, w2: grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2), nt, w13, w2)
-    scale = sum_rows(weights.reshape(-1), state.source[:, None], state.target.reshape(-1, 1))
-    rows = expert_rows(nt.data, w13, w2, scale, nt.extents, activation=activation, dtype=nt.data.dtype)
-    return sum_rows(rows, state.target, (state.source // state.target.shape[1])[:, None])
+    _check_integers(experts)
+    _, source, target, extents = order_rows(experts, w13.shape[0])
+
+    def checked(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
+        nt = NestedTensor(move_rows(x, source, target, experts.shape[1]), extents)
+        return grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2)
+
+    jax.eval_shape(checked, x, w13, w2)
+    scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
+    take, back = source // experts.shape[1], target.reshape(experts.shape)
+    rows = expert_rows(x, take, back, w13, w2, scale, extents, activation=activation, dtype=x.dtype)
+    return sum_rows(rows, back, take[:, None])

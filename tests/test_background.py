@@ -51,10 +51,10 @@ def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
     np.testing.assert_allclose(f(X), np.tanh(X) * 43 + 7, rtol=1e-4, atol=1e-4)
 
 
-def test_a_forked_process_compiles():
-    """JAX itself allows fork only before it has a backend."""
+def test_forked_processes_compile_and_end():
+    """JAX itself allows fork only before it has a backend; after that a worker may do anything else."""
     script = """
-        import os, signal
+        import multiprocessing, os, signal, threading
         import jax, numpy as np, jax_fuser as jf
         from jax_fuser import _core
         f = jf.fuse(lambda x: x * 2 + 1, name="forked")
@@ -64,6 +64,16 @@ def test_a_forked_process_compiles():
             signal.alarm(60)
             os._exit(0 if np.all(jax.jit(f)(np.ones(1009, "f")) == 3) else 1)
         assert os.waitpid(child, 0)[1] == 0
+        compiling = threading.Thread(target=lambda: jax.jit(f)(np.ones(1013, "f")))
+        compiling.start()
+        fork = multiprocessing.get_context("fork")
+        workers = [fork.Process(target=sum, args=([1],)) for _ in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+            assert worker.exitcode == 0
+        compiling.join()
     """
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], capture_output=True, text=True

@@ -13,7 +13,7 @@ from test_grouped_hopper import EDGES, sass
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core, _fp4, _packed_matmul, _packed_weights
+from jax_fuser import _core, _ffi, _fp4, _packed_matmul, _packed_weights
 
 FORMATS = [("nvfp4", 16), ("mxfp4", 32), ("int4", 32), ("int4", 64), ("int4", 128)]
 rng = np.random.default_rng(0)
@@ -299,6 +299,6 @@ def test_the_core_says_what_the_kernel_takes(m, k, n, lhs, dtype, why):
     avals = [
         jax.ShapeDtypeStruct(shape, np.dtype(kind) if kind != "bfloat16" else jnp.bfloat16) for kind, shape in types
     ]
-    got = _packed_matmul.why_no_kernel(avals, np.dtype(dtype) if dtype != "bfloat16" else jnp.dtype(dtype), HOPPER,
-                                       format="mxfp4", block=32, n=n)  # fmt: skip
+    options = {"format": "mxfp4", "block": 32, "n": n}
+    got = _ffi.why_no_kernel(lambda: _packed_matmul.program_of(avals, jnp.dtype(dtype), **options), HOPPER)
     assert got is None if why is None else why in got

@@ -267,15 +267,6 @@ def test_explicit_mesh():
         assert_close(got, f(x, B))
 
 
-def test_export_from_this_machine_for_cpu_and_cuda():
-    pytest.importorskip("flatbuffers")
-    checks = [jax.export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
-    exported = jax.export.export(jax.jit(fused), platforms=["cpu", "cuda"], disabled_checks=checks)(*ARGS)
-    if jax.default_backend() == "cpu":
-        for got, want in zip(jax.export.deserialize(exported.serialize()).call(*ARGS), layer(*ARGS)):
-            assert_close(got, want)
-
-
 def test_wrapped_functions_keep_their_name_and_bind_as_methods():
     assert fused.__name__ == "layer" and "Two regions" in fused.__doc__
 

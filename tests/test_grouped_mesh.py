@@ -130,6 +130,44 @@ def test_experts_train_where_they_lie(dtype, kind, spec):
     jax.tree.map(functools.partial(assert_close, scale=4), got, want)
 
 
+QUANTIZED = {
+    "fp8_row": lambda x, w: (jf.quantize(x, "fp8_row"), jf.quantize(w, "fp8_row")),
+    "fp8_block": lambda x, w: (jf.quantize(x, "fp8_block"), jf.quantize(w, "fp8_block", block=(128, 128))),
+    "nvfp4": lambda x, w: (x, jf.repack_weights(jf.quantize(w, "nvfp4"))),
+}
+# Specs of rows, of weights (groups, n, k), of the result; collectives.
+QUANTIZED_CASES = {
+    "rows and columns": (P("a"), P(None, "b"), P("a", "b"), []),
+    "groups": (P("a"), P("b"), P("a"), ["all-reduce"]),
+    "inner axis": (P(None, "b"), P(None, None, "b"), P(), ["all-reduce"]),
+}
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_quantized_products_are_split(format):
+    """By whole blocks; columns and inner axes that are none are gathered."""
+    multiply = jax.jit(functools.partial(jf.scaled_grouped_matmul, preferred_element_type="float32"))
+
+    def place(value, spec):
+        def one(leaf):
+            return placed(leaf, P(*(axis if n % 2 == 0 else None for n, axis in zip(leaf.shape, spec))))
+
+        return jax.tree.map(one, value)
+
+    for n, k in ((256, 256), (36, 208)):
+        x, w = QUANTIZED[format](arrays.array(M, k, scale=1.0), arrays.array(G, n, k, scale=1.0))
+        for rows, weights, out, collectives in QUANTIZED_CASES.values():
+            args, whole = (place(x, rows), place(w, weights)), placed(jnp.array(SIZES["full"], jnp.int32), P())
+            run = multiply.lower(*args, whole).compile()
+            if n == 256:
+                assert re.findall(COLLECTIVES, run.as_text()) == collectives
+            for name in SIZES if n == 256 else ["uneven"]:
+                sizes = jnp.array(SIZES[name], jnp.int32)
+                got = run(*args, placed(sizes, P()))
+                assert n == 36 or got.sharding.is_equivalent_to(NamedSharding(mesh(), out), 2)
+                assert_close(got, multiply(x, w, sizes), scale=4)
+
+
 def test_quantized_products_on_explicit_axes():
     """Their gradients lie where the rows do; sums that are not finished are refused."""
     there = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)

@@ -1,4 +1,4 @@
-"""What outlives one process: the compile cache, XLA's persistent cache, exported programs; and what goes missing."""
+"""What outlives one process: the compile cache, XLA's persistent cache; and what goes missing."""
 
 import json
 import os
@@ -6,11 +6,7 @@ import subprocess
 import sys
 import textwrap
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax import export
 
 import jax_fuser as jf
 from jax_fuser import _core
@@ -103,19 +99,3 @@ def test_missing_driver_is_said_by_doctor():
     if _core.cuda_target(0) is not None:
         pytest.skip("this machine has a driver")
     assert "no CUDA driver" in str(jf.doctor())
-
-
-def test_export_for_cpu_and_cuda_round_trips():
-    @jax.jit
-    def f(x, w, sizes):
-        return jf.fuse(lambda x: jnp.tanh(x) * 2)(jf.ragged_dot(x, w, sizes))
-
-    shapes = [
-        jax.ShapeDtypeStruct(s, t) for s, t in (((6, 4), jnp.float32), ((2, 4, 8), jnp.float32), ((2,), jnp.int32))
-    ]
-    allowed = [export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
-    exported = export.export(f, platforms=["cpu", "cuda"], disabled_checks=allowed)(*shapes)
-    loaded = export.deserialize(bytearray(exported.serialize()))
-    x, w, sizes = jnp.ones((6, 4)), jnp.ones((2, 4, 8)), jnp.array([2, 4], jnp.int32)
-    assert loaded.platforms == ("cpu", "cuda")
-    np.testing.assert_allclose(loaded.call(x, w, sizes), f(x, w, sizes), rtol=1e-6)

@@ -1,5 +1,6 @@
 """Grouped products of 8-bit floats: their numbers on the CPU and on Hopper, their kernels, and what is refused."""
 
+import functools
 import re
 import warnings
 
@@ -14,7 +15,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core, _scaled_primitive
+from jax_fuser import _core, _ffi, _scaled_primitive
 from jax_fuser._quant import spread as spread_scales
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -340,7 +341,7 @@ def test_other_targets_say_why_they_have_no_kernel():
         ({"n": 36}, HOPPER, "n=36 gives rows that are not multiples of 16 bytes"),
         ({}, _core.host_target(), "no kernel takes f8e4m3fn"),
     ):
-        assert why in _scaled_primitive.why_no_kernel(program("rows", **options), target)
+        assert why in _ffi.why_no_kernel(functools.partial(program, "rows", **options), target)
 
 
 def test_programs_of_8_bit_floats_are_checked():

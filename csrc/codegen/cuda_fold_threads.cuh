@@ -136,8 +136,67 @@ JF_FUNCTION void fold_many(Lanes<T, V>& values, bool holds, int slot, int part, 
   }
 }
 
+// Folds each of V values over a full warp. At each of the first steps a thread gives half of its values away, so that
+// its last one is value lane / (kWarp / V): 6 shuffles for four values instead of 20.
+template <class Op, int kDistance = kWarp / 2, class T, int V>
+JF_FUNCTION T fold_apart(const Lanes<T, V>& values, int lane) {
+  if constexpr (V > 1) {
+    Lanes<T, V / 2> kept, given;
+    const bool high = lane & kDistance;
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) {
+      kept.v[i] = high ? values.v[i + V / 2] : values.v[i];
+      given.v[i] = high ? values.v[i] : values.v[i + V / 2];
+    }
+    const auto taken = map<T>([](T x) { return shuffle_xor(~0u, x, kDistance); }, given);
+    return fold_apart<Op, kDistance / 2>(Op::of(kept, taken), lane);
+  } else {
+    Lanes<T, 1> value = values;
+#pragma unroll
+    for (int distance = kDistance; distance > 0; distance /= 2) {
+      value = Op::of(value, map<T>([=](T x) { return shuffle_xor(~0u, x, distance); }, value));
+    }
+    return value.v[0];
+  }
+}
+constexpr int kMostApart = 8;
+// Of rows of full warps, each value in another part of a warp.
+template <class Op, class B, bool kTwice, class T, int V, int kBytes>
+JF_FUNCTION void fold_several(Lanes<T, V>& values, Scratch<kBytes> scratch) {
+  constexpr int kValues = power_of_two_from(V), kWarps = B::kColumns / kWarp, kOfValue = kWarp / kValues;
+  const int lane = B::thread() % kWarp;
+  Lanes<T, kValues> all;
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) all.v[i] = i < V ? values.v[i] : Op::template identity<T>();
+  T own = fold_apart<Op>(all, lane);
+  if constexpr (kWarps > 1) {
+    T* const partial = reinterpret_cast<T*>(scratch.bytes) + B::row() * (V * kWarps);
+    if (lane % kOfValue == 0 && lane / kOfValue < V) partial[lane / kOfValue * kWarps + B::column() / kWarp] = own;
+    __syncthreads();
+    const int value = lane / kOfValue;
+    Lanes<T, 1> sum = splat(Type<Lanes<T, 1>>{}, Op::template identity<T>());
+#pragma unroll
+    for (int first = 0; first < kWarps; first += kOfValue) {
+      const int part = first + lane % kOfValue;
+      if (value < V && part < kWarps) sum = Op::of(sum, Lanes<T, 1>{{partial[value * kWarps + part]}});
+    }
+    if (kTwice) __syncthreads();  // the scratch is free again
+    fold_warp<Op, B, 1, smaller_of(kOfValue, power_of_two_from(kWarps))>(sum);
+    own = sum.v[0];
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    values.v[i] = shuffled(own, [=](u32 word) { return __shfl_sync(~0u, word, i * kOfValue); });
+  }
+}
+
 template <class Op, class B, bool kTwice, class T, int V, int kBytes>
 JF_FUNCTION void fold_columns(Lanes<T, V>& values, Scratch<kBytes> scratch) {
+  constexpr int kParts = B::kColumns / kWarp, kFewest = kParts == 1 ? 4 : 2;
+  if constexpr (B::kColumns % kWarp == 0 && V >= kFewest && V <= kMostApart &&
+                (kParts == 1 || V * kParts * B::kRows * int(sizeof(T)) <= kBytes)) {
+    return fold_several<Op, B, kTwice>(values, scratch);
+  }
   fold_warp<Op, B, 1, smaller_of(B::kColumns, kWarp)>(values);
   if constexpr (B::kColumns > kWarp) {
     fold_few<Op, B, B::kRows, B::kColumns / kWarp, kTwice>(values, B::row(), B::column() / kWarp, scratch);

@@ -1,20 +1,14 @@
 #include "codegen/printer.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <optional>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
-#include "base/integers.h"
-#include "codegen/condition_text.h"
 #include "codegen/dtype_arguments.h"
-#include "codegen/index_text.h"
+#include "codegen/memory_statements.h"
 #include "codegen/names.h"
 #include "codegen/packed.h"
-#include "runtime/output_pages.h"
 
 namespace jf::codegen {
 namespace {
@@ -23,71 +17,9 @@ using namespace loops;
 
 std::string type_name(DType dtype) { return cat("jf::", name(dtype)); }
 
-struct Printer {
-  const Kernel& kernel;
-  const Dialect& dialect;
-  const SharedMemory memory;
-  std::string out = {};
-  int depth = 1;
-  bool in_vector = false;
-  bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
-  int divergent = 0;    // how many enclosing statements leave out some threads of a block
-  std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
-  std::set<int> declared = {}, packed = {};
-  std::map<int, int> gets = {};             // of packed arrays, so far
-  std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
-  std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
-  std::vector<std::string> registers = {};  // empty until defined
-  std::vector<int> loops_around = {};       // of each register's definition
-  int loops_now = 0;
-  int loads = 0, results = 0, folds = 0;
-  Variables variables = {};
-  std::optional<size_t> first_line = {};  // where variables that outlive loops are declared, if there is such a place
-
-  template <class... Args>
-  void line(const Args&... args) {
-    out += std::string(2 * depth, ' ') + cat(args...) + "\n";
-  }
-  std::string_view index_type() const { return kernel.wide_index ? "long" : "int"; }
-  std::string lanes(RegisterId id) const { return std::string(name(compute_dtype(kernel.registers.at(id)))); }
-  std::string index(const IndexPtr& index) const { return index_text(index, variables); }
-  std::string offset(const IndexPtr& index) const { return offset_text(index, variables); }
-  std::string on() const { return masked ? ", on" : ""; }
-  std::string condition(const Condition& below, bool alone = true) const {
-    return condition_text(below, variables, alone);
-  }
-  bool varies(const IndexPtr& index) const {
-    if (index->kind == IndexKind::kVar) return thread_variables.count(index->value) > 0;
-    return index->kind != IndexKind::kConst && (varies(index->a) || varies(index->b));
-  }
-  bool varies(const Condition& condition) const {
-    return std::any_of(condition.begin(), condition.end(), [&](const Below& b) {
-      return varies(b.index) || (b.variable >= 0 && thread_variables.count(b.variable) > 0);
-    });
-  }
-  void check_all_threads(const char* what) const {
-    JF_CHECK(divergent == 0, "kernel ", kernel.name, " has a ", what, " that not every thread of a block gets to");
-  }
-
-  const std::string& use(RegisterId id) const {
-    JF_CHECK(!registers.at(id).empty(), "kernel ", kernel.name, " reads register ", id, " before it is defined");
-    return registers[id];
-  }
-  std::string define(RegisterId id, const char* prefix, int& count) {
-    JF_CHECK(registers.at(id).empty(), "kernel ", kernel.name, " defines register ", id, " twice");
-    registers[id] = cat(prefix, count++);
-    loops_around[id] = loops_now;
-    return cat("const ", lanes(id), " ", registers[id], " = ");
-  }
-  std::string bind(int id, int64_t multiple) {
-    const auto [entry, fresh] = variables.insert({id, {cat("i", variables.size()), multiple}});
-    JF_CHECK(fresh, "kernel ", kernel.name, " binds variable ", id, " twice");
-    return entry->second.name;
-  }
-  // The largest power of two that divides both the offset and the width.
-  int64_t multiple(const IndexPtr& index) const {
-    return std::gcd<int64_t>(multiple_of(index, variables), kernel.width);
-  }
+struct Printer : MemoryStatements {
+  using MemoryStatements::MemoryStatements;
+  using MemoryStatements::operator();
 
   void lane_types() {
     std::set<DType> types;
@@ -205,85 +137,9 @@ struct Printer {
     divergent -= differs;
   }
 
-  void operator()(const Load& load) {
-    const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
-    std::string at = offset(load.offset), each;
-    if (!load.or_first.empty()) at = or_first_text(load.or_first, at, variables);
-    int64_t multiple_of_steps = 0;
-    for (const Step& step : load.steps) {
-      const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
-      if (step.each) {
-        each = each.empty() ? cat("jf::steps(", text) : cat("jf::add(", each, ", jf::steps(", text, ")");
-      } else {
-        at += cat(" + jf::step(", text);
-        multiple_of_steps = std::gcd(multiple_of_steps, step.weight);
-      }
-    }
-    std::string definition = define(load.result, "x", loads), end = ");";
-    std::string where = condition(load.when, load.within.empty());
-    const Range* lanes = nullptr;
-    for (const Range& range : load.within) {
-      if (range.lanes) {
-        lanes = &range;
-        continue;
-      }
-      if (range.begin > 0) where += cat(where.empty() ? "" : " && ", range.begin, " <= ", index(range.index));
-      if (range.end != kNoEnd) where += cat(where.empty() ? "" : " && ", index(range.index), " < ", range.end);
-    }
-    if (!where.empty()) {
-      definition += cat(where, " ? ");
-      end = cat(") : ", type, "{};");
-    }
-    if (load.rows) {
-      line(definition, "jf::load_rows<", type, ">(", buffer, ", ", at, ", ",
-           load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", load.rows->last, " - (",
-           offset(load.rows->row), ")", on(), end);
-    } else if (lanes != nullptr) {
-      const int64_t n = load.lane_stride == 1 ? multiple(load.offset) : 1;
-      const std::string last = lanes->end == kNoEnd ? "jf::kNoEnd" : cat(lanes->end);
-      line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
-           load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", index(lanes->index), ", ", lanes->begin,
-           ", ", last, on(), end);
-    } else if (load.whole) {
-      line(definition, "jf::load<", type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
-    } else if (load.around > 0) {
-      line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", load.around, ");");
-    } else if (!each.empty()) {
-      line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
-    } else if (load.lane_stride == 0) {
-      line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
-    } else if (load.lane_stride == 1) {
-      const int64_t n = std::gcd(multiple(load.offset), multiple_of_steps);
-      line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
-    } else {
-      line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
-    }
-  }
-  void operator()(const ReadIndex& read) {
-    const std::string i = bind(read.variable, 1), where = condition(read.when);
-    if (varies(read.offset) || varies(read.when)) thread_variables.insert(read.variable);
-    line("const ", index_type(), " ", i, " = ", where, where.empty() ? "" : " ? ", "jf::read_index<", index_type(),
-         ">(", buffers.at(read.buffer), ", ", offset(read.offset), ", ", read.high, ")", where.empty() ? "" : " : 0",
-         ";");
-  }
   void operator()(const FromIndex& from) {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
-  }
-  void operator()(const Search& s) {
-    const std::string &number = use(s.number), type = lanes(s.result);
-    const std::string definition = define(s.result, "t", results), where = condition(s.when);
-    std::string place;
-    if (s.each && s.lane_stride == 0 && dialect.keeps_places && first_line) {
-      const std::string name = cat("t", results++), declaration = cat("  int ", name, " = 0;\n");
-      place = cat(name, ", ");
-      out.insert(*first_line, declaration);
-    }
-    const std::string arguments =
-        cat(s.left ? "<true, " : "<false, ", s.count, ">(", place, buffers.at(s.buffer), ", ", offset(s.offset), ", ",
-            s.each && place.empty() ? cat(s.lane_stride, ", ") : "", number);
-    line(definition, where.empty() ? "" : cat(where, " ? "), s.each ? "jf::search_lanes" : "jf::search", arguments,
-         s.each ? on() : "", ")", where.empty() ? "" : cat(" : ", type, "{}"), ";");
   }
   void operator()(const Compute& compute) {
     std::string arguments;
@@ -299,46 +155,6 @@ struct Printer {
       line(definition, "jf::", same ? "divide_by_same" : ir::info(compute.op).name, dtype_arguments(compute, dtype),
            "(", arguments, ");", comment);
     }
-  }
-  void operator()(const Store& store) {
-    const std::string &buffer = buffers.at(store.buffer), at = offset(store.offset), &value = use(store.value);
-    if (store.rows) {
-      line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ", value,
-           on(), ");");
-    } else if (store.lane_stride == 0) {
-      line("jf::store_first(", buffer, ", ", at, ", ", value, ");");
-    } else if (store.lane_stride == 1) {
-      const int64_t n = store.whole ? kernel.width : multiple(store.offset);
-      const Buffer& to = kernel.buffers.at(store.buffer);
-      const bool streams = dialect.past_caches && to.bytes >= runtime::kBeyondCaches && n == kernel.width && n > 1;
-      if (streams) return line("jf::stream(past_caches, ", buffer, ", ", at, ", ", value, on(), ");");
-      line(to.shared_size > 0 ? "jf::store_shared" : "jf::store", n > 1 ? cat("<", n, ">") : "", "(", buffer, ", ", at,
-           ", ", value, on(), ");");
-    } else {
-      line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
-    }
-  }
-
-  void operator()(const Prefetch& prefetch) {
-    line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", offset(prefetch.offset), ");");
-  }
-
-  void operator()(const TurnedLoad& load) {
-    const int64_t size = kernel.arrays.at(load.array).size;
-    std::string count = cat(size);
-    for (const Below& b : load.limits) count = cat("jf::below(", count, ", ", index(b.index), ", ", b.bound, ")");
-    line("jf::load_turned<", size, ">(", array(load.array), ", ", buffers.at(load.buffer), ", ", offset(load.offset),
-         ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
-  }
-
-  // An array of one element is a plain variable.
-  const std::string& array(int id) const {
-    JF_CHECK(declared.count(id), "kernel ", kernel.name, " uses array ", id, " before it is declared");
-    return arrays.at(id);
-  }
-  std::string element(int id, const IndexPtr& at) const {
-    const std::string& name = array(id);
-    return kernel.arrays[id].size == 1 ? name : cat(name, "[", index(at), "]");
   }
   std::string fold(ir::OpKind op) const { return cat("jf::fold::", ir::info(op).name); }
 
@@ -428,62 +244,6 @@ struct Printer {
     check_all_threads("sync");
     line(dialect.sync);
   }
-
-  void check_bulk(const char* what) const {
-    JF_CHECK(!dialect.bulk.empty(), "kernel ", kernel.name, " copies in bulk, which its language cannot");
-    check_all_threads(what);
-  }
-  const Ring& ring(int number, const char* what) const {
-    check_bulk(what);
-    return kernel.rings.at(number);
-  }
-  template <class Copy>
-  std::string elements(const Copy& copy) const {
-    std::string rows = cat(copy.rows);
-    for (const Below& b : copy.limits) rows = cat("jf::below(", rows, ", ", index(b.index), ", ", b.bound, ")");
-    return copy.row == 1 ? rows : copy.limits.empty() ? cat(copy.rows * copy.row) : cat(rows, " * ", copy.row);
-  }
-  void operator()(const OpenRing& open) {
-    const auto& [buffer, barriers, stages, size, variable] = ring(open.ring, "ring");
-    const auto [entry, fresh] = variables.insert({variable, {cat(rings.at(open.ring), ".stage"), 1}});
-    JF_CHECK(fresh, "kernel ", kernel.name, " opens ring ", open.ring, " twice");
-    line("jf::Ring<", stages, ", ", size, "> ", rings[open.ring], "(", buffers.at(barriers), ");");
-  }
-  void operator()(const BulkLoad& load) {
-    const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
-    line(rings.at(load.ring), load.anywhere ? ".load_anywhere(" : ".load(", to, ", ", offset(load.to), ", ",
-         buffers.at(load.buffer), ", ", offset(load.from), ", ", elements(load), ");");
-  }
-  void operator()(const TileLoad& load) {
-    const std::string& to = buffers.at(ring(load.ring, "bulk copy").buffer);
-    int64_t elements = 1;
-    for (int64_t n : kernel.maps.at(load.map).box) elements *= n;
-    std::string at;
-    for (const IndexPtr& i : load.at) at += cat(", ", index(i));
-    line(rings.at(load.ring), ".load_tile(", to, ", ", offset(load.to), ", ", maps.at(load.map), ", ", elements, at,
-         ");");
-  }
-  void operator()(const BulkStore& store) {
-    check_bulk("bulk copy");
-    line("jf::bulk_store(", buffers.at(store.buffer), ", ", offset(store.to), ", ", buffers.at(store.shared), ", ",
-         offset(store.from), ", ", elements(store), ");");
-  }
-  void operator()(const FenceBulk&) {
-    check_bulk("fence");
-    line("jf::fence_bulk();");
-  }
-  void operator()(const DrainBulk&) {
-    check_bulk("wait");
-    line("jf::drain_bulk();");
-  }
-  void operator()(const CommitRing& commit) {
-    ring(commit.ring, "commit");
-    line(rings.at(commit.ring), ".commit();");
-  }
-  void operator()(const AwaitRing& await) {
-    ring(await.ring, "wait");
-    line(rings.at(await.ring), ".await();");
-  }
 };
 
 }  // namespace
@@ -511,7 +271,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   }
   for (const std::string& map : maps) parameters.push_back({map, std::string(dialect.map)});
 
-  Printer printer{.kernel = kernel, .dialect = dialect, .memory = shared_memory(kernel)};
+  Printer printer(kernel, dialect, shared_memory(kernel));
   printer.out = dialect.opening(kernel, kernel.name, parameters);
   if (const SharedMemory& memory = printer.memory; memory.bytes > 0) {
     JF_CHECK(dialect.shared, "kernel ", kernel.name, " shares memory between threads that its language does not have");
@@ -534,7 +294,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
 }
 
 BodyTexts print_bodies(const Kernel& kernel, const Bodies& given, const Dialect& dialect) {
-  Printer printer{.kernel = kernel, .dialect = dialect, .memory = {}};
+  Printer printer(kernel, dialect, {});
   printer.buffers = given.buffers;
   for (const Array& array : kernel.arrays) printer.arrays.push_back(array.name);
   printer.declared.insert(given.arrays.begin(), given.arrays.end());

@@ -106,6 +106,13 @@ class Assignment {
     visit(loop.body);
     alone_ = outer;
   }
+  // Between two runs of a fold in here the others in here have been run, too.
+  void operator()(const Guard& guard) {
+    const bool outer = alone_;
+    alone_ = alone_ && meetings(guard.body) < 2;
+    visit(guard.body);
+    alone_ = outer;
+  }
   void operator()(const Combine& combine) {
     if (!over_threads(combine)) return;
     const int64_t bytes = scratch_bytes(kernel_, combine);

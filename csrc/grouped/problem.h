@@ -43,13 +43,17 @@ struct Problem {
   DType rhs = DType::kF32;
   DType out = DType::kF32;
   Weights weights = Weights::kNumbers;
+  // kRows, for the CUDA kernels that why_not_gather allows: where an s32[m] says which row of lhs, [lhs_rows, k], each
+  // row is, or is outside of it for a row of zeros. Else 0.
+  int64_t lhs_rows = 0;
 
   bool operator==(const Problem&) const = default;
 };
 
-// Of a kernel's arguments: lhs, rhs, extents, then starts and scales if there are any, then the result.
+// Of a kernel's arguments: lhs, rhs, extents, then starts, scales and numbers of rows if there are any, then the
+// result.
 constexpr int out_argument(const Problem& p) {
-  return 3 + (p.has_starts ? 1 : 0) + (p.scales == Scales::kNone ? 0 : 2);
+  return 3 + (p.has_starts ? 1 : 0) + (p.scales == Scales::kNone ? 0 : 2) + (p.lhs_rows == 0 ? 0 : 1);
 }
 
 }  // namespace jf::grouped

@@ -6,6 +6,7 @@
 #include "base/integers.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
+#include "host/gathered_rows.h"
 #include "host/program.h"
 #include "host/zeros.h"
 #include "ir/text.h"
@@ -201,16 +202,37 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   Placement placement(fusion);
   Kernels kernels(target, program);
   const Epilogues epilogues = find_epilogues(plan, target);
+  const GatheringProducts gathers = find_gathers(plan, epilogues, target);
   std::map<size_t, std::vector<BufferRef>> buffers_of;
   const auto facts_of = [&](const plan::Segment& segment) {
     KernelFacts facts = kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs);
     facts.reason = segment.reason;
     return facts;
   };
+  const auto facts_of_product = [&](size_t number) {
+    const auto gathered = gathers.by_product.find(number);
+    const KernelFacts facts = facts_of(plan.segments[number]);
+    return gathered == gathers.by_product.end() ? facts : gathering(facts, gathered->second, fusion);
+  };
+  const auto problem_of = [&](size_t number) {
+    grouped::Problem problem = plan::grouped_problem(plan.segments[number].fusion);
+    const auto gathered = gathers.by_product.find(number);
+    if (gathered != gathers.by_product.end()) {
+      problem.lhs_rows = fusion.values[gathered->second.from].axes[0].extent;
+    }
+    return problem;
+  };
   for (size_t number = 0; number < plan.segments.size(); ++number) {
-    const plan::Segment& segment = plan.segments[number];
+    const auto gathers_for = gathers.product_of.find(number);
+    const plan::Segment& segment = gathers_for == gathers.product_of.end()
+                                       ? plan.segments[number]
+                                       : gathers.by_product.at(gathers_for->second).numbers;
     std::vector<BufferRef>& buffers = buffers_of[number];
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
+    if (const auto gathered = gathers.by_product.find(number); gathered != gathers.by_product.end()) {
+      buffers.push_back(buffers[0]);  // the rows' numbers, which lie where they would
+      buffers[0] = placement.read(gathered->second.from);
+    }
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
     const auto epilogue = std::find_if(epilogues.all.begin(), epilogues.all.end(), [&](const Epilogue& e) {
       return e.product == number || std::find(e.tails.begin(), e.tails.end(), number) != e.tails.end();
@@ -220,10 +242,10 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
     if (joins) {
       const plan::Segment& product = plan.segments[epilogue->product];
       const ir::ValueId of_product = product.outputs.front();
-      const grouped::Problem problem = plan::grouped_problem(product.fusion);
+      const grouped::Problem problem = problem_of(epilogue->product);
       std::vector<KernelFacts> tails;
       for (const size_t tail : epilogue->tails) tails.push_back(facts_of(plan.segments[tail]));
-      program.facts.push_back(joined(facts_of(product), tails, fusion.values[of_product].name));
+      program.facts.push_back(joined(facts_of_product(epilogue->product), tails, fusion.values[of_product].name));
       program.facts.back().strategy = "grouped";
       std::vector<BufferRef> results, all = buffers_of.at(epilogue->product);
       for (const ir::ValueId id : epilogue->results) results.push_back(placement.write(id));
@@ -253,14 +275,20 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       continue;
     }
     if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);
-    program.facts.push_back(facts_of(segment));
+    const bool product = segment.strategy == plan::Strategy::kGrouped;
+    const bool numbers = gathers_for != gathers.product_of.end();
+    program.facts.push_back(product ? facts_of_product(number) : facts_of(segment));
+    if (numbers) program.facts.back() = numbering(program.facts.back());
+    if (const auto why = gathers.why_not.find(number); why != gathers.why_not.end()) {
+      program.facts.back().reason += cat("; its rows are copied first: ", why->second);
+    }
     if (const auto why = epilogues.why_not.find(number); why != epilogues.why_not.end()) {
       program.facts.back().reason += cat("; ", why->second);
     }
     switch (segment.strategy) {
       case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
       case plan::Strategy::kGrouped: {
-        const grouped::Problem problem = plan::grouped_problem(segment.fusion);
+        const grouped::Problem problem = problem_of(number);
         grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
         if (target.platform == Platform::kCuda) {

@@ -33,8 +33,9 @@ struct StepPrinter {
     const std::string out = s.epilogue ? cat(" -> epilogue n=", s.epilogue->n, " ", name(s.epilogue->out))
                             : s.tail   ? cat(" -> ", s.tail->kernel.name, " n=", s.tail->n)
                                        : "";
-    return cat("grouped ", s.name, " groups=", p.groups, " m=", p.m, " k=", p.k, " n=", p.n, " rows=", p.rows, " ",
-               name(p.lhs), " -> ", name(p.out), out, " (", print(s.buffers), ")");
+    return cat("grouped ", s.name, " groups=", p.groups, " m=", p.m, " k=", p.k, " n=", p.n, " rows=", p.rows,
+               p.lhs_rows > 0 ? cat(" of ", p.lhs_rows, " by number ") : " ", name(p.lhs), " -> ", name(p.out), out,
+               " (", print(s.buffers), ")");
   }
 };
 

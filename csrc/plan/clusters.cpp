@@ -18,9 +18,6 @@ using ir::ValueId;
 
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
-// Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns, and rows
-// that are read fit the memory that threads share.
-constexpr int64_t kMaxColumns = 16 << 10, kMaxRowBytes = 64 << 10;
 constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
 // Reductions of as few elements share a launch even where they read nothing in common.
@@ -413,7 +410,8 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const bool fits = row <= kMaxColumns && row * widest <= kMaxRowBytes && building.cluster.direction == 0;
+    const bool fits =
+        row <= kMaxColumnsBesideRows && row * widest <= kMaxBytesBesideRows && building.cluster.direction == 0;
     return innermost && fits && building.column_folds < kMaxColumnFolds;
   }
 

@@ -36,12 +36,14 @@ constexpr int kOutside = -1;
 
 class Splitter {
  public:
-  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs)
+  Splitter(const Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more)
       : segment_(segment),
+        traffic_(traffic),
         in_rows_(traffic.in_rows),
         keep_(keep),
-        keep_inputs_(keep_inputs),
+        more_(more),
         phase_(segment.values.size(), 0),
+        fold_in_(segment.values.size(), 0),
         cost_(segment.values.size(), 0),
         needed_(segment.values.size()),
         by_end_(segment.values.size(), false),
@@ -51,6 +53,7 @@ class Splitter {
     across_rows_ = std::find(traffic.across.begin(), traffic.across.end(), true) != traffic.across.end();
     find_phases();
     decide();
+    if (fold_later()) decide();
     write();
     count();
   }
@@ -73,8 +76,48 @@ class Splitter {
       for (ValueId id : op.inputs) phase = std::max(phase, phase_[id]);
       if (std::holds_alternative<Reduce>(op.attribute)) result_.count = std::max(result_.count, ++phase);
       phase_[op.output] = phase;
+      fold_in_[op.output] = phase - 1;
       if (in_rows_[op.output] && !folds_across(op)) result_.count = std::max(result_.count, phase + 1);
     }
+  }
+
+  // Folds beside others of their operand, where what they give is needed only after those. Whether any moved.
+  bool fold_later() {
+    std::vector<int> needed_by(segment_.values.size(), result_.count);
+    bool any = false;
+    for (auto op = segment_.ops.rbegin(); op != segment_.ops.rend(); ++op) {
+      const ValueId id = op->output;
+      if (std::holds_alternative<Reduce>(op->attribute)) {
+        const int latest = needed_by[id] - 1;
+        if (folds_across(*op) || latest <= fold_in_[id] || needed_[op->inputs[0]].count(latest) == 0) continue;
+        fold_in_[id] = latest;
+        any = true;
+        continue;
+      }
+      if (in_rows_[id] && needed_[id].empty()) continue;
+      const int by = in_rows_[id] ? *needed_[id].begin() : needed_by[id];
+      for (ValueId input : op->inputs) needed_by[input] = std::min(needed_by[input], by);
+    }
+    return any;
+  }
+
+  // Whether keeping the result costs no register, since it takes the place of a kept operand.
+  bool replaces_operand(const Op& op) const {
+    if (!more_.converted || ir::info(op.kind).op_class != OpClass::kPointwise || needed_[op.output].empty())
+      return false;
+    const auto is_same_in_row = [&](ValueId id) {
+      return std::any_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& made) {
+        return made.output == id && made.kind == OpKind::kBroadcast && !in_rows_[made.inputs[0]];
+      });
+    };
+    const int first = *needed_[op.output].begin();
+    int rows = 0;
+    for (ValueId id : op.inputs) {
+      if (is_same_in_row(id)) continue;
+      ++rows;
+      if (cost_[id] == 0 || (!needed_[id].empty() && *needed_[id].rbegin() > first)) return false;
+    }
+    return rows == 1;
   }
 
   // The phases in which a value is needed are known once all that use it are decided.
@@ -83,6 +126,8 @@ class Splitter {
   }
 
   void decide() {
+    std::fill(kept_.begin(), kept_.end(), false);
+    for (std::set<int>& phases : needed_) phases.clear();
     for (ValueId id : segment_.outputs) by_end_[id] = true;
     // Where a value equals its maximum must not depend on how the compiler rounds it the second time.
     std::vector<bool> compared(segment_.values.size(), false);
@@ -107,13 +152,14 @@ class Splitter {
       if (reduces || !in_rows_[op->output]) {
         // Outside of the rows only a reduction needs a value of the rows.
         for (size_t i = 0; i < op->inputs.size(); ++i) {
-          if (!is_memory(*op, i)) needed_[op->inputs[i]].insert(reduces ? phase_[op->output] - 1 : kOutside);
+          if (!is_memory(*op, i)) needed_[op->inputs[i]].insert(reduces ? fold_in_[op->output] : kOutside);
         }
         continue;
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
       const bool again = keep_ == Keep::kRows && ir::reads_memory(op->kind);
-      const bool dear = cost_[op->output] >= kDear || rounded || again;
+      const bool converted = more_.converted && op->kind == OpKind::kConvert && is_input_[op->inputs[0]];
+      const bool dear = cost_[op->output] >= kDear || rounded || again || converted || replaces_operand(*op);
       kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
       for (size_t i = 0; i < op->inputs.size(); ++i) {
         if (is_memory(*op, i)) continue;
@@ -126,7 +172,7 @@ class Splitter {
     }
     for (ValueId id : segment_.inputs) {
       settle(id);
-      const bool wanted = keep_inputs_ ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
+      const bool wanted = more_.rows ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
       kept_[id] = wanted && is_row_of(id);
     }
   }
@@ -159,6 +205,38 @@ class Splitter {
     return ir::elements(segment_.values[input]) == size;
   }
 
+  // Whether the input moves along what is folded alone: it has the same elements for every row.
+  bool is_column(ValueId input) const {
+    bool used = false;
+    for (const Access& access : traffic_.accesses) {
+      for (const auto& [number, operand] : access.uses) {
+        if (segment_.ops[number].inputs[operand] != input) continue;
+        for (size_t loop = 0; loop < access.steps.size(); ++loop) {
+          if ((access.steps[loop] != 0) != traffic_.folded[loop]) return false;
+        }
+        used = true;
+      }
+    }
+    return used && segment_.values[input].axes.size() == 1 && !reads_elsewhere(input);
+  }
+  // Whether an op reads the input in memory, at places of its own, or outside of the rows.
+  bool reads_elsewhere(ValueId input) const {
+    for (const Op& op : segment_.ops) {
+      for (size_t i = 0; i < op.inputs.size(); ++i) {
+        if (op.inputs[i] == input && (is_memory(op, i) || !in_rows_[op.output])) return true;
+      }
+    }
+    return false;
+  }
+
+  // Whether all that reads a column is its conversion, which is kept instead.
+  bool is_converted(ValueId input) const {
+    return more_.converted && std::all_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& op) {
+             const bool reads = std::find(op.inputs.begin(), op.inputs.end(), input) != op.inputs.end();
+             return !reads || (op.kind == OpKind::kConvert && kept_[op.output]);
+           });
+  }
+
   ValueId add_value(Value value) {
     const std::string name = value.name;
     for (int copy = 2; !names_.insert(value.name).second; ++copy) value.name = cat(name, "_", copy);
@@ -186,13 +264,14 @@ class Splitter {
       made_[id][0] = input;
     }
     for (ValueId id : segment_.inputs) {
-      if (!kept_[id]) continue;
+      const bool column = !kept_[id] && more_.columns && is_column(id) && !is_converted(id);
+      if (!kept_[id] && !column) continue;
       Value kept = segment_.values[id];
       kept.name += "_kept";
       while (used_names_.count(kept.name) > 0) kept.name += "_";
       const ValueId input = made_[id][0];
       made_[id] = {{0, add_op({OpKind::kCopy, {input}, 0, {}, ""}, {input}, std::move(kept))}};
-      result_.rows.push_back(made_[id][0]);
+      (column ? result_.columns : result_.rows).push_back(made_[id][0]);
     }
     for (const Op& op : segment_.ops) {
       const bool in_rows = in_rows_[op.output] || op.kind == OpKind::kConstant;
@@ -200,7 +279,7 @@ class Splitter {
       std::set<int> phases = copies ? needed_[op.output] : std::set<int>{phase_[op.output]};
       for (int phase : phases) {
         const bool reduces = std::holds_alternative<Reduce>(op.attribute);
-        int used_in = reduces ? phase - 1 : in_rows_[op.output] ? phase : kOutside;
+        int used_in = reduces ? fold_in_[op.output] : in_rows_[op.output] ? phase : kOutside;
         if (!copies && in_rows_[op.output] && !needed_[op.output].empty()) used_in = *needed_[op.output].begin();
         if (folds_across(op)) used_in = *needed_[op.inputs[0]].begin();
         std::vector<ValueId> operands;
@@ -213,7 +292,10 @@ class Splitter {
     }
     for (const Op& op : segment_.ops) {
       const bool outside = !in_rows_[op.output] && op.kind != OpKind::kConstant;
-      if (outside || kept_[op.output]) result_.outside.push_back(made_[op.output].begin()->second);
+      if (!outside && !kept_[op.output]) continue;
+      const bool column =
+          more_.columns && op.kind == OpKind::kConvert && is_input_[op.inputs[0]] && is_column(op.inputs[0]);
+      (column ? result_.columns : result_.outside).push_back(made_[op.output].begin()->second);
     }
     for (ValueId id : segment_.inputs) {
       if (kept_[id]) result_.outside.push_back(made_[id][0]);
@@ -250,10 +332,12 @@ class Splitter {
   }
 
   const Fusion& segment_;
+  const Traffic& traffic_;
   const std::vector<bool>& in_rows_;
   const Keep keep_;
-  const bool keep_inputs_;
+  const KeepMore more_;
   std::vector<int> phase_;             // by value: the first phase after all that it needs
+  std::vector<int> fold_in_;           // by result of a fold: the phase that folds
   std::vector<int> cost_;              // by value of the rows: of computing it from memory
   std::vector<std::set<int>> needed_;  // by value: the phases that use it
   std::vector<bool> by_end_;           // by value: any phase can store it or fold it across the rows
@@ -276,8 +360,8 @@ std::string_view name(Keep keep) {
   JF_CHECK(false, "keep ", static_cast<int>(keep));
 }
 
-Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs) {
-  return Splitter(segment, traffic, keep, keep_inputs).finish();
+Phases split_phases(const Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more) {
+  return Splitter(segment, traffic, keep, more).finish();
 }
 
 }  // namespace jf::plan

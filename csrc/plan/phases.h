@@ -24,9 +24,14 @@ struct Phases {
   int64_t all_kept_bytes = 0;        // of one element of the row: each kept value has an array of its own
   int64_t column_bytes = 0;          // of one element of the row: accumulators of reductions across the rows
   std::vector<ir::ValueId> rows;     // copies of the inputs that are kept, all with the axes of the iteration domain
+  std::vector<ir::ValueId> columns;  // copies of the inputs that are the same for every row, or what they become
 };
 
-// `keep_inputs`: keep all inputs that are rows, whatever else is kept.
-Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep, bool keep_inputs = false);
+// What is kept whatever else is: all inputs that are rows; those that are the same for every row; and, of both, what
+// they are converted to.
+struct KeepMore {
+  bool rows = false, columns = false, converted = false;
+};
+Phases split_phases(const ir::Fusion& segment, const Traffic& traffic, Keep keep, KeepMore more = {});
 
 }  // namespace jf::plan

@@ -50,7 +50,8 @@ struct Printer {
     return cat("cuda along=", name(p.along), " lane_loop=", p.lane_loop, " lanes=", p.lanes, " threads=", p.threads,
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
                p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
-               p.cluster > 1 ? cat(" cluster=", p.cluster) : "");
+               p.cluster > 1 ? cat(" cluster=", p.cluster) : "", p.keep_columns ? " keep_columns" : "",
+               p.keep_wide ? " keep_wide" : "");
   }
 };
 
@@ -82,6 +83,11 @@ bool in_stages(const ReductionParameters& parameters) {
   const auto* cuda = std::get_if<CudaReduction>(&parameters);
   return cuda != nullptr && cuda->stages > 1;
 }
+KeepMore keep_more(const ReductionParameters& parameters) {
+  const auto* cuda = std::get_if<CudaReduction>(&parameters);
+  if (cuda == nullptr) return {};
+  return {.rows = cuda->stages > 1, .columns = cuda->keep_columns, .converted = cuda->keep_wide};
+}
 
 }  // namespace
 
@@ -107,7 +113,7 @@ std::string print(const ReductionParameters& parameters) { return std::visit(Pri
 ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
   const Traffic facts = reduction_traffic(segment);
   const Keep keep = std::visit([](const auto& p) { return p.keep; }, parameters);
-  Phases phases = split_phases(segment, facts, keep, in_stages(parameters));
+  Phases phases = split_phases(segment, facts, keep, keep_more(parameters));
   std::vector<StoredRows> stored;
   if (in_stages(parameters) && std::get<CudaReduction>(parameters).bulk_store) stored = store_rows_in_bulk(phases);
   schedule::Scheduler scheduler(phases.fusion);
@@ -119,6 +125,10 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
   const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {
     scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));
+  }
+  // Outside of the loop over rows.
+  for (ir::ValueId id : phases.columns) {
+    scheduler.inline_at(id, std::min(1, scheduler.schedule().domains[id].inline_at));
   }
   schedule::Schedule schedule = scheduler.schedule();
   return {std::move(phases.fusion), std::move(schedule)};

@@ -42,8 +42,10 @@ struct CudaReduction {
   // the row that the block works on (sm_90, along=row). The grid then has `blocks` blocks, unless sums across the rows
   // give it one for each of their parts.
   int64_t stages = 1, blocks = 1;
-  bool bulk_store = false;  // with stages: results go through shared memory, too
-  int64_t cluster = 1;      // along=row: blocks that share a row, of which each keeps a part (sm_90)
+  bool bulk_store = false;    // with stages: results go through shared memory, too
+  int64_t cluster = 1;        // along=row: blocks that share a row, of which each keeps a part (sm_90)
+  bool keep_columns = false;  // inputs that are the same for every row stay in registers while a block goes along rows
+  bool keep_wide = false;     // what inputs are converted to stays in registers from phase to phase
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

@@ -30,10 +30,12 @@ constexpr int64_t kManyVectors = 2048;
 // Elements of a row that is one warp's where sums go across rows: no row waits for another warp. 65536 bf16 rows of 768
 // took 91 us instead of 112.
 constexpr int64_t kRowOfWarp = 1024;
-// Of blocks that share a row. Few threads that keep much: 131072 f32 in 8 blocks of 512 threads went at 3.99 TB/s, of
-// 1024 threads at 2.82.
-constexpr int64_t kThreadsOfClusterBlock = 512, kElementsOfClusterThread = 32;
-constexpr int64_t kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
+// Of blocks that share a row. Few threads that keep much, so that many rows are on their way while the blocks of one
+// wait for each other: 131072 bf16 in 8 blocks of 256 threads took 138 us (softmax), 150 (layer norm) and 70 (cross
+// entropy), of 512 threads 173, 181 and 94; of 65536 in 4 blocks 132, 145 and 68 instead of 159, 170 and 90.
+constexpr int64_t kThreadsOfClusterBlock = 256, kMostThreadsOfClusterBlock = 512, kElementsOfClusterThread = 64;
+constexpr int64_t kKeptBytesOfClusterThread = 128 * 4, kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
+constexpr int64_t kElementsWithSums = 16;
 // Vectors of a thread where lanes move: what the first and the last vector of a row take is there twice.
 constexpr int64_t kMovedVectors = 3;
 // What a vector more or less for each thread counts against busy threads.
@@ -120,7 +122,8 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors) {
   const int64_t bytes = elements * (phases.kept_bytes + phases.column_bytes);
   if (p.cluster > 1) {
     const int64_t of_block = phases.column_bytes > 0 ? kKeptWithSums : kKeptByClusterBlock;
-    if (phases.kept_bytes == 0 || bytes > kKeptBytesOfWarp || bytes * threads > of_block) return;
+    const int64_t of_thread = phases.column_bytes > 0 ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
+    if (phases.kept_bytes == 0 || bytes > of_thread || bytes * threads > of_block) return;
     p.unroll = vectors;
     p.keep = Keep::kRows;
     return;
@@ -145,8 +148,9 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   const bool longest = vectors >= kManyVectors / 2 && vectors * p.lanes * 4 <= kKeptRowBytes / 2;
   if (size < 4 && longest && !stores_rows(facts.traffic, p.lane_loop)) wanted *= 2;
   // A block of a cluster has its part of one row at a time, or with sums across rows few of their registers.
-  if (p.cluster > 1) wanted = kElementsOfClusterThread / (across ? 2 : 1) / p.lanes;
-  while (wanted > 1 && wanted * bytes > (p.cluster > 1 ? kKeptBytesOfWarp : kKeptBytes)) wanted /= 2;
+  if (p.cluster > 1) wanted = (across ? kElementsWithSums : kElementsOfClusterThread) / p.lanes;
+  const int64_t most_kept = p.cluster == 1 ? kKeptBytes : across ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
+  while (wanted > 1 && wanted * bytes > most_kept) wanted /= 2;
   if (across && vectors * p.lanes <= kRowOfWarp) wanted = divide_up(vectors, kWarp);
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
   double best = -std::numeric_limits<double>::infinity();
@@ -230,21 +234,26 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
 }
 
 // A row that is too long for one block's registers and would be read several times is several blocks'. Where nothing of
-// it is stored, the caches hold a short one until it is read again: 8192 rows of 32768 bf16, cross entropy, took 149 us
-// so and 204 us in clusters, but of f32 289 and 281.
+// it is stored, the caches hold a short one until it is read again; not one of 32768 bf16, whose cross entropy took 75
+// us so and 63 us in clusters.
 void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
   if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow) return;
   if (p.stages > 1 || p.keep != Keep::kNothing) return;
   if (facts.traffic.scans) return;                        // what blocks have cannot be scanned in order
   if (facts.phases(Keep::kRows).kept_bytes == 0) return;  // it is read once
-  const int64_t row_bytes = shape.folded * narrowest(facts, shape.lane_loop);
-  if (!stores_rows(facts.traffic, shape.lane_loop) && row_bytes <= kKeptRowBytes) return;
-  for (int64_t cluster = 2; cluster <= kMostBlocksOfCluster; cluster *= 2) {
-    const CudaReduction divided = along_row(facts, shape, target, cluster);
-    const bool fits = divided.threads > kWarp && divided.threads <= kThreadsOfClusterBlock && divided.threads_y == 1;
-    if (!fits || divided.keep != Keep::kRows) continue;
-    p = divided;
-    return;
+  if (!stores_rows(facts.traffic, shape.lane_loop) && 4 * shape.folded <= kKeptRowBytes) return;
+  for (int64_t most : {kThreadsOfClusterBlock, kMostThreadsOfClusterBlock}) {
+    for (int64_t cluster = 2; cluster <= kMostBlocksOfCluster; cluster *= 2) {
+      const CudaReduction divided = along_row(facts, shape, target, cluster);
+      const bool fits = divided.threads > kWarp && divided.threads <= most && divided.threads_y == 1;
+      if (!fits || divided.keep != Keep::kRows) continue;
+      p = divided;
+      const int64_t kept = p.unroll * p.lanes * facts.phases(Keep::kRows).kept_bytes;
+      // Few such blocks have room beside each other. Their next row comes while they wait: softmax's derivative took
+      // 191 us instead of 308 for rows of 131072 bf16, 199 instead of 299 for 65536; in 2 blocks 213 instead of 189.
+      if (kept > kKeptBytesOfWarp && cluster > 2 && narrowest(facts, shape.lane_loop) < 4) add_stages(facts, p, target);
+      return;
+    }
   }
 }
 

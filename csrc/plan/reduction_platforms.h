@@ -16,6 +16,8 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target);
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target);
 // Has the rows brought by bulk copies ahead of their use, where that is faster.
 void prefer_stages(const RowFacts& facts, CudaReduction& parameters, const Target& target);
+// The same without asking whether it is faster, where two stages of the rows fit.
+void add_stages(const RowFacts& facts, CudaReduction& parameters, const Target& target);
 // A grid whose blocks all run at once, for rows that come in stages.
 int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& parameters, const Target& target);
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "plan/even_rows.h"
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
 
@@ -22,8 +23,14 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 // less, the same; elements of a thread, vectors and threads are the fastest of that run. Of 8191 rows of 5003, which
 // no vectors divide, it took 129 and 176 us in bf16, 146 and 205 in f32, and rms norm backward 142 and 165 in f32.
 constexpr int64_t kElements = 32, kLanes = 4;
-constexpr int kShortWait = 3;
-constexpr int64_t kShortRows = 16 << 10;
+constexpr int kShortWait = 2;
+constexpr int64_t kShortRows = 8 << 10;
+// Bytes that a thread keeps for each of its 16 elements: more take more than 128 registers.
+constexpr int64_t kWideBytes = 4, kMostWideBytes = 20;
+// Bytes of a multiprocessor that are on their way with two stages, where three are slower: layer norm backward took 54
+// and 59 us for rows of 4096, 206 and 211 for 8192; but with fewer bytes 168 and 155 for 6144, 81 and 77 for 1536. With
+// one fold of the row two are faster in any case: 77 and 83 us for 1536 (rms norm).
+constexpr int64_t kBytesAhead = 28 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
 
@@ -33,7 +40,7 @@ struct Rows {
   int phases = 0;
 };
 Rows rows_of(const RowFacts& facts, Keep keep) {
-  const Phases phases = split_phases(facts.segment, facts.traffic, keep, true);
+  const Phases phases = split_phases(facts.segment, facts.traffic, keep, {.rows = true});
   Rows rows;
   rows.phases = phases.count;
   for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {
@@ -45,6 +52,13 @@ Rows rows_of(const RowFacts& facts, Keep keep) {
     rows.narrowest = std::min(rows.narrowest, size);
   }
   return rows;
+}
+
+// Clusters that run at once with one block on a multiprocessor. Their blocks are neighbours, and some neighbourhoods
+// are too small for another cluster: of 132 multiprocessors, clusters of 8 take 120, of 4 take 120 or 124, of 2 all.
+int64_t clusters_at_once(int64_t cluster, const Target& target) {
+  const int64_t used = cluster > 2 ? target.multiprocessors * 10 / 11 : target.multiprocessors;
+  return std::max<int64_t>(1, used / cluster);
 }
 
 // The loops of the reference become [blocks, rows of a block one after the other, rows side by side, row], those that
@@ -88,7 +102,16 @@ int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Ta
   const int64_t by_threads = kThreads / (p.threads * p.threads_y);
   const int64_t row_bytes = rows_of(facts, p.keep).bytes / p.cluster * p.threads_y;
   const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
-  return target.multiprocessors * std::max<int64_t>(1, std::min(by_threads, by_memory));
+  return clusters_at_once(p.cluster, target) * std::max<int64_t>(1, std::min(by_threads, by_memory));
+}
+
+void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
+  if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1 || facts.traffic.scans) return;
+  const Rows rows = rows_of(facts, p.keep);
+  const int64_t part = rows.elements / p.cluster;
+  const bool even = rows.elements % (p.cluster * p.lanes) == 0 && part * rows.narrowest % kBulkBytes == 0;
+  if (rows.bytes == 0 || !even || 2 * rows.bytes / p.cluster + kSpareBytes > target.max_shared_bytes) return;
+  p.stages = 2;
 }
 
 void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
@@ -112,7 +135,28 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
   const int64_t threads = round_up(fewest, fewest > 2 * kWarp ? 4 * kWarp : kWarp);
   const bool waits = rows.narrowest < 4 || lanes < kLanes || (rows.phases > kShortWait && rows.bytes > kShortRows);
-  if (rows.bytes == 0 || !fits() || !waits || threads < 2 * kWarp) return;
+  if (rows.bytes == 0 || !fits() || !waits) return;
+  // With few elements of a thread all f32 values stay in its registers, and the threads of a row meet only in its
+  // folds. Microseconds of layer norm backward, bf16, with and without: 54 and 63 for 8192 rows of 4096, 206 and 216
+  // for 16384 of 8192, 77 and 82 for 32768 of 1536, 82 and 88 for 65536 of 768.
+  const int64_t column_folds = facts.phases(Keep::kRows).column_bytes / kWideBytes;
+  const int64_t even =
+      cluster == 1 && rows.narrowest < kWideBytes ? threads_of_even_row(rows.elements, column_folds) : 0;
+  if (even > 0 && !facts.traffic.scans) {
+    p.lanes = kLanes;
+    p.threads = even;
+    p.threads_y = 1;
+    p.unroll = rows.elements / (even * kLanes);
+    p.keep = Keep::kRows;
+    const bool ahead = rows.bytes * blocks_of_even_rows(even) >= kBytesAhead || rows.phases <= kShortWait;
+    p.stages = ahead ? 2 : kUsualStages;
+    p.keep_columns = true;
+    const KeepMore wide = {.rows = true, .columns = true, .converted = true};
+    const Phases phases = split_phases(facts.segment, facts.traffic, Keep::kRows, wide);
+    p.keep_wide = phases.kept_bytes + phases.column_bytes <= kMostWideBytes;
+    return;
+  }
+  if (threads < 2 * kWarp) return;
   p.cluster = cluster;
   p.lanes = lanes;
   p.threads = std::min<int64_t>(threads, target.max_threads_per_block);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "plan/recompute.h"
 
 namespace jf::plan {
 namespace {
@@ -21,15 +22,6 @@ constexpr size_t kMaxOutputs = 32;
 // Far below what a launch can pass, 512 pointers, since values of other segments are not counted.
 constexpr size_t kMaxInputs = 256;
 constexpr size_t kMaxNested = 8;  // results of a kernel of nested values
-
-// Axes of extent 1 do not change what iterates.
-std::vector<int64_t> iteration_shape(const ir::Value& value) {
-  std::vector<int64_t> shape;
-  for (const ir::Axis& axis : value.axes) {
-    if (axis.extent != 1) shape.push_back(axis.extent);
-  }
-  return shape;
-}
 
 std::string text(const std::vector<int64_t>& shape) {
   std::string out;
@@ -50,20 +42,6 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
-struct Again {
-  int cost = 0;
-  bool moves = false;          // whether elements are read in another order than memory's
-  std::vector<ValueId> reads;  // a few at most; `kMany` for more
-};
-constexpr int kMany = 1000;
-// A kernel that computes a value again rather than read it: no more full-size values than a load and a store together,
-// and little arithmetic.
-constexpr int kMaxAgainCost = 12, kMaxAgainReads = 2;
-constexpr int kDearOp = 8;
-// Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
-// reads as much as it would otherwise and a store is saved.
-constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
 // Searching a short table takes a thread no longer than reading what another kernel found: a few reads that its cache
 // has. In a longer one, what many elements need is found once and stored.
 constexpr int64_t kShortTable = 4096, kFewReaders = 64;
@@ -80,21 +58,16 @@ class Drafter {
   explicit Drafter(const Fusion& fusion)
       : fusion_(fusion),
         clusters_(find_clusters(fusion)),
+        recompute_(fusion, clusters_),
         is_input_(fusion.values.size(), false),
-        is_spread_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
         cluster_level_(clusters_.all.size(), 0),
-        again_(fusion.values.size()),
         definition_(fusion.values.size(), 0),
         wanted_(fusion.values.size()),
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
     while (raise_levels()) continue;
-    for (const Op& op : fusion.ops) {
-      again_[op.output] = again(op);
-      is_spread_[op.output] = op.kind == OpKind::kSpread;
-    }
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
     copy_inputs();
@@ -166,17 +139,8 @@ class Drafter {
     return rose && !clusters_.all.empty();
   }
 
-  // Whether a cluster's value is small against the cluster's space, so that storing it costs nothing.
-  bool is_small(ValueId value) const {
-    const int cluster = clusters_.of[value];
-    return cluster >= 0 && iteration_shape(fusion_.values[value]).size() < clusters_.all[cluster].space.extents.size();
-  }
-
   bool is_nested(ValueId value) const { return ir::ragged_axis(fusion_.values[value]) >= 0; }
-  // Whether an op makes a dense value of a nested one.
-  bool leaves_nested(const Op& op) const {
-    return !op.inputs.empty() && is_nested(op.inputs[0]) && !is_nested(op.output);
-  }
+  bool leaves_nested(const Op& op) const { return plan::leaves_nested(fusion_, op); }
 
   static bool is_elementwise(const Op& op) {
     return ir::info(op.kind).op_class == OpClass::kPointwise || op.kind == OpKind::kBroadcast;
@@ -258,64 +222,6 @@ class Drafter {
     return found.others < found.level ? found.level : -1;
   }
 
-  // In the order of the ops.
-  Again again(const Op& op) const {
-    const OpClass op_class = ir::info(op.kind).op_class;
-    const Again dear{kMany, false, {}};
-    if (op_class == OpClass::kReduce || op_class == OpClass::kScan || op_class == OpClass::kGrouped ||
-        is_nested(op.output) || leaves_nested(op)) {
-      return dear;
-    }
-    Again result;
-    result.moves = op.kind == OpKind::kTranspose || ir::reads_memory(op.kind);
-    // What parts begin with is known only where the loops go along the parts.
-    if (op.kind == OpKind::kSpread ||
-        std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_spread_[id]; })) {
-      return dear;
-    }
-    if (op_class == OpClass::kSearch) result.cost = kDearOp;
-    if (op_class == OpClass::kPointwise && op.kind != OpKind::kConvert) {
-      result.cost = ir::info(op.kind).operands == ir::OperandTypes::kFloating ? kDearOp : 1;
-    }
-    for (ValueId id : op.inputs) {
-      std::vector<ValueId> reads = {id};
-      const bool in_memory = is_input_[id] || is_small(id) || again_[id].cost >= kMany;
-      if (!in_memory) {
-        result.cost = std::min(kMany, result.cost + again_[id].cost);
-        result.moves = result.moves || again_[id].moves;
-        reads = again_[id].reads;
-      }
-      for (ValueId read : reads) {
-        if (std::find(result.reads.begin(), result.reads.end(), read) == result.reads.end()) {
-          result.reads.push_back(read);
-        }
-      }
-    }
-    if (result.reads.size() > 16) return dear;
-    return result;
-  }
-
-  // Whether kernels that use the value had better compute it than read it.
-  bool better_again(ValueId value) const {
-    return again_[value].cost <= kMaxAgainCost && !is_small(value) && large_reads(value) <= kMaxAgainReads;
-  }
-  bool is_trivial(ValueId value) const {
-    const Again& again = again_[value];
-    return again.cost <= kMaxTrivialCost && !again.moves && !is_small(value) &&
-           large_reads(value) <= kMaxTrivialReads &&
-           std::all_of(again.reads.begin(), again.reads.end(),
-                       [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
-  }
-
-  // How many values of its size it takes to compute a value again.
-  int64_t large_reads(ValueId value) const {
-    const Again& again = again_[value];
-    const int64_t size = ir::elements(fusion_.values[value]);
-    return std::count_if(again.reads.begin(), again.reads.end(),
-                         [&](ValueId id) { return 2 * ir::elements(fusion_.values[id]) > size; });
-  }
-  static int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
-
   bool is_searched_first(const Op& op, const std::vector<Key>& users) const {
     if (ir::shape(fusion_.values[op.inputs[0]]).back() <= kShortTable) return false;
     return std::any_of(users.begin(), users.end(), [&](const Key& user) {
@@ -383,7 +289,8 @@ class Drafter {
     if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
       want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
     }
-    const bool again = is_cheap(op) || is_trivial(value) || (feeds_reduction && better_again(value));
+    const bool again =
+        is_cheap(op) || recompute_.is_trivial(value) || (feeds_reduction && recompute_.better_again(value));
     if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
@@ -411,7 +318,8 @@ class Drafter {
         std::all_of(users.begin(), users.end(), [](const Key& user) { return user.kind == DraftKind::kReduction; });
     const bool widens = op.kind == OpKind::kConvert &&
                         size_of(fusion_.values[value].dtype) > size_of(fusion_.values[op.inputs[0]].dtype);
-    const bool outside_too = is_generated(op) || widens || (only_folded && !want.in_memory && better_again(value));
+    const bool outside_too =
+        is_generated(op) || widens || (only_folded && !want.in_memory && recompute_.better_again(value));
     if (used_outside && !outside_too) want.in_memory = true;
     std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
     if (want.in_memory && std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
@@ -522,10 +430,10 @@ class Drafter {
 
   const Fusion& fusion_;
   const Clusters clusters_;
-  std::vector<bool> is_input_, is_spread_;
+  const Recompute recompute_;
+  std::vector<bool> is_input_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
-  std::vector<Again> again_;
   std::vector<size_t> definition_;  // by value: its op
   std::vector<Want> wanted_;
   std::vector<std::vector<Key>> users_;  // by value: the segments that use it in registers or load it

@@ -139,6 +139,8 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("blocks", p.blocks);
   visit("bulk_store", p.bulk_store);
   visit("cluster", p.cluster);
+  visit("keep_columns", p.keep_columns);
+  visit("keep_wide", p.keep_wide);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {

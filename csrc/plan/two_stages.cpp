@@ -10,6 +10,8 @@
 #include "base/integers.h"
 #include "base/target.h"
 #include "ir/verify.h"
+#include "plan/clusters.h"
+#include "plan/even_rows.h"
 
 namespace jf::plan {
 namespace {
@@ -109,13 +111,18 @@ class Rewriter {
 
   // Reductions of equal shape and axes get equal parts, so that one kernel can make them.
   void find_parts() {
+    std::map<Folded, int64_t> count;
     for (const Op& op : whole_.ops) {
       const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
-      if (reduce != nullptr) parts_[{ir::shape(whole_.values[op.inputs[0]]), reduce->dims}] = 0;
+      if (reduce == nullptr) continue;
+      const Folded folded{ir::shape(whole_.values[op.inputs[0]]), reduce->dims};
+      parts_[folded] = 0;
+      ++count[folded];
     }
     for (auto& [folded, parts] : parts_) {
       const auto& [shape, dims] = folded;
-      parts = wanted_parts(shape, {dims}, parts_.count({shape, others(shape, dims)}) > 0, narrowest(shape));
+      const bool beside_rows = parts_.count({shape, others(shape, dims)}) > 0;
+      parts = wanted_parts(shape, {dims}, beside_rows, narrowest(shape), count[folded]);
     }
   }
   static std::vector<int64_t> others(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
@@ -136,7 +143,11 @@ class Rewriter {
     }
     return bytes;
   }
-  static int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes) {
+  static int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t column_folds) {
+    if (const int64_t threads = bytes < kWideBytes ? threads_of_even_row(row, column_folds) : 0; threads > 0) {
+      const int64_t blocks = std::min(blocks_of_even_rows(threads), rows / kFewRowsOfPart / kMultiprocessors);
+      if (blocks > 0) return blocks * kMultiprocessors;
+    }
     const bool wide = bytes >= kWideBytes;
     const int64_t warps = round_up(divide_up(row, kElements), kWarp) / kWarp;
     const int64_t threads = kWarp * (row <= kRowOfWarp ? kWarps : warps > 2 ? round_up(warps, kWarps) : warps);
@@ -147,8 +158,8 @@ class Rewriter {
   }
 
   // How many runs the first stage should have; 0 for one stage.
-  static int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows,
-                              int64_t bytes) {
+  static int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows, int64_t bytes,
+                              int64_t column_folds) {
     int64_t kept = 1, folded = 1, columns = 1;
     size_t last = shape.size();
     while (last > 0 && shape[last - 1] == 1) --last;
@@ -161,8 +172,9 @@ class Rewriter {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
-      if (beside_rows && folded >= kFewestRowsOfPart * kEnoughParts) {
-        parts = parts_beside(columns, folded, bytes);
+      const bool fits = columns <= kMaxColumnsBesideRows && columns * bytes <= kMaxBytesBesideRows;
+      if (beside_rows && fits && folded >= kFewestRowsOfPart * kEnoughParts) {
+        parts = parts_beside(columns, folded, bytes, column_folds);
       }
     }
     return parts < kFewestParts ? 0 : parts;

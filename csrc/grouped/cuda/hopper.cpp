@@ -140,34 +140,20 @@ HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilog
   return best;
 }
 
-// Large tiles whose k pays for it become twice as wide: both warpgroups compute the same rows, which are copied half as
-// often, but their stores are only partly hidden (H200, bf16, groups of 1024 and 2048 rows: 1% to 6% faster from k =
-// 4096 on, 3% slower at 2048). Whatever m is, so that kernels are few.
-void widen(const Problem& p, const Target& target, HopperConfig& c) {
-  if (p.scales != Scales::kNone || size_of(p.out) != 2 || c.tile_m != 192 || c.cluster != 2) return;
-  // Cycles of 192 rows by all columns, as in rows_cycles.
-  const auto cycles = [&](int64_t columns, double rows, double to_store) {
-    const double stage = 2 * rows * static_cast<double>(columns) * static_cast<double>(depth(p)) / 4096;
-    const auto stages = static_cast<double>(divide_up(p.k, depth(p)));
-    return static_cast<double>(divide_up(p.n, columns * c.cluster)) * (stages * stage + to_store);
-  };
-  if (cycles(kSharedColumns, 192 + 24, 10000) > cycles(kRowsColumns, 192 + 48, 1500)) return;
-  HopperConfig wide = c;
-  wide.tile_n = kSharedColumns;
+// Rows that are gathered are copied as seldom as can be: by wide tiles. Those of 128 rows leave room for a stage more,
+// which hides more of the copies' latency.
+HopperConfig choose_gathering(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  HopperConfig c{.tile_m = 128, .tile_n = kSharedColumns, .stages = 0, .cluster = 1};
   constexpr int kMostStages = 4;
-  fill_stages(p, target, kMostStages, wide);
-  // The second warpgroup begins a stage behind the first, and may not fall a unit behind.
-  if (shared_bytes(p, wide, nullptr) <= target.max_shared_bytes && wide.stages >= 3 &&
-      divide_up(p.k, depth(p)) > wide.stages) {
-    c = wide;
-  }
+  fill_stages(p, target, kMostStages, c, epilogue);
+  return c;
 }
 
 HopperConfig choose_contraction(const Problem& p, const Target& target) {
-  // A wide tile reads lhs less often, which pays for a few columns more behind n (H200, bf16: 8% on short groups).
-  constexpr double kGain = 1.05;
+  // Wide tiles, where there are any: the last ones are as narrow as n asks for.
   constexpr int kWide = 192, kNarrow = 128;
-  const bool wide = static_cast<double>(round_up(p.n, kWide)) <= kGain * static_cast<double>(round_up(p.n, kNarrow));
+  const int64_t boxes = divide_up(p.n, int64_t{kWarpgroupRows});
+  const bool wide = boxes > 2 && boxes != 4;
   HopperConfig c{.tile_m = kContractionRows, .tile_n = wide ? kWide : kNarrow, .stages = 0, .cluster = 1};
   constexpr int kMostStages = 6;
   fill_stages(p, target, kMostStages, c);
@@ -181,7 +167,7 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
-  if (c.tile_n == kSharedColumns && (p.scales == Scales::kBlocks || divide_up(p.k, c.depth) <= c.stages)) return false;
+  if (c.tile_n == kSharedColumns && (p.lhs_rows == 0 || divide_up(p.k, c.depth) <= c.stages)) return false;
   return (c.tile_n == kRowsColumns || c.tile_n == kSharedColumns) && c.tile_m % 64 == 0 && c.tile_m > 0 &&
          c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
 }
@@ -211,7 +197,8 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   const runtime::TensorLayout rhs =
       p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
                       : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
-  std::vector<CudaMap> maps{{0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)}, {1, rhs}};
+  std::vector<CudaMap> maps{{1, rhs}};
+  if (p.lhs_rows == 0) maps.insert(maps.begin(), {0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)});
   const bool several = epilogue && epilogue->several();
   const int members = out + 2;
   if (several) {
@@ -258,7 +245,7 @@ OperandTypes operand_types(const Problem& p) {
 
 std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
                  const RowEpilogue* epilogue) {
-  const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone;
+  const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone, gathers = p.lhs_rows > 0;
   const OperandTypes in = operand_types(p);
   const std::string_view out = device_type(p.out);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
@@ -280,7 +267,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
                epilogue ? ", Epilogue"
                : scaled ? ", jf::grouped::RowColumnScales"
                         : "",
-               ">;\n");
+               gathers ? ", jf::grouped::RowsByNumber" : "", ">;\n");
     }
   }
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
@@ -288,8 +275,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += "extern \"C\" __global__ ";
   if (c.cluster > 1) s += cat("__cluster_dims__(", c.cluster, ", 1, 1) ");
   s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
-  s += cat("    const ", in.lhs, "*, const ", in.rhs, "*, const int* extents, ",
-           p.has_starts ? "const int* starts, " : "");
+  s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
+           p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");
   if (scaled) s += "const float* __restrict__ lhs_scale, const float* __restrict__ rhs_scale,\n    ";
   s += cat(out, "* out,\n");
   if (!contraction) s += "    unsigned* next,\n";
@@ -301,7 +288,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   const bool several = epilogue && epilogue->several();
   for (size_t i = 1; several && i < epilogue->results.size(); ++i) s += cat("    ", out, "* out", i, ",\n");
   if (several && epilogue->folds) s += "    float* partial,\n";
-  s += "    const __grid_constant__ jf::TensorMap lhs_map, const __grid_constant__ jf::TensorMap rhs_map,\n";
+  s += cat("    ", gathers ? "" : "const __grid_constant__ jf::TensorMap lhs_map, ",
+           "const __grid_constant__ jf::TensorMap rhs_map,\n");
   const bool tile = epilogue && !several && !epilogue->tiles.empty();
   std::string maps_of_results, maps_of_tiles;
   for (size_t i = 1; several && i < epilogue->results.size(); ++i) {
@@ -313,12 +301,13 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("    const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
            tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
            " long long m, long long k, long long n, long long groups,\n");
-  s += "    long long) {\n";
+  s += cat("    long long", gathers ? " lhs_rows" : "", ") {\n");
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
-  s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
-                   : "  Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, out, next, ";
+  s += contraction
+           ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
+           : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, out_map, ragged, out, next, ");
   s += "static_cast<int>(k), static_cast<int>(n)";
   if (several) {
     std::string places, tile_maps;
@@ -333,6 +322,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   } else if (epilogue) {
     s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   }
+  if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
   if (scaled)
     s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
   s += ");\n}\n";
@@ -378,8 +368,9 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
-  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target) : choose_rows(p, target, epilogue);
-  if (p.mode == Mode::kRows && !epilogue) widen(p, target, c);
+  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target)
+                   : p.lhs_rows > 0             ? choose_gathering(p, target, epilogue)
+                                                : choose_rows(p, target, epilogue);
   c.depth = static_cast<int>(depth(p));
   return c;
 }
@@ -389,16 +380,18 @@ namespace {
 CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
   const std::string why = why_not_hopper(p, target);
   JF_CHECK(why.empty(), "no wgmma kernel: ", why);
+  JF_CHECK(p.lhs_rows == 0 || epilogue != nullptr, "rows are gathered where why_not_gather allows it");
   JF_REQUIRE(fits(p, c), "[grouped_matmul] no kernel has the configuration ", print(c), "; use choose_hopper()");
   const int64_t shared = shared_bytes(p, c, epilogue);
   JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
 
   CudaKernel kernel;
-  kernel.entry = cat("jf_grouped_", p.mode == Mode::kContraction ? "contraction"
-                                    : epilogue                   ? "rows_fused"
-                                    : p.scales != Scales::kNone  ? "rows_scaled"
-                                                                 : "rows");
+  kernel.entry = cat("jf_grouped_", p.lhs_rows > 0 ? "gathered_" : "",
+                     p.mode == Mode::kContraction ? "contraction"
+                     : epilogue                   ? "rows_fused"
+                     : p.scales != Scales::kNone  ? "rows_scaled"
+                                                  : "rows");
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.counts = p.mode == Mode::kRows;
@@ -426,6 +419,31 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
   }
   if (epilogue.n * size_of(epilogue.out) % kRowAlignment != 0) {
     return cat(epilogue.n, " columns give rows that are not multiples of ", kRowAlignment, " bytes");
+  }
+  return "";
+}
+
+std::string why_not_gather(const Problem& p, const RowEpilogue* epilogue, const Target& target) {
+  JF_CHECK(p.lhs_rows > 0, "rows of lhs are named by numbers");
+  if (p.mode != Mode::kRows) return "the product sums over them";
+  if (std::string why = epilogue ? why_not_hopper(p, *epilogue, target) : why_not_hopper(p, target); !why.empty()) {
+    return why;
+  }
+  if (p.scales != Scales::kNone) return "its operands have scales";
+  if (!epilogue || epilogue->sums != 2 || epilogue->several() || !epilogue->tiles.empty()) {
+    return "only products that end with a gated activation gain by that";
+  }
+  // Copies by threads, without neighbours to share them, make a product take 1.15 to 1.3 times as long, however many
+  // columns it has; copying the rows beforehand takes as long as more than a thousand columns do then (H200, bf16).
+  // Where the result has as many columns as the product it gained nothing, at 512.
+  constexpr int64_t kMostColumns = 1024, kLeastRows = 64;
+  if (p.n > kMostColumns) return cat(p.n, " columns read them again and again, ", kMostColumns, " at most");
+  if (p.m < kLeastRows * p.groups) return "groups of few rows take longer by wide tiles";
+  Problem stored = p;
+  stored.out = epilogue->out;
+  const HopperConfig c = choose_hopper(stored, target, epilogue);
+  if (!fits(stored, c) || shared_bytes(stored, c, epilogue) > target.max_shared_bytes) {
+    return cat("k=", p.k, " is too short for tiles of two warpgroups");
   }
   return "";
 }

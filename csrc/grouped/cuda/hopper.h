@@ -35,4 +35,8 @@ CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, con
 std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const Target& target);
 CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target);
 
+// Why a kernel that takes rows of lhs by number (problem.lhs_rows) would not take the problem, or not be faster than
+// one after a copy of these rows; else empty. `epilogue` may be null.
+std::string why_not_gather(const Problem& problem, const RowEpilogue* epilogue, const Target& target);
+
 }  // namespace jf::grouped

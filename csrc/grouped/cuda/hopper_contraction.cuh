@@ -2,7 +2,8 @@
 //
 //   lhs [m, k], rhs [m, n], 16-bit; out [groups, k, n], 16- or 32-bit; rows of all three are multiples of 16 bytes; an
 //   empty group gives exact zeros
-//   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage
+//   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage. The last columns of tiles, up to two, are
+//             kNarrow wide, so that fewer than 64 columns lie behind n
 //   block     384 threads: a warpgroup whose first thread copies, then two that take turns: while one stores its tile,
 //             the other multiplies the next
 //   shared    kSharedBytes, aligned to 1024
@@ -24,6 +25,7 @@ struct HopperContraction {
   static constexpr int kBuffers = 2;  // chunks of results of a warpgroup: one is written while another is stored
   static constexpr int kThreads = 384, kWarpgroup = 128;
   static constexpr int kBoxBytes = kDepth * 128;  // 64 columns of a stage
+  static constexpr int kNarrow = kN == 192 ? 128 : kN;
   static constexpr int kLhsBytes = kM / 64 * kBoxBytes, kRhsBytes = kN / 64 * kBoxBytes;
   static constexpr int kChunkColumns = 128 / static_cast<int>(sizeof(Out));  // of one store
   static constexpr int kChunkBytes = 64 * 128;
@@ -79,25 +81,32 @@ struct HopperContraction {
 
   struct Work {
     GroupRows rows;
-    int row, column;  // of the tile
+    int row, column, width;  // of the tile
   };
 
-  // This block's tiles. Every other round goes backwards over the blocks, so that none always has the longest.
+  // This block's tiles. Every other round goes backwards over the blocks, and each pair of rounds begins further on, so
+  // that none always has the longest or the narrow ones.
   struct Tiles {
     const Shared& shared;
-    unsigned rows, columns, count;
+    unsigned rows, columns, wide, count;  // wide: columns of kN
     unsigned round = 0;
 
     __device__ Tiles(const Shared& shared, int k, int n, int groups)
-        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), count(rows * columns * groups) {}
+        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), wide(columns), count(rows * columns * groups) {
+      // A narrow tile is one box narrower.
+      if (kNarrow < kN) wide -= min(columns, columns * (kN / 64) - cdiv(n, 64));
+    }
 
     __device__ __forceinline__ bool next(Work& work) {
-      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+      constexpr unsigned kFurther = 37;
+      const unsigned place = (blockIdx.x + round / 2 * kFurther) % gridDim.x;
+      const unsigned tile = round * gridDim.x + (round % 2 == 0 ? place : gridDim.x - 1 - place);
       ++round;
       if (tile >= count) return false;
       const Place at = raster(tile % (rows * columns), rows, columns);
+      const unsigned narrow = at.column - min(at.column, wide);  // tiles before it
       work = {shared.order.at(tile / (rows * columns)), static_cast<int>(at.row) * kM,
-              static_cast<int>(at.column) * kN};
+              static_cast<int>(at.column * kN - narrow * (kN - kNarrow)), at.column < wide ? kN : kNarrow};
       return true;
     }
   };
@@ -111,7 +120,7 @@ struct HopperContraction {
       for (int row = 0; row < work.rows.length; row += kDepth, at.advance()) {
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.index]), at.parity ^ 1);
         const unsigned barrier = ptx::shared_address(&shared.full[at.index]);
-        ptx::mbarrier_arrive_expect(barrier, kLhsBytes + kRhsBytes);
+        ptx::mbarrier_arrive_expect(barrier, kLhsBytes + work.width / 64 * kBoxBytes);
         const unsigned lhs = ptx::shared_address(shared.stages[at.index].lhs);
         const unsigned rhs = ptx::shared_address(shared.stages[at.index].rhs);
 #pragma unroll
@@ -120,6 +129,7 @@ struct HopperContraction {
         }
 #pragma unroll
         for (int i = 0; i < kN / 64; ++i) {
+          if (i >= kNarrow / 64 && work.width == kNarrow) break;
           ptx::tile_load(rhs + i * kBoxBytes, &maps.rhs, barrier, work.column + i * 64, behind + row, kEnd, end);
         }
       }
@@ -147,7 +157,11 @@ struct HopperContraction {
       // A wait tells only neighbouring phases of a stage apart: each warpgroup waits for the stages in its turn. The
       // first turn of the first is free.
       ptx::mbarrier_wait(ptx::shared_address(&shared.turn[self]), tile / 2 % 2 ^ self ^ 1);
-      accumulate(shared, at, sums, length, self);
+      if (kN == kNarrow || work.width == kN) {
+        accumulate<kN>(shared, at, sums, length, self);
+      } else {
+        accumulate<kNarrow>(shared, at, sums, length, self);
+      }
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         if (work.row + slice * 64 < k) store(shared, map, work, sums[slice], slice, self, n, stores);
@@ -156,42 +170,58 @@ struct HopperContraction {
     if (threadIdx.x % kWarpgroup == 0) ptx::bulk_wait_read<0>();
   }
 
+  template <int kWidth>
   static __device__ __forceinline__ void accumulate(Shared& shared, Stages& at, Sums& sums, int length, unsigned self) {
-    const auto arrive = [](unsigned long long& barrier) {
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
-    };
     if (length == 0) {
 #pragma unroll
       for (int i = 0; i < kSlices * kN / 2; ++i) sums[i / (kN / 2)][i % (kN / 2)] = 0;
     }
     int before = -1;  // the stage of the products under way
+    int row = 0;
 #pragma unroll 1
-    for (int row = 0; row < length; row += kDepth, at.advance()) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);
-      constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
-      const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].lhs));
-      const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].rhs), kBoxBytes);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int step = 0; step < kDepth / 16; ++step) {
-#pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
-          ptx::Wgmma<kN>::template run<kBf16, false, false>(sums[slice], a + (slice * kBoxBytes + step * kStep) / 16,
-                                                            b + step * kStep / 16, row > 0 || step > 0);
-        }
-      }
-      ptx::wgmma_commit();
-      if (before >= 0) {
-        ptx::wgmma_wait<1>();
-        arrive(shared.empty[before]);
-      }
-      before = static_cast<int>(at.index);
+    for (; row + kDepth - 16 < length; row += kDepth) stage<kWidth, kDepth / 16>(shared, at, sums, row > 0, before);
+    // Rows that the group does not have are not multiplied, but for the last 15.
+    if (const int left = length - row; left > 32) {
+      stage<kWidth, 3>(shared, at, sums, row > 0, before);
+    } else if (left > 16) {
+      stage<kWidth, 2>(shared, at, sums, row > 0, before);
+    } else if (left > 0) {
+      stage<kWidth, 1>(shared, at, sums, row > 0, before);
     }
     arrive(shared.turn[self ^ 1]);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
     if (before >= 0) arrive(shared.empty[before]);
+  }
+
+  // Products of the first kSteps * 16 rows of a stage; when they have begun, those of the stage `before` are done.
+  template <int kWidth, int kSteps>
+  static __device__ __forceinline__ void stage(Shared& shared, Stages& at, Sums& sums, bool add, int& before) {
+    ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);
+    constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
+    const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].lhs));
+    const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].rhs), kBoxBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        ptx::Wgmma<kWidth>::template run<kBf16, false, false>(sums[slice], a + (slice * kBoxBytes + step * kStep) / 16,
+                                                              b + step * kStep / 16, add || step > 0);
+      }
+    }
+    ptx::wgmma_commit();
+    if (before >= 0) {
+      ptx::wgmma_wait<1>();
+      arrive(shared.empty[before]);
+    }
+    before = static_cast<int>(at.index);
+    at.advance();
+  }
+
+  static __device__ __forceinline__ void arrive(unsigned long long& barrier) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
   }
 
   // 64 rows, through shared memory: the threads write one chunk of columns while the one before is on its way.
@@ -203,7 +233,7 @@ struct HopperContraction {
 #pragma unroll
     for (int chunk = 0; chunk < kN / kChunkColumns; ++chunk) {
       const int column = work.column + chunk * kChunkColumns;
-      if (column >= n) break;
+      if (column >= n || chunk * kChunkColumns >= work.width) break;
       const unsigned to = ptx::shared_address(shared.results[self][stores++ % kBuffers]);
       if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();

@@ -4,15 +4,18 @@
 //             8-bit: see hopper_fp8.cuh
 //   tile      kColumns columns by at most kRows rows of one group; kDepth contraction indices a stage. The product is
 //             computed transposed: columns of out are the rows of the instruction and the group's rows its columns, so
-//             that a group's last tile costs what its rows cost, in steps of kStep.
+//             that tiles cost what their rows cost, in steps of kStep.
 //   block     kThreads: a warpgroup that schedules and copies, then two that take turns: while one stores its tile, the
 //             other multiplies the next; or (kShared) that multiply the same rows, each its columns: a unit is twice as
 //             wide and reads rows half as often, but stores overlap less
-//   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both
+//   cluster   two blocks compute neighbouring columns of the same rows; each copies half of those rows for both. Last
+//             columns that one block can hold both compute, each for rows of its own, which it copies alone
 //   shared    kSharedBytes, aligned to 1024
 //   grid      a multiple of kCluster, about one block for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, 64}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
 //             rhs 3D {n, k, groups}, box {64, 64, 1}, or K-major {k, n, groups}, box {64, 128, 1}; all swizzled by 128
+//   source    what brings rows of lhs, see hopper_gather.cuh; where numbers name them, lhs has no map and a cluster is
+//             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
 //   next      zero when the kernel starts: clusters take units as they come
@@ -23,6 +26,7 @@
 
 #include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_exchange.cuh"
+#include "grouped/cuda/hopper_gather.cuh"
 #include "grouped/cuda/hopper_several.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/hopper_units.cuh"
@@ -48,11 +52,12 @@ struct HopperProduct {
   }
 };
 
-template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue>
+template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
+          class Source = RowsInOrder>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
   static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
-  static constexpr int kStep = 16;
+  static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   // A slice: columns of an instruction. kReaders: warpgroups that read a stage. kOwnColumns, kColumns: of the result,
   // of a warpgroup and of a unit; its elements take one sum or two.
@@ -64,12 +69,13 @@ class HopperRows {
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kSliceBytes = kSlice * kRowBytes;
   static constexpr unsigned kOwnRhsBytes = kSlices * kSliceBytes, kRhsBytes = kOwnRhsBytes * kReaders;
 
+  static constexpr bool kStacks = kCluster > 1;
   using Store = HopperStore<Out, kRows>;
-  using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster>;
+  using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster, kStacks>;
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
-  using Units = UnitQueue<kCluster, kWarps + 1>;                     // they and the copies
+  using Units = UnitQueue<kCluster, kWarps + Source::kWarps>;        // they and the copies
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -92,7 +98,7 @@ class HopperRows {
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
                                              int k, int n, const Epilogue& epilogue = {},
                                              const TensorMap* tile_map = nullptr,
-                                             const typename Several::Memory& several = {}) {
+                                             const typename Several::Memory& several = {}, const Source& source = {}) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -103,18 +109,21 @@ class HopperRows {
     }
     const int steps = cdiv(k, kDepth);
     if (warp < kGroupThreads / 32) {
-      ptx::give_registers<40>();
-      if (warp == 0) {
-        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
-      } else if (warp == 1) {
+      ptx::give_registers<Source::kCopyRegisters>();
+      if (warp == 1) {
         if (kernel.rank_ == 0) {
           kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next);
         }
-      } else if constexpr (kZeroPadding<Epilogue>) {
-        store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
+      } else if constexpr (Source::kGathers) {
+        kernel.gather(source, rhs, steps, k);
+      } else if (warp == 0) {
+        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
+      }
+      if constexpr (kZeroPadding<Epilogue>) {
+        if (warp > 1) store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
-      ptx::take_registers<232>();
+      ptx::take_registers<Source::kMultiplyRegisters>();
       kernel.multiply(out_map, out, steps, n, ragged.m, epilogue, tile_map, several);
       if constexpr (kSeveral<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
@@ -143,7 +152,7 @@ class HopperRows {
 
   __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(address(&shared_.full[i]), 1);
+      ptx::mbarrier_init(address(&shared_.full[i]), 1 + Source::kArrivals);
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
     units_.init();
@@ -161,9 +170,11 @@ class HopperRows {
     typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
-      const RowUnit unit = units_.template read<false>(unit_place);
+      RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
+      const bool shares = kCluster > 1 && unit.column % 2 != RowUnit::kStacked;
+      if (kStacks) unit.column &= ~RowUnit::kStacked;
       const int boxes = cdiv(unit.count, kBoxRows);
       const unsigned bytes = kRhsBytes + boxes * kBoxBytes;
 #pragma unroll 1
@@ -174,26 +185,10 @@ class HopperRows {
         const int depth = step * kDepth;
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
-        if constexpr (kRhsKMajor && !kPaired) {
-#pragma unroll
-          for (int i = 0; i < kReaders; ++i) {
-            ptx::tile_load(to_rhs + i * kOwnRhsBytes, &rhs, full, depth, unit.column + i * kOwnColumns, unit.group);
-          }
-        } else {
-#pragma unroll
-          for (int i = 0; i < kSlices * kReaders; ++i) {
-            const int column = rhs_column(unit.column + i / kSlices * kOwnColumns, i % kSlices);
-            const unsigned to = to_rhs + i * kSliceBytes;
-            if constexpr (kRhsKMajor) {
-              ptx::tile_load(to, &rhs, full, depth, column, unit.group);
-            } else {
-              ptx::tile_load(to, &rhs, full, column, depth, unit.group);
-            }
-          }
-        }
-        for (int i = rank_; i < boxes; i += kCluster) {
+        copy_rhs(to_rhs, rhs, full, depth, unit);
+        for (int i = shares ? rank_ : 0; i < boxes; i += shares ? kCluster : 1) {
           const int row = unit.row + i * kBoxRows;
-          if constexpr (kCluster > 1) {
+          if (shares) {
             ptx::tile_load_multicast(to_lhs + i * kBoxBytes, &lhs, full, (1 << kCluster) - 1, depth, row);
           } else {
             ptx::tile_load(to_lhs + i * kBoxBytes, &lhs, full, depth, row);
@@ -202,6 +197,57 @@ class HopperRows {
         place.advance();
       }
     }
+  }
+
+  // One thread.
+  static __device__ __forceinline__ void copy_rhs(unsigned to_rhs, const TensorMap& rhs, unsigned full, int depth,
+                                                  const RowUnit& unit) {
+    if constexpr (kRhsKMajor && !kPaired) {
+#pragma unroll
+      for (int i = 0; i < kReaders; ++i) {
+        ptx::tile_load(to_rhs + i * kOwnRhsBytes, &rhs, full, depth, unit.column + i * kOwnColumns, unit.group);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSlices * kReaders; ++i) {
+        const int column = rhs_column(unit.column + i / kSlices * kOwnColumns, i % kSlices);
+        const unsigned to = to_rhs + i * kSliceBytes;
+        if constexpr (kRhsKMajor) {
+          ptx::tile_load(to, &rhs, full, depth, column, unit.group);
+        } else {
+          ptx::tile_load(to, &rhs, full, column, depth, unit.group);
+        }
+      }
+    }
+  }
+
+  // ---- or three warps: all but the second ----
+  __device__ __forceinline__ void gather(const Source& source, const TensorMap& rhs, int steps, int k) {
+    static_assert(kCluster == 1, "a block copies its own rows");
+    const unsigned warp = threadIdx.x / 32;
+    GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, k * static_cast<int>(sizeof(In)));
+    typename Units::Place unit_place;
+    RingPlace<kStages> place;
+    while (true) {
+      const RowUnit unit = units_.template read<true>(unit_place);
+      unit_place.advance();
+      if (unit.group == RowUnit::kEnd) break;
+      rows.begin(unit);
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        const unsigned full = address(&shared_.full[place.index]);
+        ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
+        if (threadIdx.x == 0) {
+          ptx::mbarrier_arrive_expect(full, kRhsBytes);
+          copy_rhs(address(shared_.stages[place.index].rhs), rhs, full, step * kDepth, unit);
+        }
+        __syncwarp();
+        rows.copy(address(shared_.stages[place.index].lhs), step * kRowBytes);
+        ptx::cp_async_arrive(full);
+        place.advance();
+      }
+    }
+    ptx::cp_async_wait_all();
   }
 
   // The first column of a slice, of a unit of the result from `column` on.
@@ -233,6 +279,7 @@ class HopperRows {
       RowUnit unit = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
                                                        : typename Units::Place{parity, turn / 2 & 1});
       if (unit.group == RowUnit::kEnd) break;
+      if (kStacks) unit.column &= ~RowUnit::kStacked;
       if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
       if constexpr (kSeveral<Epilogue>) {
         several.begin(unit, n);
@@ -256,20 +303,23 @@ class HopperRows {
       } else {
         if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
         store.results(sums[0], out_map, out, unit.row, unit.count, unit.column, n);
-        if constexpr (!kPaired) store.results(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice, n);
+        if constexpr (!kPaired) {  // 32-bit results take the register that it needs
+          store.template results<sizeof(Out) == 2>(sums[1], out_map, out, unit.row, unit.count, unit.column + kSlice,
+                                                   n);
+        }
       }
     }
     store.drain();
   }
 
   // With the narrowest instruction that holds `count` rows. Each width is a main loop to compile: near the full tile,
-  // where most work is, they are 16 rows apart, else 32.
-  static constexpr int kFewest = 32;
+  // where most work is, they are kStep rows apart, else 32, or 64 where only groups of so few rows would use them.
+  static constexpr int kApart = kRows > 128 ? 64 : 32, kFewest = kApart;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, unsigned self, int count,
                                                 int steps) {
     if constexpr (kCount < kRows) {
-      constexpr int kNext = kCount + (kCount < 128 ? 32 : 16);
+      constexpr int kNext = kCount + (kCount < 128 ? kApart : kStep);
       if (count > kCount) return multiply_rows<kNext>(sums, place, self, count, steps);
     }
     accumulate<kCount>(sums, place, self, steps);
@@ -289,6 +339,7 @@ class HopperRows {
     do {
       ptx::mbarrier_wait(address(&shared_.full[place.index]), place.parity);
       const unsigned at = place.index * (sizeof(Stage) / 16);
+      if constexpr (Source::kGathers) ptx::fence_async_shared();  // products see what threads have copied
       ptx::wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kRowBytes / 32; ++i) {

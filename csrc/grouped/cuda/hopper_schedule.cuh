@@ -56,14 +56,23 @@ struct RowUnit {
   int row;
   int count;
   int column;
+  // Of a stacked unit: the second block of the cluster computes the same columns of `below` rows from row + pitch on.
+  int pitch = 0, below = 0;
+  // What its blocks find added to the column, a multiple of 64.
+  static constexpr int kStacked = 1;
 };
 
 // Every group has units: one for each row tile and stretch of columns. Units are numbered through all groups.
-// kRows: most rows of a tile, else a multiple of kStep. kColumns: of a unit.
-template <bool kHasStarts, int kRows, int kStep, int kColumns>
+// kRows: most rows of a tile, else a multiple of kStep. kColumns: of a unit. kStacks: where one block would do for the
+// last columns, they are stacked units, of two row tiles each.
+template <bool kHasStarts, int kRows, int kStep, int kColumns, bool kStacks = false>
 class RowSchedule {
  public:
-  __device__ RowSchedule(const Ragged& ragged, int n) : window_(ragged), across_(cdiv(n, kColumns)) { count(); }
+  __device__ RowSchedule(const Ragged& ragged, int n)
+      : window_(ragged), across_(cdiv(n, kColumns)), stacks_(kStacks && (n - 1) % kColumns < kColumns / 2) {
+    across_ -= stacks_;
+    count();
+  }
 
   // Unit number `wanted`, at least that of the call before: in the lane that returns true.
   __device__ bool find(unsigned wanted, RowUnit& unit) {
@@ -77,7 +86,7 @@ class RowSchedule {
       count();
     }
     const unsigned index = wanted - done_ - before_;
-    if (index >= tiles_ * across_) return false;
+    if (index >= units_of(tiles_)) return false;
     unit = at(index);
     return true;
   }
@@ -85,31 +94,43 @@ class RowSchedule {
  private:
   // Tiles that run together should share rows of lhs and columns of rhs in L2: even bands of at most so many row tiles,
   // and in a band down each stretch of columns before the next.
-  static constexpr unsigned kBand = kColumns < 512 ? 8 : 12;
+  static constexpr unsigned kBand = 8;
 
   __device__ void count() {
     const Span& span = window_.span;
     tiles_ = cdiv(span.end - span.begin, kRows);
     constexpr unsigned kMost = 0x7fffffff;
-    const unsigned units = window_.sum(tiles_ * across_, kMost);
-    before_ = units - tiles_ * across_;
+    const unsigned units = window_.sum(units_of(tiles_), kMost);
+    before_ = units - units_of(tiles_);
     total_ = __shfl_sync(~0u, units, 31);
+  }
+
+  // Of a group of so many row tiles: stacked units are the last.
+  __device__ unsigned units_of(unsigned tiles) const {
+    return tiles * across_ + (kStacks && stacks_ ? (tiles + 1) / 2 : 0);
   }
 
   __device__ RowUnit at(unsigned index) const {
     const Span& span = window_.span;
+    // Tiles of one height, so that the last is not a small one which streams rhs for a few rows.
+    const int rows = span.end - span.begin, pitch = cdiv(cdiv(rows, static_cast<int>(tiles_)), kStep) * kStep;
+    if (kStacks && index >= tiles_ * across_) {
+      const int first = static_cast<int>(index - tiles_ * across_) * 2 * pitch;
+      const int column = static_cast<int>(across_) * kColumns, below = min(pitch, rows - first - pitch);
+      if (below <= 0) return {window_.group(), span.begin + first, rows - first, column};
+      return {window_.group(), span.begin + first, pitch, column + RowUnit::kStacked, pitch, below};
+    }
     const unsigned bands = cdiv(tiles_, kBand), most = cdiv(tiles_, bands);
     const unsigned band = index / (most * across_), within = index - band * (most * across_);
     const unsigned height = min(most, tiles_ - band * most);
-    // Tiles of one height, so that the last is not a small one which streams rhs for a few rows.
-    const int rows = span.end - span.begin, pitch = cdiv(cdiv(rows, static_cast<int>(tiles_)), kStep) * kStep;
     const int first = static_cast<int>(band * most + within % height) * pitch;
     return {window_.group(), span.begin + first, min(pitch, rows - first),
             static_cast<int>(within / height) * kColumns};
   }
 
   GroupWindow<kHasStarts> window_;
-  unsigned across_;    // units of one row tile
+  unsigned across_;  // units of one row tile, without stacked ones
+  bool stacks_;
   unsigned done_ = 0;  // units of the groups before the window
   unsigned tiles_;     // of this lane's group
   unsigned before_;    // units of the window's groups before it

@@ -34,17 +34,19 @@ class HopperStore {
   __device__ __forceinline__ explicit HopperStore(Shared& shared) : shared_(ptx::shared_address(&shared)) {}
   __device__ __forceinline__ explicit HopperStore(unsigned shared) : shared_(shared) {}
 
-  template <int kSums>
+  // kAgain: behind a call of as many rows, which has left the other buffer to this one.
+  template <bool kAgain = false, int kSums>
   __device__ __forceinline__ void results(const float (&sums)[kSums], const TensorMap& map, Out* out, int row,
                                           int count, int column, int n) {
     if (column >= n) return;
+    const unsigned other = kAgain && (count - 1) / kStoreRows % 2 == 0 ? kParts * kPartBytes : 0;
 #pragma unroll
     for (int first = 0; first < kRows; first += kStoreRows) {
       if (first >= count) return;
-      const unsigned buffer = shared_ + first / kStoreRows % 2 * (kParts * kPartBytes);
+      const unsigned buffer = shared_ + (first / kStoreRows % 2 * (kParts * kPartBytes) ^ other);
       // The copy from this buffer, the last but one of these rows or any of those before, has read it.
       if (thread() == 0) {
-        if (first == 0) {
+        if (first == 0 && !kAgain) {
           ptx::bulk_wait_read<0>();
         } else {
           ptx::bulk_wait_read<1>();

@@ -86,13 +86,15 @@ class UnitQueue {
 
   __device__ __forceinline__ void put(unsigned place, const RowUnit& from, int columns) {
     for (int rank = 0; rank < kCluster; ++rank) {
-      const int column = from.column + rank * columns;
       if constexpr (kCluster > 1) {
-        ptx::st_cluster(ptx::in_cluster(unit(place), rank), int4{from.group, from.row, from.count, column});
+        const bool stacked = from.pitch > 0;
+        const int row = from.row + rank * from.pitch, count = stacked && rank > 0 ? from.below : from.count;
+        const int column = from.column + (stacked ? 0 : rank * columns);
+        ptx::st_cluster(ptx::in_cluster(unit(place), rank), int4{from.group, row, count, column});
         ptx::mbarrier_publish_cluster(ptx::in_cluster(full(place), rank));
       } else {
         ptx::st_shared(unit(place), {static_cast<unsigned>(from.group), static_cast<unsigned>(from.row),
-                                     static_cast<unsigned>(from.count), static_cast<unsigned>(column)});
+                                     static_cast<unsigned>(from.count), static_cast<unsigned>(from.column)});
         ptx::mbarrier_arrive(full(place));
       }
     }

@@ -67,6 +67,12 @@ __device__ __forceinline__ void mbarrier_wait_cluster(unsigned barrier, unsigned
       : "memory");
 }
 
+// Arrives, as one of the awaited, when all copies of cp_async that this thread has begun are done.
+__device__ __forceinline__ void cp_async_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- tensor copies ----
 
 __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
@@ -186,6 +192,12 @@ __device__ __forceinline__ void keep(float (&sums)[kSize]) {
 #define JF_SUMS_120(d) JF_SUMS_112(d), JF_SUMS(d, 112)
 #define JF_SUMS_128(d) JF_SUMS_120(d), JF_SUMS(d, 120)
 
+#define JF_SUMS_HALF(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define JF_SUMS_68(d) JF_SUMS_64(d), JF_SUMS_HALF(d, 64)
+#define JF_SUMS_76(d) JF_SUMS_72(d), JF_SUMS_HALF(d, 72)
+#define JF_SUMS_84(d) JF_SUMS_80(d), JF_SUMS_HALF(d, 80)
+#define JF_SUMS_92(d) JF_SUMS_88(d), JF_SUMS_HALF(d, 88)
+
 #define JF_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JF_NAMES_16 JF_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define JF_NAMES_24 JF_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -202,6 +214,10 @@ __device__ __forceinline__ void keep(float (&sums)[kSize]) {
 #define JF_NAMES_112 JF_NAMES_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define JF_NAMES_120 JF_NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define JF_NAMES_128 JF_NAMES_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define JF_NAMES_68 JF_NAMES_64 ", %64, %65, %66, %67"
+#define JF_NAMES_76 JF_NAMES_72 ", %72, %73, %74, %75"
+#define JF_NAMES_84 JF_NAMES_80 ", %80, %81, %82, %83"
+#define JF_NAMES_92 JF_NAMES_88 ", %88, %89, %90, %91"
 
 // Sums of one thread: half as many as columns. The five numbers name the operands behind them.
 template <int kColumns>
@@ -237,9 +253,13 @@ JF_WGMMA(80, 40, 40, 41, 42, 43, 44)
 JF_WGMMA(96, 48, 48, 49, 50, 51, 52)
 JF_WGMMA(112, 56, 56, 57, 58, 59, 60)
 JF_WGMMA(128, 64, 64, 65, 66, 67, 68)
+JF_WGMMA(136, 68, 68, 69, 70, 71, 72)
 JF_WGMMA(144, 72, 72, 73, 74, 75, 76)
+JF_WGMMA(152, 76, 76, 77, 78, 79, 80)
 JF_WGMMA(160, 80, 80, 81, 82, 83, 84)
+JF_WGMMA(168, 84, 84, 85, 86, 87, 88)
 JF_WGMMA(176, 88, 88, 89, 90, 91, 92)
+JF_WGMMA(184, 92, 92, 93, 94, 95, 96)
 JF_WGMMA(192, 96, 96, 97, 98, 99, 100)
 JF_WGMMA(208, 104, 104, 105, 106, 107, 108)
 JF_WGMMA(224, 112, 112, 113, 114, 115, 116)

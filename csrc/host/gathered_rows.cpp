@@ -1,0 +1,180 @@
+#include "host/gathered_rows.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "grouped/cuda/hopper.h"
+#include "host/joined_tails.h"
+#include "ir/verify.h"
+#include "plan/extract.h"
+#include "plan/grouped.h"
+#include "plan/segment.h"
+
+namespace jf::host {
+namespace {
+
+using ir::Fusion;
+using ir::Op;
+using ir::OpKind;
+using ir::ValueId;
+
+const Op* definition(const Fusion& fusion, ValueId value, OpKind kind) {
+  const auto found =
+      std::find_if(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) { return op.output == value; });
+  return found == fusion.ops.end() || found->kind != kind ? nullptr : &*found;
+}
+
+// The value with one element for each row that this one repeats along them.
+std::optional<ValueId> of_rows(const Fusion& fusion, ValueId value) {
+  const Op* op = definition(fusion, value, OpKind::kBroadcast);
+  if (op == nullptr || std::get<ir::Dims>(op->attribute).dims != std::vector<int64_t>{0}) return std::nullopt;
+  return op->inputs[0];
+}
+
+bool is_zero(const Fusion& fusion, ValueId value) {
+  const Op* op = definition(fusion, value, OpKind::kBroadcast);
+  if (op != nullptr) op = definition(fusion, op->inputs[0], OpKind::kConstant);
+  if (op == nullptr) return false;
+  const auto* number = std::get_if<double>(&std::get<ir::Constant>(op->attribute).value);
+  return number != nullptr && *number == 0;
+}
+
+// Row r is that of `from` with the number index[r], brought into [0, last], or zeros where not inside[r].
+struct Gather {
+  ValueId from, index;
+  std::optional<ValueId> inside;
+  int64_t last;
+};
+
+std::optional<Gather> gather(const Fusion& whole, ValueId rows) {
+  Gather found{};
+  ValueId taken = rows;
+  if (const Op* select = definition(whole, rows, OpKind::kSelect)) {
+    found.inside = of_rows(whole, select->inputs[0]);
+    if (!found.inside || !is_zero(whole, select->inputs[2])) return std::nullopt;
+    taken = select->inputs[1];
+  }
+  const Op* op = definition(whole, taken, OpKind::kTake);
+  if (op == nullptr || op->inputs.size() != 2) return std::nullopt;
+  const auto& take = std::get<ir::Take>(op->attribute);
+  const std::vector<int64_t> from = ir::shape(whole.values[op->inputs[0]]), to = ir::shape(whole.values[taken]);
+  const ir::Take plain{{0}, {from[0] - 1}, {-1, 1}, {0, 0}, {1, 1}};
+  if (from.size() != 2 || to.size() != 2 || from[1] != to[1] || take != plain) return std::nullopt;
+  const auto index = of_rows(whole, op->inputs[1]);
+  if (!index) return std::nullopt;
+  found.from = op->inputs[0];
+  found.index = *index;
+  found.last = take.limits[0];
+  return found;
+}
+
+// Ops at the end of a fusion.
+class Appended {
+ public:
+  explicit Appended(Fusion& fusion) : fusion_(fusion) {}
+
+  ValueId op(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute = {}, const ir::Value& stated = {}) {
+    ir::Value value = ir::infer(fusion_, kind, inputs, attribute, stated);
+    value.name = cat(fusion_.name, "_", fusion_.values.size());
+    const auto result = static_cast<ValueId>(fusion_.values.size());
+    fusion_.values.push_back(std::move(value));
+    fusion_.ops.push_back({kind, std::move(inputs), result, std::move(attribute), ""});
+    return result;
+  }
+  ValueId number(int64_t number, ValueId like) {
+    const DType dtype = fusion_.values[like].dtype;
+    const ValueId one = op(OpKind::kConstant, {}, ir::Constant{number}, {"", dtype, {}});
+    return op(OpKind::kBroadcast, {one}, ir::Dims{}, {"", dtype, fusion_.values[like].axes});
+  }
+  ValueId as_s32(ValueId value) {
+    if (fusion_.values[value].dtype == DType::kS32) return value;
+    return op(OpKind::kConvert, {value}, {}, {"", DType::kS32, {}});
+  }
+
+ private:
+  Fusion& fusion_;
+};
+
+plan::Segment numbers(const plan::Plan& plan, const plan::Segment& gathering, const Gather& found) {
+  const Fusion& whole = plan.fusion;
+  const std::set<ValueId> read(gathering.inputs.begin(), gathering.inputs.end());
+  plan::Draft draft;
+  draft.outputs = {found.index};
+  if (found.inside && *found.inside != found.index) draft.outputs.push_back(*found.inside);
+  draft.places.assign(draft.outputs.size(), {0});
+  std::set<ValueId> needed(draft.outputs.begin(), draft.outputs.end());
+  for (size_t i = whole.ops.size(); i-- > 0;) {
+    const Op& op = whole.ops[i];
+    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
+    draft.ops.insert(draft.ops.begin(), i);
+    needed.insert(op.inputs.begin(), op.inputs.end());
+  }
+  plan::Segment segment = plan::extract_fused(whole, draft, cat(gathering.fusion.name, "_numbers"));
+  Fusion& fusion = segment.fusion;
+  Appended then(fusion);
+  ValueId index = fusion.outputs[0];
+  if (size_of(fusion.values[index].dtype) < 4) index = then.as_s32(index);
+  index = then.op(OpKind::kClamp, {then.number(0, index), index, then.number(found.last, index)});
+  index = then.as_s32(index);
+  if (found.inside) index = then.op(OpKind::kSelect, {fusion.outputs.back(), index, then.number(-1, index)});
+  fusion.outputs = {index};
+  ir::verify(fusion);
+  segment.strategy = plan::Strategy::kPointwise;
+  segment.reason = cat("numbers of the rows of ", whole.values[found.from].name, " that a grouped product takes");
+  segment.outputs = gathering.outputs;
+  return segment;
+}
+
+Flow number_flow(const std::string& value, int64_t rows) { return {value, "s32", {rows}, rows * 4}; }
+
+}  // namespace
+
+GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogues, const Target& target) {
+  GatheringProducts found;
+  if (target.platform != Platform::kCuda) return found;
+  for (size_t i = 0; i < plan.segments.size(); ++i) {
+    const plan::Segment& gathering = plan.segments[i];
+    if (gathering.strategy != plan::Strategy::kPointwise || gathering.outputs.size() != 1) continue;
+    const ValueId rows = gathering.outputs[0];
+    const std::vector<size_t> reading = readers(plan, rows);
+    if (reading.size() != 1 || plan.segments[reading[0]].strategy != plan::Strategy::kGrouped) continue;
+    const plan::Segment& product = plan.segments[reading[0]];
+    const auto made = gather(plan.fusion, rows);
+    const auto& inputs = gathering.inputs;
+    if (!made || std::find(inputs.begin(), inputs.end(), made->from) == inputs.end()) continue;
+    if (product.inputs[0] != rows || std::count(product.inputs.begin(), product.inputs.end(), rows) != 1) continue;
+    grouped::Problem problem = plan::grouped_problem(product.fusion);
+    problem.lhs_rows = made->last + 1;
+    const auto end = std::find_if(epilogues.all.begin(), epilogues.all.end(),
+                                  [&](const Epilogue& e) { return e.product == reading[0]; });
+    const grouped::RowEpilogue* epilogue = end == epilogues.all.end() ? nullptr : &end->functor;
+    if (std::string why = grouped::why_not_gather(problem, epilogue, target); !why.empty()) {
+      found.why_not[i] = why;
+      continue;
+    }
+    found.by_product[reading[0]] = {made->from, numbers(plan, gathering, *made)};
+    found.product_of[i] = reading[0];
+  }
+  return found;
+}
+
+KernelFacts gathering(const KernelFacts& product, const GatheredRows& rows, const ir::Fusion& whole) {
+  KernelFacts facts = product;
+  const ir::Value& from = whole.values[rows.from];
+  const std::string gathered = facts.reads[0].value;
+  facts.reads[0] = {from.name, std::string(name(from.dtype)), ir::shape(from),
+                    ir::elements(from) * size_of(from.dtype)};
+  facts.reads.push_back(number_flow(gathered, product.reads[0].shape[0]));
+  facts.reason += cat("; it gathers its rows from ", from.name, " as it reads them");
+  return facts;
+}
+
+KernelFacts numbering(const KernelFacts& numbers) {
+  KernelFacts facts = numbers;
+  facts.writes = {number_flow(numbers.writes[0].value, numbers.writes[0].shape[0])};
+  return facts;
+}
+
+}  // namespace jf::host

@@ -1,0 +1,55 @@
+"""Meshes of explicit axes: what moves rows runs with automatic ones, where the compiler says how.
+
+Results are placed by one rule: what stands for rows, and each column, stays where the operand has it, as far as that
+divides the result and no mesh axis is used twice; the rest is whole on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jax_fuser import _split
+
+Names = Sequence[Any]  # of the mesh axes that each axis of an array is split over
+
+
+def names_of(x: Any) -> list[Any]:
+    """Return the explicit mesh axes of each axis of an array."""
+    return [*jax.typeof(x).sharding.spec]
+
+
+def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Sequence[Names]]) -> Any:
+    """Call `f(*args)`, with the mesh automatic inside where an argument is split over explicit axes.
+
+    `like(results)` is where the leaves of the results shall lie; those that it has none for are whole.
+    """
+    types = (jax.typeof(leaf).sharding for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
+    split = next((t for t in types if not t.mesh.empty and any(t.spec)), None)
+    if split is None:
+        return f(*args)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:  # nobody set one: that of the arrays
+        with jax.sharding.use_abstract_mesh(split.mesh):
+            return automatically(f, *args, like=like)
+    with jax.sharding.use_abstract_mesh(_split.NO_MESH):
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)), args)
+        results = jax.eval_shape(f, *whole)
+    leaves, tree = jax.tree.flatten(results)
+    wanted = [*like(results)]
+    wanted += [()] * (len(leaves) - len(wanted))
+    specs = [_spec(leaf.shape, names, mesh) for leaf, names in zip(leaves, wanted)]
+    return jax.sharding.auto_axes(f, out_sharding=jax.tree.unflatten(tree, specs))(*args)
+
+
+def _spec(shape: Sequence[int], wanted: Names, mesh: Any) -> jax.P:
+    used: set[str] = set()
+    over: list[Any] = []
+    for size, names in zip(shape, wanted):
+        taken = (names,) if isinstance(names, str) else names or ()
+        fits = used.isdisjoint(taken) and size % _split.mesh_size(mesh, taken) == 0
+        over.append(names if fits else None)
+        used.update(taken if fits else ())
+    return jax.P(*over)

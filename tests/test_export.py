@@ -1,0 +1,140 @@
+"""`jax.export`: programs that another process runs, our pytrees in their signatures, sizes that are not known yet."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jax_fuser as jf
+
+ALLOWED = [export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
+X = jax.random.normal(jax.random.key(0), (12, 32))
+W = jax.random.normal(jax.random.key(1), (3, 32, 16))
+SIZES = jnp.array([5, 0, 6], jnp.int32)
+LOGITS = X[:, :4]
+ROWS = jf.as_nested(X, extents=SIZES)
+WEIGHTS = jf.repack_weights(jf.quantize(jnp.swapaxes(W, 1, 2), "int4"))
+
+
+def everything(nt, w, weights, logits):
+    rows = jf.nested.softmax(jf.grouped_matmul(nt, w, activation="gelu"))
+    scale, experts, aux = jf.moe.route(logits, 2)
+    sorted_rows, state = jf.moe.dispatch(nt.data, experts, num_experts=4)
+    grads = jax.grad(lambda w: jf.fuse(jnp.tanh)(jf.ragged_dot(nt.data, w, nt.extents)).sum())(w)
+    w13, w2 = jnp.concatenate([w, w[:1]]), jnp.swapaxes(jnp.concatenate([w, w[:1]]), 1, 2)[:, :8]
+    layer = jf.moe.mlp(nt.data, experts, scale, w13, w2)
+    scaled = jf.scaled_grouped_matmul(
+        jf.nested.map(lambda x: x.astype("bfloat16"), nt), weights, preferred_element_type="float32"
+    )
+    return rows, aux, sorted_rows, state, state.stats(), grads, layer, scaled, jf.quantize(nt.data, "mxfp8")
+
+
+RUN = """
+import json, sys
+import jax, numpy as np
+from jax import export
+import jax_fuser as jf
+loaded = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
+given = np.load(sys.argv[2])
+leaves = [given[name] for name in sorted(given.files)]
+out = loaded.call(*jax.tree.unflatten(loaded.in_tree, leaves)[0])
+sums = [float(np.asarray(x, np.float32).sum()) for x in jax.tree.leaves(out)]
+print(json.dumps([str(loaded.platforms), repr(out[0]), *sums]))
+"""
+
+
+def test_another_process_runs_what_was_exported(tmp_path):
+    """It needs nothing but the artefact and `import jax_fuser`."""
+    pytest.importorskip("flatbuffers")
+    args = (ROWS, W, WEIGHTS, LOGITS)
+    exported = export.export(jax.jit(everything), platforms=["cpu", "cuda"], disabled_checks=ALLOWED)(*args)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    leaves = jax.tree.leaves(args)
+    np.savez(tmp_path / "args.npz", **{f"{i:02}": np.asarray(x) for i, x in enumerate(leaves)})
+    run = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path / "program"), str(tmp_path / "args.npz")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert run.returncode == 0, run.stderr
+    platforms, rows, *sums = json.loads(run.stdout.splitlines()[-1])
+    want = everything(*args)
+    assert platforms == "('cpu', 'cuda')" and rows == repr(want[0])
+    wanted = [float(np.asarray(x, np.float32).sum()) for x in jax.tree.leaves(want)]
+    np.testing.assert_allclose(sums, wanted, rtol=1e-4, atol=1e-3)
+
+
+def symbolic(*arrays):
+    """The types of arrays with 12 rows, as ones of `m` rows."""
+    scope = export.SymbolicScope()
+
+    def one(x):
+        sizes = ", ".join("m" if size == 12 else str(size) for size in x.shape)
+        return jax.ShapeDtypeStruct(export.symbolic_shape(sizes, scope=scope), x.dtype)
+
+    return jax.tree.map(one, arrays)
+
+
+IDS = jnp.zeros(12, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "f", "args"),
+    [
+        ("grouped_matmul", "lhs", jf.grouped_matmul, (X, W, SIZES)),
+        ("grouped_matmul", "lhs", jf.grouped_matmul, (ROWS, W)),
+        ("ragged_dot", "lhs", jf.ragged_dot, (X, W, SIZES)),
+        ("scaled_grouped_matmul", "lhs", jf.scaled_grouped_matmul, (X, WEIGHTS, SIZES)),
+        ("scaled_grouped_matmul", "lhs", jf.scaled_grouped_matmul, (ROWS, WEIGHTS)),
+        ("as_nested", "data", lambda x, extents: jf.as_nested(x, extents=extents), (X, SIZES)),
+        ("from_segment_ids", "data", lambda x, ids: jf.nested.from_segment_ids(x, ids, 2), (X, IDS)),
+        ("sort_by_group", "x", lambda x, ids: jf.nested.sort_by_group(x, ids, 2), (X, IDS)),
+        ("from_padded", "padded", jf.nested.from_padded, (X, IDS)),
+        ("add", "data", lambda nt: nt + 1, (ROWS,)),
+        ("softmax", "data", jf.nested.softmax, (ROWS,)),
+        ("to_padded", "data", lambda nt: jf.nested.to_padded(nt, 3), (ROWS,)),
+        ("as_flattened", "data", jf.as_flattened, (ROWS,)),
+        ("route", "logits", lambda logits: jf.moe.route(logits, 2), (LOGITS,)),
+        ("dispatch", "x", lambda x, ids: jf.moe.dispatch(x, ids, num_experts=2), (X, IDS)),
+        ("mlp", "x", jf.moe.mlp, (X, IDS[:, None], X[:, :1], W, W)),
+        ("fuse: tanh", "argument 0", jf.fuse(jnp.tanh, name="tanh", schedule=lambda s: None), (X,)),
+    ],
+)
+def test_symbolic_sizes_are_refused_by_name(name, array, f, args):
+    with pytest.raises(
+        jf.UserError, match=rf"^{name}: {array} has the shape \(m.*is symbolic; export the function for"
+    ):
+        export.export(jax.jit(f), disabled_checks=ALLOWED)(*symbolic(*args))
+
+
+def test_fuse_leaves_symbolic_sizes_to_xla():
+    """What has none keeps its kernel, and derivatives and batches follow."""
+    pytest.importorskip("flatbuffers")
+
+    @jf.fuse
+    def layer(x, w):
+        y = jax.nn.gelu(x @ jax.nn.softmax(w, axis=-1))
+        return jax.nn.softmax(y, axis=-1) * jax.random.bernoulli(jax.random.key(0), 0.5, y.shape)
+
+    def f(x, w):
+        return jax.vmap(layer, (0, None))(x, w), jax.grad(lambda x: layer(x[0], w).sum())(x)
+
+    x, w = jnp.stack([X, X + 1]), W[0]
+    shapes = symbolic(x, w)
+    with pytest.warns(RuntimeWarning, match=r"fuse: layer: argument 0 .*\(m, 32\).* runs as plain XLA ops"):
+        exported = export.export(jax.jit(f), disabled_checks=ALLOWED)(*shapes)
+    assert "jax_fuser.program" in exported.mlir_module()
+    for got, want in zip(export.deserialize(bytearray(exported.serialize())).call(x, w), f(x, w)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    with pytest.warns(RuntimeWarning):
+        assert "has the size m, which only a call of the exported program knows" in str(
+            jf.explain(layer)(*symbolic(X, w))
+        )

@@ -1,0 +1,105 @@
+"""Sums of multiples of what other folds give: they wait for those folds only afterwards."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+
+def layer_norm(x, g, b):
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, -1, keepdims=True)
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + 1e-6) * g + b).astype(x.dtype)
+
+
+def layer_norm_backward(x, dy, g, b):
+    return jax.vjp(layer_norm, x, g, b)[1](dy)
+
+
+def rms_norm_backward(x, dy, g):
+    def f(x, g):
+        return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g
+
+    return jax.vjp(f, x, g)[1](dy)
+
+
+def first_kernel(f, *arrays):
+    segments = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("segments")
+    return jf.ir.Fusion("fusion" + segments.split("\nfusion", 1)[1].split("\n}", 1)[0] + "\n}\n")
+
+
+def softmax_backward(x, dy):
+    return jax.vjp(lambda x: jax.nn.softmax(x, -1), x)[1](dy)[0]
+
+
+def weighted_means(x, y):
+    scale = jnp.sum(jnp.abs(x), -1, keepdims=True)
+    return jnp.sum(x / scale - y * jnp.sum(y, -1, keepdims=True) * y, -1)
+
+
+def mean_of_centered(x, y):
+    return jnp.sum(x * y - jnp.mean(x, -1, keepdims=True), -1)
+
+
+def variance(x, y):
+    return jnp.sum(jnp.square(x - jnp.mean(x, -1, keepdims=True)) * y, -1)
+
+
+def total_times_columns(x, y):
+    return jnp.sum(x * jnp.sum(y, 0) * jnp.sum(x, keepdims=True), -1)
+
+
+@pytest.mark.parametrize(
+    ("f", "columns", "meetings"),
+    [
+        (layer_norm_backward, 2, 2),
+        (rms_norm_backward, 1, 1),
+        (softmax_backward, 0, 2),  # the maximum first
+        (weighted_means, 0, 1),
+        (mean_of_centered, 0, 2),  # as it is written: its parts are larger than their sum
+        (variance, 0, 2),
+        (total_times_columns, 0, 1),  # whose factors come from other kernels
+    ],
+)
+def test_folds_one_after_the_other(f, columns, meetings):
+    keys = jax.random.split(jax.random.key(0), 2 + columns)
+    shapes = [(600, 256)] * 2 + [(256,)] * columns
+    arrays = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes)]
+    source = jf.ir.lower(jf.ir.trace(f, *arrays), "cuda").as_text("source").split("__global__")
+    rows = [len(re.findall(r"fold_threads<[^;]*kX", kernel)) for kernel in source]
+    assert max(rows) == meetings
+    for got, want in zip(jax.tree.leaves(jf.fuse(f)(*arrays)), jax.tree.leaves(f(*arrays))):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("keep_wide", [False, True])
+def test_what_stays_in_registers(keep_wide):
+    """The columns for all rows of a block, the rows as f32 from fold to fold."""
+    keys = jax.random.split(jax.random.key(1), 4)
+    shapes = [(515, 256)] * 2 + [(256,)] * 2
+    arrays = [np.asarray(jax.random.normal(k, s).astype(jnp.bfloat16)) for k, s in zip(keys, shapes)]
+    first = first_kernel(layer_norm_backward, *arrays)
+    given = {"threads": 64, "threads_y": 1, "lanes": 4, "unroll": 1, "keep": "rows", "stages": 2}
+    schedule = jf.ir.schedule(first, "reduction", "cuda", {**given, "keep_columns": True, "keep_wide": keep_wide})
+    used = arrays[: len(first.inputs)]
+    for got, want in zip(loop_interpreter.run(schedule, *used), jf.ir.evaluate(first, *used)):
+        assert_close(got, want, "bfloat16")
+
+
+def test_even_rows_of_16_bits_stay_in_registers():
+    """As planned: 16 or 12 elements for each thread, and as many runs of rows as blocks have room."""
+    cases = ((8192, 4096, 256, 2, 264), (16384, 8192, 512, 2, 132), (65536, 768, 64, 3, 1056))
+    for rows, columns, threads, stages, parts in cases:
+        x, g = jax.ShapeDtypeStruct((rows, columns), "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
+        first = first_kernel(layer_norm_backward, x, x, g, g)
+        p = jf.ir.compute_heuristics(first, "reduction", "cuda")
+        assert (p["threads"], p["stages"], p["keep_columns"], p["keep_wide"]) == (threads, stages, True, True)
+        assert f"parts={parts}" in str(first)
