@@ -15,7 +15,7 @@ from jax_fuser._core import Fusion, UserError
 from jax_fuser._search import search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
-_COMPUTED = {"bf16": jnp.float32, "f16": jnp.float32}
+_COMPUTED = dict.fromkeys(("bf16", "f16", "f8e4m3fn", "f8e5m2"), jnp.float32)
 _SAME_NAME = (
     "neg sign square population_count floor ceil is_finite exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
     "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
@@ -26,6 +26,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "abs": lambda x: x if jnp.issubdtype(x.dtype, jnp.unsignedinteger) else lax.abs(x),
     "count_leading_zeros": lax.clz,
     "not_": lax.bitwise_not,
+    "reciprocal": lambda x: 1 / x,
     "logaddexp": jnp.logaddexp,
     "and_": lax.bitwise_and,
     "or_": lax.bitwise_or,

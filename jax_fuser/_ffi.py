@@ -37,6 +37,8 @@ _DTYPE_NAMES = {
     "bfloat16": "bf16",
     "float32": "f32",
     "float64": "f64",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e5m2": "f8e5m2",
 }
 
 

@@ -126,12 +126,13 @@ def fuse(
 
     Arithmetic, comparisons, casts, selects, broadcasts, transposes and reductions (sum, mean, max, argmax, any,
     softmax, layer norm), scans along an axis (cumsum) and top_k on floats (f64, f32, bf16, f16), integers and booleans
-    fuse, across calls of `jax.jit` and of `jax.nn`, and so do slices, concatenations, padding, reshapes and gathers
-    (`x[i]`) between them, updates at one place (`x.at[i].set`, `dynamic_update_slice`), and the bits that `jax.random`
-    draws with threefry keys (the same bits): dropout is in the kernels. In functions of NestedTensors the search for
-    each row's group, the reading of per-group operands and folds of the rows of each group fuse, too. Matrix products,
-    scatters to several places and complex numbers stay with XLA between the regions; `explain` names them. So does
-    control flow, whose bodies (`lax.scan`, `while_loop`, `cond`, `jax.checkpoint`, `shard_map`) have regions of their
+    fuse (8-bit floats, e4m3fn and e5m2, are cast and moved), across calls of `jax.jit` and of `jax.nn`, and so do
+    slices, concatenations, padding, reshapes and gathers (`x[i]`) between them, updates at one place (`x.at[i].set`,
+    `dynamic_update_slice`), and the bits that `jax.random` draws with threefry keys (the same bits): dropout is in the
+    kernels. In functions of NestedTensors the search for each row's group, the reading of per-group operands and folds
+    of the rows of each group fuse, too. Matrix products, scatters to several places and complex numbers stay with XLA
+    between the regions; `explain` names them. So does control flow, whose bodies (`lax.scan`, `while_loop`, `cond`,
+    `jax.checkpoint`, `shard_map`) have regions of their
     own. `jax.lax.ragged_dot` (and `ragged_dot_general`) becomes `jax_fuser.ragged_dot`, which batches with any
     `in_axes`. A grouped matmul of bf16 or f16 that only one region reads is part of it; on GPUs of compute capability
     9.0 and on the CPU what follows is part of its kernel. In bf16 and f16 a region computes in f32 and rounds what it

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments, _fp4, _scale_layout
+from jax_fuser._fuse import Fused, fuse
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._reciprocal import reciprocal
 
 # Elements along the last axes that share a scale; None is the whole axis.
 Block = tuple[int | None, ...]
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+MANY = 1 << 16  # elements, from which on a kernel is worth compiling
 _IN_TILES = ("mxfp8", "nvfp4", "mxfp4")  # formats whose scales layout "block128x4" takes
 
 
@@ -112,6 +115,9 @@ def quantize(
     Elements of four bits are e2m1 floats or integers from -7 to 7. A scale is rounded to its type before elements are
     divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest
     for "int4", a seventh of the largest magnitude.
+
+    Large arrays become kernels of ours, which read them once; inside of `fuse` it is a part of the kernel that computes
+    `x`.
 
     Not differentiable: rounding is flat almost everywhere, and no other derivative is assumed. Differentiating raises
     an error; to train, `scaled_grouped_matmul` quantizes floats by itself with `format`. Else take
@@ -228,6 +234,29 @@ def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extent
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x: jax.Array, dtype: str, block: Block, powers_of_two: bool) -> tuple[jax.Array, jax.Array]:
+    if powers_of_two or not is_large(x):
+        return quantize_floats(x, dtype, block, powers_of_two)
+    return quantize_fused(x, dtype, block)
+
+
+def is_large(x: jax.Array) -> bool:
+    """Whether kernels of our own are worth compiling; they need sizes that are known."""
+    return isinstance(x.size, int) and x.size >= MANY
+
+
+def quantize_fused(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
+    """Return elements and scales, by kernels of our own."""
+    data, scales = _kernels(dtype, block)(x)
+    return data, scales
+
+
+@functools.cache
+def _kernels(dtype: str, block: Block) -> Fused:
+    return fuse(functools.partial(quantize_floats, dtype=dtype, block=block), name="quantize")
+
+
+def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Return elements and scales, in jax.numpy."""
     wide = x.astype(jnp.float32)
     # Compilers divide by a constant in either way.
     inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
@@ -238,22 +267,7 @@ def _quantize(x: jax.Array, dtype: str, block: Block, powers_of_two: bool) -> tu
     most = _largest(jnp.abs(wide), block)
     # Not below the normal numbers, which may count as zero.
     scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
-    return (wide * spread(_reciprocal(scales), block, x.shape)).astype(dtype), scales
-
-
-def _reciprocal(x: jax.Array) -> jax.Array:
-    """Return 1 / x of positive normal numbers, rounded to nearest: GPUs divide a little off."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    fraction = bits & 0x7FFFFF | 0x800000
-    # 2^48 / fraction by hand: between 2^24 and 2^25, in 26 steps.
-    rest, quotient = jnp.full_like(fraction, 1 << 22), jnp.zeros_like(fraction)
-    for _ in range(26):
-        rest = rest << 1
-        bit = (rest >= fraction).astype(jnp.uint32)
-        rest, quotient = rest - fraction * bit, quotient << 1 | bit
-    power = jax.lax.bitcast_convert_type((253 - (bits >> 23)) << 23, jnp.float32)  # 2^(126 - exponent)
-    exact = ((quotient + 1) >> 1).astype(jnp.float32) * np.float32(2**-23) * power
-    return jnp.where(jnp.isfinite(x), exact, 1 / x)
+    return (wide * spread(reciprocal(scales), block, x.shape)).astype(dtype), scales
 
 
 @_quantize.defjvp

@@ -20,7 +20,8 @@ import numpy as np
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
-from jax_fuser._scaled_primitive import ALIGNMENT, scaled_product
+from jax_fuser._quantize_matrices import ALIGNMENT, quantize_matrices
+from jax_fuser._scaled_primitive import scaled_product
 from jax_fuser._varying import same_varying
 
 # Which scales the kernel takes, and the blocks of weights.
@@ -44,7 +45,7 @@ def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
 def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> jax.Array:
-    right = copies[:2] or _quantized(_swapped(rhs, not transpose_rhs), format, FORMATS[format][1])
+    right = copies[:2] or _weights(rhs, format, not transpose_rhs)
     return _product(lhs, right, indices, format, dtype)
 
 
@@ -55,7 +56,7 @@ def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tup
 def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any) -> tuple[Any, ...]:
     del dtype
     lhs, rhs, copies, indices = kept
-    right = copies[2:] or _quantized(_swapped(rhs, transpose_rhs), format, FORMATS[format][1])
+    right = copies[2:] or _weights(rhs, format, transpose_rhs)
     d_lhs = _product(dout, right, indices, format, lhs.dtype)
     # float16 may not hold a cotangent of another type.
     kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
@@ -69,21 +70,20 @@ def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any
 _multiply.defvjp(_forward, _backward)
 
 
-def _swapped(rhs: Any, swap: bool) -> Any:
-    return jnp.swapaxes(rhs, 1, 2) if swap else rhs
+def _weights(rhs: Any, format: str, transpose: bool) -> tuple[Any, Any]:
+    return quantize_matrices(rhs, FORMATS[format][1] or (None,), transpose)
 
 
 def _product(lhs: Any, right: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
     """The product of `lhs` `(m, k)`, quantized here, and elements and scales of `(groups, n, k)`."""
-    data, scales = _quantized(lhs, format, None)
+    data, scales = _rows(lhs, format)
     starts = indices[1] if len(indices) > 1 else None
     scaled, _ = FORMATS[format]
     return scaled_product(data, right[0], indices[0], starts, scales, right[1], scaled=scaled, dtype=np.dtype(dtype))
 
 
-def _quantized(x: Any, format: str, block: tuple[int, int] | None) -> tuple[Any, Any]:
+def _rows(x: Any, format: str) -> tuple[Any, Any]:
     """Elements and scales, with zeros behind the last axis, up to a length that the product takes."""
     missing = -x.shape[-1] % ALIGNMENT
-    filled = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-    made = quantize(filled, format, block=block)
+    made = quantize(jnp.pad(x, [(0, 0), (0, missing)]) if missing else x, format)
     return made.data, made.scales

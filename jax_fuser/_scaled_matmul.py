@@ -15,10 +15,11 @@ from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
 from jax_fuser._quant import ScaledTensor, dequantize
+from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._scaled_floats import FORMATS, multiply_floats
-from jax_fuser._scaled_primitive import ALIGNMENT, BLOCKS, DTYPE_NAMES, block_count, scaled_product
+from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product
 from jax_fuser._static_sizes import check_sizes
 
 _RESULTS = ("bfloat16", "float16", "float32")

@@ -31,7 +31,6 @@ _LAYOUTS = {
     "rows": Layout(("mk", "gnk", "m", "gn"), "mn", "kg", {"k": 16, "n": 16}),
     "blocks": Layout(("mk", "gnk", "mK", "gNK"), "mn", "kg", {"k": 128, "n": 128}),
 }
-ALIGNMENT = 16  # bytes of rows that kernels read at once
 scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
 
 

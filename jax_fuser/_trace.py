@@ -46,6 +46,13 @@ SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 FUSED = "jax_fuser_fused"
 PRODUCT = "jax_fuser_grouped_matmul"
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
+# What takes and makes 8-bit floats: casts, and what moves values.
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_MOVES = (
+    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice split stack "
+    "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
+)
+_OF_FLOAT8 = frozenset(_MOVES.split())
 # What is folded on constants: the ops that numpy rounds as every machine does.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "add": np.add,
@@ -401,6 +408,7 @@ RULES: dict[str, Rule] = {
     "argmax": _argument("reduce_max"),
     "argmin": _argument("reduce_min"),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
+    "jax_fuser_reciprocal": _pointwise("reciprocal"),
     "integer_pow": Rule(_trace_ops.integer_pow),
     "pow": Rule(_trace_ops.power),
     "log2": Rule(_trace_ops.log2),
@@ -409,7 +417,7 @@ RULES: dict[str, Rule] = {
     "round": Rule(_trace_ops.round_),
     "select_n": Rule(_trace_ops.select_n),
     "clamp": Rule(lambda w, eqn, x: [w.op("clamp", x, eqn)], refuse=_trace_ops.refuse_clamp),
-    "convert_element_type": Rule(_trace_ops.convert, is_view=_trace_ops.widens),
+    "convert_element_type": Rule(_trace_ops.convert, refuse=_trace_ops.refuse_convert, is_view=_trace_ops.widens),
     "bitcast_convert_type": Rule(_trace_ops.bitcast, refuse=_trace_ops.refuse_bitcast, is_view=_always),
     "reduce_precision": Rule(
         _trace_ops.reduce_precision, refuse=_trace_ops.refuse_precision, is_view=_trace_ops.keeps_precision
@@ -452,6 +460,8 @@ def unsupported(eqn: Equation) -> str | None:
         dtype = getattr(atom.aval, "dtype", None)
         if dtype is None or _ffi.dtype_name(dtype) is None:
             return f"works on {dtype if dtype is not None else atom.aval}"
+        if str(dtype) in _FLOAT8 and name not in _OF_FLOAT8 and name not in CALLS:
+            return f"computes with {dtype}"
         if isinstance(atom, Literal) and np.ndim(atom.val):
             return "holds an array constant"
     if eqn.ctx.compute_type is not None or eqn.ctx.xla_metadata:

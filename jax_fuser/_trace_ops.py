@@ -78,6 +78,12 @@ def convert(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.convert(x[0], known_dtype_name(eqn.params["new_dtype"]), w.label(eqn))]
 
 
+def refuse_convert(eqn: Equation) -> str | None:
+    old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    # Lanes of 8-bit floats are f32, which would round first.
+    return f"rounds {old} to {new}" if old == np.float64 and "float8" in str(new) else None
+
+
 def widens(eqn: Equation) -> bool:
     return eqn.outvars[0].aval.dtype.itemsize >= eqn.invars[0].aval.dtype.itemsize
 

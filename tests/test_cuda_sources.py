@@ -27,6 +27,7 @@ UNARY_FLOAT = [
     "logistic",
     "sqrt",
     "rsqrt",
+    "reciprocal",
     "cbrt",
     "sin",
     "cos",

@@ -50,6 +50,6 @@ int64_t size_of(DType dtype) { return row(dtype).size; }
 bool is_float8(DType dtype) { return dtype == DType::kF8E4M3 || dtype == DType::kF8E5M2; }
 bool is_float(DType dtype) { return row(dtype).kind == Class::kFloat; }
 bool is_integer(DType dtype) { return row(dtype).kind == Class::kSigned || row(dtype).kind == Class::kUnsigned; }
-DType compute_dtype(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16 ? DType::kF32 : dtype; }
+DType compute_dtype(DType dtype) { return is_float(dtype) && size_of(dtype) < 4 ? DType::kF32 : dtype; }
 
 }  // namespace jf

@@ -31,10 +31,10 @@ DType parse_dtype(std::string_view name);
 // Bytes of one element in memory; pred takes one byte.
 int64_t size_of(DType dtype);
 bool is_float(DType dtype);
-// The 8-bit floats: operands of scaled grouped products, which no other op takes.
+// The 8-bit floats: operands of scaled grouped products, and what fused kernels convert from and to.
 bool is_float8(DType dtype);
 bool is_integer(DType dtype);  // signed or unsigned, not pred
-// The type that arithmetic runs in: f32 for f16 and bf16, otherwise the type itself.
+// The type that arithmetic runs in: f32 for floats of 8 and 16 bits, otherwise the type itself.
 DType compute_dtype(DType dtype);
 
 }  // namespace jf

@@ -168,7 +168,7 @@ JF_FUNCTION Lanes<T, W> nextafter(Lanes<T, W> a, Lanes<T, W> b) {
       [](Part<T> x, Part<T> y) JF_LAMBDA {
         x = converted<M, T>(x), y = converted<M, T>(y);
         Part<Bits> bits;
-        if constexpr (is_float16<M>) {
+        if constexpr (is_short<M>) {
           bits = encode_exactly(M{}, x);
         } else {
           bits = bits_as<Bits>(x);
@@ -177,7 +177,7 @@ JF_FUNCTION Lanes<T, W> nextafter(Lanes<T, W> a, Lanes<T, W> b) {
         const Bits top = Bits(kSmallest<Signed<Bits>>);
         bits = pick<Bits>(grows, bits + Bits(1), bits - Bits(1));
         Part<T> result;
-        if constexpr (is_float16<M>) {
+        if constexpr (is_short<M>) {
           const Part<Bits> least = (encode_exactly(M{}, y) & top) | Bits(1);
           result = decode(M{}, pick<Bits>(from_zero, least, bits));
         } else {

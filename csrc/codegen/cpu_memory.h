@@ -1,8 +1,9 @@
-// Memory on the CPU: how lanes get in and out. Sixteen-bit floats are f32 in lanes, preds are bytes in memory.
+// Memory on the CPU: how lanes get in and out. Floats of 8 and 16 bits are f32 in lanes, preds are bytes in memory.
 #pragma once
 
 #include "codegen/cpu_lanes.h"
 #include "codegen/cpu_masks.h"
+#include "codegen/float8.h"
 #include "codegen/memory.h"
 
 namespace jf {
@@ -24,6 +25,14 @@ struct StoredAs<f16> {
 template <>
 struct StoredAs<bf16> {
   using Type = u16;
+};
+template <>
+struct StoredAs<f8e4m3fn> {
+  using Type = u8;
+};
+template <>
+struct StoredAs<f8e5m2> {
+  using Type = u8;
 };
 template <>
 struct StoredAs<pred> {
@@ -102,6 +111,22 @@ JF_FUNCTION Part<u16> encode(f16, Part<f32> x) {
 #endif
 }
 JF_FUNCTION Part<u16> encode_exactly(f16, Part<f32> x) { return encode(f16{}, x); }
+
+template <class M>
+JF_FUNCTION Part<u8> encode_float8(M type, Part<f32> x) {
+  const Part<u32> bits = bits_as<u32>(x);
+  return value_as<u8>(float8_bits(type, bits, bits_as<u32>(bits_as<f32>(bits & 0x7fffffff) + small_of(type))));
+}
+JF_FUNCTION Part<u8> encode(f8e4m3fn type, Part<f32> x) { return encode_float8(type, x); }
+JF_FUNCTION Part<u8> encode(f8e5m2 type, Part<f32> x) { return encode_float8(type, x); }
+JF_FUNCTION Part<u8> encode_exactly(f8e4m3fn type, Part<f32> x) { return encode_float8(type, x); }
+JF_FUNCTION Part<u8> encode_exactly(f8e5m2 type, Part<f32> x) { return encode_float8(type, x); }
+JF_FUNCTION Part<f32> decode(f8e5m2, Part<u8> x) { return decode(f16{}, value_as<u16>(x) << 8); }
+JF_FUNCTION Part<f32> decode(f8e4m3fn, Part<u8> x) {
+  const Part<u16> bits = value_as<u16>(x), size = bits & 0x7f;
+  const Part<u16> number = size == 0x7f ? Part<u16>{} + 0x7e00 : size << 7;
+  return decode(f16{}, number | (bits & 0x80) << 8) * 256.0f;
+}
 
 JF_FUNCTION Part<pred> decode(pred, Part<u8> x) { return to_pred(x != 0); }
 JF_FUNCTION Part<u8> encode(pred, Part<pred> x) { return value_as<u8>(x) & 1; }

@@ -160,6 +160,7 @@ JF_FUNCTION Part<T> quotient(Part<T> x, Part<T> y) {
   }
 }
 JF_BINARY(div, quotient<T>(x, y))
+JF_UNARY(reciprocal, 1 / x)
 
 // The same where a loop divides by one y: its reciprocal is computed once, and what a product with that misses is put
 // in, after P. Markstein.
@@ -232,10 +233,19 @@ template <>
 struct ComputeOf<bf16> {
   using Type = f32;
 };
+template <>
+struct ComputeOf<f8e4m3fn> {
+  using Type = f32;
+};
+template <>
+struct ComputeOf<f8e5m2> {
+  using Type = f32;
+};
 template <class M>
 using Compute = typename ComputeOf<M>::Type;
+// Floats that are f32 in lanes.
 template <class M>
-inline constexpr bool is_float16 = is_same<M, f16> || is_same<M, bf16>;
+inline constexpr bool is_short = is_same<M, f16> || is_same<M, bf16> || is_same<M, f8e4m3fn> || is_same<M, f8e5m2>;
 
 // Rounds towards zero; out of range goes to the nearest end, NaN to 0.
 template <class To, class From>
@@ -254,7 +264,7 @@ JF_FUNCTION Part<To> saturated(Part<From> x) {
 template <class M, class From>
 JF_FUNCTION Part<Compute<M>> converted(Part<From> x) {
   using To = Compute<M>;
-  if constexpr (is_float16<M>) {
+  if constexpr (is_short<M>) {
     return decode(M{}, encode_exactly(M{}, converted<f32, From>(x)));
   } else if constexpr (is_same<To, From>) {
     return x;
@@ -270,7 +280,7 @@ JF_FUNCTION Part<Compute<M>> converted(Part<From> x) {
     return value_as<To>(x);
   }
 }
-// To and From are dtypes, f16 and bf16 among them; the lanes are of their compute types.
+// To and From are dtypes, short floats among them; the lanes are of their compute types.
 template <class To, class From, int W>
 JF_FUNCTION Lanes<Compute<To>, W> convert(Lanes<From, W> a) {
   return map<Compute<To>>([](Part<From> x) JF_LAMBDA { return converted<To, From>(x); }, a);
@@ -281,7 +291,7 @@ JF_FUNCTION Lanes<Compute<To>, W> bitcast(Lanes<T, W> a) {
   return map<Compute<To>>(
       [](Part<T> x) JF_LAMBDA {
         Part<Stored<From>> bits;
-        if constexpr (is_float16<From>) {
+        if constexpr (is_short<From>) {
           bits = encode_exactly(From{}, x);
         } else {
           bits = x;

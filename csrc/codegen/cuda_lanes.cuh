@@ -1,5 +1,5 @@
-// Lanes on CUDA: W values of one type in registers of one thread, and how they get in and out of memory. Sixteen-bit
-// floats are f32 in lanes. The names are those of the CPU prelude.
+// Lanes on CUDA: W values of one type in registers of one thread, and how they get in and out of memory. Floats of 8
+// and 16 bits are f32 in lanes. The names are those of the CPU prelude.
 #pragma once
 
 #include "codegen/float16.cuh"
@@ -7,6 +7,8 @@
 
 #define JF_FUNCTION static __device__ __forceinline__
 #define JF_LAMBDA
+
+#include "codegen/float8.h"
 
 namespace jf {
 
@@ -36,8 +38,9 @@ template <class A>
 inline constexpr bool is_same<A, A> = true;
 template <class T>
 inline constexpr bool is_float = is_same<T, f32> || is_same<T, f64>;
+// Floats that are f32 in lanes.
 template <class M>
-inline constexpr bool is_float16 = is_same<M, f16> || is_same<M, bf16>;
+inline constexpr bool is_short = is_same<M, f16> || is_same<M, bf16> || is_same<M, f8e4m3fn> || is_same<M, f8e5m2>;
 template <class T>
 inline constexpr bool is_signed = T(-1) < T(0);
 template <int kBytes>
@@ -92,7 +95,7 @@ JF_FUNCTION To bits_as(From x) {
   return result;
 }
 
-// The lane type of a dtype, and what memory holds of it.
+// The lane type of a dtype, what memory holds of it, and two short floats in one word.
 template <class M>
 struct TypesOf {
   using Compute = M;
@@ -102,11 +105,25 @@ template <>
 struct TypesOf<f16> {
   using Compute = f32;
   using Stored = u16;
+  using Pair = u32;
 };
 template <>
 struct TypesOf<bf16> {
   using Compute = f32;
   using Stored = u16;
+  using Pair = u32;
+};
+template <>
+struct TypesOf<f8e4m3fn> {
+  using Compute = f32;
+  using Stored = u8;
+  using Pair = u16;
+};
+template <>
+struct TypesOf<f8e5m2> {
+  using Compute = f32;
+  using Stored = u8;
+  using Pair = u16;
 };
 template <>
 struct TypesOf<pred> {
@@ -117,6 +134,8 @@ template <class M>
 using Compute = typename TypesOf<M>::Compute;
 template <class M>
 using Stored = typename TypesOf<M>::Stored;
+template <class M>
+using Pair = typename TypesOf<M>::Pair;
 
 JF_FUNCTION f32 decode(f16, u16 x) { return ptx::f32_from_f16(x); }
 JF_FUNCTION f32 decode(bf16, u16 x) { return bits_as<f32>(u32(x) << 16); }
@@ -129,6 +148,18 @@ JF_FUNCTION u16 encode(f16, f32 x) { return ptx::f16_from_f32(x); }
 JF_FUNCTION u16 encode(bf16, f32 x) { return ptx::bf16_from_f32(x); }
 JF_FUNCTION u32 encode_pair(f16, f32 x, f32 y) { return ptx::f16x2_from_f32(x, y); }
 JF_FUNCTION u32 encode_pair(bf16, f32 x, f32 y) { return ptx::bf16x2_from_f32(x, y); }
+#if __CUDA_ARCH__ >= 890
+JF_FUNCTION u16 encode_pair(f8e4m3fn, f32 x, f32 y) { return ptx::e4m3x2_from_f32(x, y); }
+JF_FUNCTION u16 encode_pair(f8e5m2, f32 x, f32 y) { return ptx::e5m2x2_from_f32(x, y); }
+#else
+template <class M>
+JF_FUNCTION u16 encode_pair(M type, f32 x, f32 y) {
+  const auto bits = [=](f32 x) { return float8_bits(type, bits_as<u32>(x), bits_as<u32>(fabsf(x) + small_of(type))); };
+  return u16(bits(x) | bits(y) << 8);
+}
+#endif
+JF_FUNCTION u8 encode(f8e4m3fn type, f32 x) { return u8(encode_pair(type, x, 0)); }
+JF_FUNCTION u8 encode(f8e5m2 type, f32 x) { return u8(encode_pair(type, x, 0)); }
 JF_FUNCTION u8 encode(pred, pred x) { return x; }
 template <class M>
 JF_FUNCTION M encode(M, M x) {
@@ -139,6 +170,21 @@ JF_FUNCTION f32 decode_low(f16, u32 pair) { return ptx::f32_from_f16(u16(pair));
 JF_FUNCTION f32 decode_high(f16, u32 pair) { return ptx::f32_from_f16(u16(pair >> 16)); }
 JF_FUNCTION f32 decode_low(bf16, u32 pair) { return bits_as<f32>(pair << 16); }
 JF_FUNCTION f32 decode_high(bf16, u32 pair) { return bits_as<f32>(pair & 0xffff0000u); }
+
+// An e4m3 number is a f16 of 2^-8 of its size.
+JF_FUNCTION f32 decode(f8e5m2, u8 x) { return ptx::f32_from_f16(u16(x << 8)); }
+JF_FUNCTION f32 decode(f8e4m3fn, u8 x) {
+  const u32 size = x & 0x7f, number = size == 0x7f ? 0x7e00 : size << 7;
+  return ptx::f32_from_f16(u16(number | (x & 0x80) << 8)) * 256;
+}
+template <class M>
+JF_FUNCTION f32 decode_low(M type, u16 pair) {
+  return decode(type, u8(pair));
+}
+template <class M>
+JF_FUNCTION f32 decode_high(M type, u16 pair) {
+  return decode(type, u8(pair >> 8));
+}
 
 // Lanes that were loaded as bf16, in half the registers.
 template <int W>

@@ -48,8 +48,8 @@ template <int kMultiple, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
   Lanes<T, W> x;
-  if constexpr (is_float16<M> && kCount > 1) {
-    using Piece = Chunk<u32, kCount / 2>;
+  if constexpr (is_short<M> && kCount > 1) {
+    using Piece = Chunk<Pair<M>, kCount / 2>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
       const Piece piece = reinterpret_cast<const Piece*>(p)[i];
@@ -83,8 +83,8 @@ JF_FUNCTION void store_piece(Piece* p, const Piece& piece) {
 template <int kMultiple, bool kShared, class M, class T, int W>
 JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
-  if constexpr (is_float16<M> && kCount > 1) {
-    using Piece = Chunk<u32, kCount / 2>;
+  if constexpr (is_short<M> && kCount > 1) {
+    using Piece = Chunk<Pair<M>, kCount / 2>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
       Piece piece;

@@ -112,6 +112,8 @@ JF_FUNCTION T quotient(T x, T y) {
     return x / y;
   }
 }
+JF_FUNCTION f32 nearest_reciprocal(f32 x) { return ptx::reciprocal(x); }
+JF_FUNCTION f64 nearest_reciprocal(f64 x) { return 1 / x; }
 template <class T>
 JF_FUNCTION T remainder_of(T x, T y) {
   if constexpr (is_same<T, f32>) {
@@ -127,6 +129,7 @@ JF_FUNCTION T remainder_of(T x, T y) {
   }
 }
 JF_BINARY(div, quotient(x, y))
+JF_UNARY(reciprocal, nearest_reciprocal(x))
 JF_BINARY(rem, remainder_of(x, y))
 
 JF_UNARY(population_count, __popcll(Unsigned<T>(x)))
@@ -150,7 +153,7 @@ JF_FUNCTION To saturated(From x) {
 template <class M, class From>
 JF_FUNCTION Compute<M> converted(From x) {
   using To = Compute<M>;
-  if constexpr (is_float16<M>) {
+  if constexpr (is_short<M>) {
     return decode(M{}, encode(M{}, f32(x)));
   } else if constexpr (is_same<To, pred>) {
     return x != From(0);
@@ -160,14 +163,14 @@ JF_FUNCTION Compute<M> converted(From x) {
     return To(x);
   }
 }
-// To and From are dtypes, f16 and bf16 among them; the lanes are of their compute types.
+// To and From are dtypes, short floats among them; the lanes are of their compute types.
 template <class To, class From, int W>
 JF_FUNCTION Lanes<Compute<To>, W> convert(const Lanes<From, W>& a) {
-  if constexpr (is_float16<To> && W > 1) {
+  if constexpr (is_short<To> && W > 1) {
     Lanes<f32, W> x;
 #pragma unroll
     for (int i = 0; i < W; i += 2) {
-      const u32 pair = encode_pair(To{}, f32(a.v[i]), f32(a.v[i + 1]));
+      const Pair<To> pair = encode_pair(To{}, f32(a.v[i]), f32(a.v[i + 1]));
       x.v[i] = decode_low(To{}, pair), x.v[i + 1] = decode_high(To{}, pair);
     }
     return x;

@@ -30,6 +30,24 @@ static __device__ __forceinline__ float f32_from_f16(unsigned short bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
+#if __CUDA_ARCH__ >= 890
+// Two numbers as 8-bit floats, `low` first in memory. The instruction takes numbers that the format does not hold for
+// its largest one; they are NaN or infinite.
+static __device__ __forceinline__ float within_e4m3(float x) {
+  return fabsf(x) > 464.0f ? __int_as_float(0x7fc00000) : x;
+}
+static __device__ __forceinline__ unsigned short e4m3x2_from_f32(float low, float high) {
+  unsigned short bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(within_e4m3(high)), "f"(within_e4m3(low)));
+  return bits;
+}
+static __device__ __forceinline__ unsigned short e5m2x2_from_f32(float low, float high) {
+  unsigned short bits;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+  // The largest number is 0x7b, infinity the next one.
+  return bits + (fabsf(low) >= 61440.0f) + (fabsf(high) >= 61440.0f ? 256 : 0);
+}
+#endif
 
 // 16 bytes at an address of global memory that is a multiple of 16.
 static __device__ __forceinline__ void store_global(void* p, unsigned long low, unsigned long high) {
@@ -48,6 +66,12 @@ static __device__ __forceinline__ float min_nan(float x, float y) {
   return result;
 }
 
+// 1 / x rounded to nearest.
+static __device__ __forceinline__ float reciprocal(float x) {
+  float result;
+  asm("rcp.rn.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 // 1 / x to a unit in the last place; of a subnormal number infinity.
 static __device__ __forceinline__ float reciprocal_approx(float x) {
   float result;

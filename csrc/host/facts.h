@@ -20,7 +20,7 @@ struct Flow {
 };
 struct KernelFacts {
   std::string name;
-  std::string strategy;    // pointwise, transpose, reduction, grouped, empty, "by hand"
+  std::string strategy;    // pointwise, transpose, reduction, grouped, empty, written, "by hand"
   std::string reason;      // why it is a kernel of its own
   std::string parameters;  // of the strategy, as its printer writes them
   std::vector<Flow> reads, writes;

@@ -42,7 +42,14 @@ struct GroupedStep {
   std::optional<grouped::RowEpilogue> epilogue = {};
   std::optional<TileTail> tail = {};
 };
-using Step = std::variant<KernelStep, GroupedStep>;
+// Another hand-written CUDA kernel, which takes its buffers, its maps and these integers.
+struct WrittenStep {
+  std::string name;
+  grouped::CudaKernel kernel;
+  std::vector<int64_t> scalars;
+  std::vector<BufferRef> buffers;
+};
+using Step = std::variant<KernelStep, GroupedStep, WrittenStep>;
 // What a generated kernel was lowered from.
 struct Scheduled {
   ir::Fusion fusion;

@@ -1,11 +1,13 @@
-// What one custom call asks for: a fusion and, where a person scheduled it, its schedule. As text the one stands before
-// the other, each as its own printer writes it.
+// What one custom call asks for: a fusion and, where a person scheduled it, its schedule, or which hand-written kernel
+// computes it. As text the one stands before the other, each as its own printer writes it; the kernel is a line,
+// "kernel quantize columns=1 transpose=1".
 #pragma once
 
 #include <optional>
 #include <string_view>
 
 #include "base/target.h"
+#include "grouped/cuda/quantize.h"
 #include "host/program.h"
 #include "ir/fusion.h"
 #include "schedule/schedule.h"
@@ -15,12 +17,14 @@ namespace jf::host {
 struct Request {
   ir::Fusion fusion;
   std::optional<schedule::Schedule> schedule;
+  std::optional<grouped::Quantization> quantization = {};
 };
 
 Request parse_request(std::string_view program);
 
-// With a schedule the whole fusion is one kernel with exactly that schedule; without one the plan decides. Pure: equal
-// arguments give equal programs, in every process.
+// With a schedule the whole fusion is one kernel with exactly that schedule, or it is the hand-written one; else the
+// plan decides. Pure: equal arguments give equal programs, in every process. Throws UserError for a target without the
+// hand-written kernel.
 Program build(const Request& request, const Target& target);
 
 }  // namespace jf::host

@@ -43,13 +43,8 @@ StepSource kernel_source(const KernelStep& step, runtime::Source source) {
   return result;
 }
 
-// Its number among the step's buffers.
-int scratch_buffer(const grouped::Problem& p) { return grouped::out_argument(p) + 1; }
-
-StepSource grouped_source(const GroupedStep& step, const Target& target) {
-  const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel =
-      step.epilogue ? grouped::hopper_kernel(p, *step.epilogue, target) : grouped::cuda_kernel(p, target);
+// A hand-written one: its text, and what its maps are of.
+StepSource written_source(const grouped::CudaKernel& kernel, std::vector<int64_t> scalars) {
   StepSource result;
   result.source.language = runtime::Language::kCuda;
   result.source.text = kernel.instantiation;
@@ -59,20 +54,33 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
-  if (kernel.counts) result.launch.counter = scratch_buffer(p);
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
-  result.launch.scalars = {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups,
-                           p.lhs_rows > 0 ? p.lhs_rows : p.rows};
+  result.launch.scalars = std::move(scalars);
+  return result;
+}
+
+// Its number among the step's buffers.
+int scratch_buffer(const grouped::Problem& p) { return grouped::out_argument(p) + 1; }
+
+StepSource grouped_source(const GroupedStep& step, const Target& target) {
+  const grouped::Problem& p = step.problem;
+  const grouped::CudaKernel kernel =
+      step.epilogue ? grouped::hopper_kernel(p, *step.epilogue, target) : grouped::cuda_kernel(p, target);
+  StepSource result = written_source(
+      kernel, {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.lhs_rows > 0 ? p.lhs_rows : p.rows});
+  if (kernel.counts) result.launch.counter = scratch_buffer(p);
   return result;
 }
 
 std::string step_name(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return kernel->kernel.name;
+  if (const auto* written = std::get_if<WrittenStep>(&step)) return written->name;
   return std::get<GroupedStep>(step).name;
 }
 
 std::string loops_text(const Step& step) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) return print(kernel->kernel);
+  if (std::holds_alternative<WrittenStep>(step)) return cat(step_name(step), ": hand-written kernel\n");
   const auto& grouped = std::get<GroupedStep>(step);
   return cat("grouped ", grouped.name, ": hand-written kernel", grouped.epilogue ? " with an epilogue" : "",
              grouped.tail ? cat(", which calls\n", print(grouped.tail->kernel)) : "\n");
@@ -84,6 +92,7 @@ std::optional<StepSource> step_source(const Step& step, const Target& target) {
   if (const auto* kernel = std::get_if<KernelStep>(&step)) {
     return kernel_source(*kernel, codegen::generate({kernel->kernel}, target));
   }
+  if (const auto* written = std::get_if<WrittenStep>(&step)) return written_source(written->kernel, written->scalars);
   const auto& grouped = std::get<GroupedStep>(step);
   if (target.platform != Platform::kCpu) return grouped_source(grouped, target);
   if (!grouped.tail) return std::nullopt;
@@ -102,6 +111,7 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     }
     return result;
   }
+  if (const auto* written = std::get_if<WrittenStep>(&step)) return {step_source(step, target), written->buffers, {}};
   if (const auto& grouped = std::get<GroupedStep>(step); grouped.tail) {
     const size_t own = grouped.buffers.size() - grouped.tail->kernel.buffers.size();
     codegen::Anonymous anonymous = codegen::generate_anonymous(grouped.tail->kernel, target);

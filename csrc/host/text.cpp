@@ -25,6 +25,9 @@ struct StepPrinter {
                s.kernel.cluster == 1 ? "" : cat(" cluster=", s.kernel.cluster), " block=", s.kernel.block, " (",
                print(s.buffers), ")");
   }
+  std::string operator()(const WrittenStep& s) const {
+    return cat("launch ", s.name, " grid=", s.kernel.grid, " block=", s.kernel.block, " (", print(s.buffers), ")");
+  }
   std::string operator()(const GroupedStep& s) const {
     const grouped::Problem& p = s.problem;
     const std::string out = s.epilogue ? cat(" -> epilogue n=", s.epilogue->n, " ", name(s.epilogue->out))

@@ -63,6 +63,12 @@ bool reads_memory(OpKind kind) {
          kind == OpKind::kSearch || kind == OpKind::kSpread || kind == OpKind::kPartition;
 }
 
+bool moves_float8(OpKind kind) {
+  const OpClass op_class = info(kind).op_class;
+  return kind == OpKind::kConvert || kind == OpKind::kBitcast || kind == OpKind::kSelect ||
+         op_class == OpClass::kConstant || op_class == OpClass::kView || op_class == OpClass::kConcat;
+}
+
 bool has_nest_operands(OpKind kind) {
   return kind == OpKind::kPartition || kind == OpKind::kStretch || kind == OpKind::kCombine;
 }

@@ -4,7 +4,8 @@
 // value is the same along it: only `broadcast` makes such axes, pointwise ops keep them where all operands have them.
 // Pointwise ops need operands of equal extents. Low-precision floats are computed in compute_dtype; a value is rounded
 // to its dtype where it is stored or converted. Integer arithmetic wraps; division by zero gives -1 (all ones),
-// remainder by zero the dividend, shifts by the width or more give 0 or the sign, as in XLA.
+// remainder by zero the dividend, shifts by the width or more give 0 or the sign, as in XLA. Floats of 8 bits are only
+// converted and moved; numbers that f8e4m3fn does not hold become NaN, those that f8e5m2 does not hold infinite.
 //
 // A reduction folds whole axes away, in no stated order; low-precision floats are folded in compute_dtype and rounded
 // once at the end. Nothing sums to 0, multiplies to 1, has the maximum -inf (or the lowest value), the minimum inf (or
@@ -79,6 +80,8 @@ const OpInfo* find_op(std::string_view name);
 OpKind fold_of(OpKind fold);
 // Whether the op reads its first operand at other places than its own, so that it must be in memory.
 bool reads_memory(OpKind kind);
+// Whether the op converts or moves values, as is possible with 8-bit floats.
+bool moves_float8(OpKind kind);
 // Whether the operands after the first are integers that say where and how far a nested value goes.
 bool has_nest_operands(OpKind kind);
 

@@ -479,10 +479,11 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
   JF_REQUIRE(inputs.size() == arity || optional || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
   for (ValueId id : inputs) {
-    JF_REQUIRE(kind == OpKind::kGroupedMatmul || !is_float8(fusion.values[id].dtype), "[", op.name,
-               "] does not take 8-bit floats, got ", print_type(fusion.values[id]));
+    const bool takes = moves_float8(kind) || kind == OpKind::kGroupedMatmul;
+    JF_REQUIRE(takes || !is_float8(fusion.values[id].dtype), "[", op.name, "] does not take 8-bit floats, got ",
+               print_type(fusion.values[id]), "; convert them to f32");
   }
-  JF_REQUIRE(!is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
+  JF_REQUIRE(moves_float8(kind) || !is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
              kMaxRank);
   for (const Axis& axis : stated.axes) {
