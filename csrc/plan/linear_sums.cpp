@@ -76,6 +76,18 @@ class Rewriter {
   bool is_folded(size_t axis) const {
     return std::binary_search(dims_.begin(), dims_.end(), static_cast<int64_t>(axis));
   }
+  // Whether a largest or smallest number is part of the value other than through another fold. What is scaled by that
+  // is so lest it overflow.
+  bool is_from_extreme(ValueId id, int depth = 0) const {
+    const Op* op = defined_by_[id];
+    if (op == nullptr) return false;
+    if (std::holds_alternative<Reduce>(op->attribute)) {
+      return op->kind == OpKind::kReduceMax || op->kind == OpKind::kReduceMin;
+    }
+    return depth == kMostDepth || std::any_of(op->inputs.begin(), op->inputs.end(), [&](ValueId input) {
+             return folds_[input] > 0 && is_from_extreme(input, depth + 1);
+           });
+  }
   // The broadcast of a value that has one element for all that is folded.
   const Op* broadcast_along(ValueId id) const {
     const Op* op = defined_by_[id];
@@ -106,6 +118,7 @@ class Rewriter {
   std::vector<Term> see_through(const Op& op, int depth) {
     const auto along = [&](size_t operand) { return broadcast_along(op.inputs[operand]) != nullptr; };
     const auto then = [&](size_t operand, Step step) {
+      if (step.factor >= 0 && is_from_extreme(step.factor)) return std::vector<Term>{};
       std::vector<Term> result = terms(op.inputs[operand], depth);
       for (Term& term : result) term.steps.push_back(step);
       return result;
@@ -121,7 +134,8 @@ class Rewriter {
         if (along(1)) return then(0, {OpKind::kMul, op.inputs[1]});
         std::vector<Term> a = terms(op.inputs[0], depth);
         const std::vector<Term> b = terms(op.inputs[1], depth);
-        if (a.size() > 1 || b.size() > 1 || (a[0].steps.empty() && b[0].steps.empty())) return {};
+        // Two that are both scaled have a product that fits, which that of what they are made of may not.
+        if (a.size() > 1 || b.size() > 1 || a[0].steps.empty() == b[0].steps.empty()) return {};
         a[0].product.insert(a[0].product.end(), b[0].product.begin(), b[0].product.end());
         a[0].steps.insert(a[0].steps.end(), b[0].steps.begin(), b[0].steps.end());
         return a;
