@@ -38,11 +38,15 @@ struct Term {
 class Rewriter {
  public:
   explicit Rewriter(const Fusion& whole)
-      : fusion_(whole), defined_by_(whole.values.size(), nullptr), folds_(whole.values.size(), 0) {
+      : fusion_(whole),
+        defined_by_(whole.values.size(), nullptr),
+        folds_(whole.values.size(), 0),
+        extreme_(whole.values.size(), false) {
     for (const Value& value : whole.values) names_.insert(value.name);
     fusion_.ops.clear();
     for (const Op& op : whole.ops) {
       defined_by_[op.output] = &op;
+      extreme_[op.output] = is_extreme(op);
       std::vector<Op> instead = sum_of(op) != nullptr ? take_apart(op) : std::vector<Op>{};
       if (instead.empty()) instead.push_back(op);
       for (Op& made : instead) {
@@ -78,15 +82,11 @@ class Rewriter {
   }
   // Whether a largest or smallest number is part of the value other than through another fold. What is scaled by that
   // is so lest it overflow.
-  bool is_from_extreme(ValueId id, int depth = 0) const {
-    const Op* op = defined_by_[id];
-    if (op == nullptr) return false;
-    if (std::holds_alternative<Reduce>(op->attribute)) {
-      return op->kind == OpKind::kReduceMax || op->kind == OpKind::kReduceMin;
+  bool is_extreme(const Op& op) const {
+    if (std::holds_alternative<Reduce>(op.attribute)) {
+      return op.kind == OpKind::kReduceMax || op.kind == OpKind::kReduceMin;
     }
-    return depth == kMostDepth || std::any_of(op->inputs.begin(), op->inputs.end(), [&](ValueId input) {
-             return folds_[input] > 0 && is_from_extreme(input, depth + 1);
-           });
+    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return extreme_[id]; });
   }
   // The broadcast of a value that has one element for all that is folded.
   const Op* broadcast_along(ValueId id) const {
@@ -118,7 +118,7 @@ class Rewriter {
   std::vector<Term> see_through(const Op& op, int depth) {
     const auto along = [&](size_t operand) { return broadcast_along(op.inputs[operand]) != nullptr; };
     const auto then = [&](size_t operand, Step step) {
-      if (step.factor >= 0 && is_from_extreme(step.factor)) return std::vector<Term>{};
+      if (step.factor >= 0 && extreme_[step.factor]) return std::vector<Term>{};
       std::vector<Term> result = terms(op.inputs[operand], depth);
       for (Term& term : result) term.steps.push_back(step);
       return result;
@@ -226,6 +226,7 @@ class Rewriter {
   Fusion fusion_;
   std::vector<const Op*> defined_by_;  // by value of the whole
   std::vector<int> folds_;             // by value
+  std::vector<bool> extreme_;          // by value of the whole
   std::set<std::string> names_;
   std::vector<int64_t> dims_;  // of the sum that is taken apart
   std::map<ValueId, std::vector<Term>> terms_;
