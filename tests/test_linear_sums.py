@@ -57,6 +57,22 @@ def total_times_columns(x, y):
     return jnp.sum(x * jnp.sum(y, 0) * jnp.sum(x, keepdims=True), -1)
 
 
+def sum_of_largest_one(x):
+    return jnp.sum(x / jnp.max(jnp.abs(x), -1, keepdims=True), -1)
+
+
+def sum_of_squared_shares(x):
+    shares = x / jnp.sum(jnp.abs(x), -1, keepdims=True)
+    return jnp.sum(shares * shares, -1)
+
+
+@pytest.mark.parametrize("f", [sum_of_largest_one, sum_of_squared_shares])
+@pytest.mark.parametrize("scale", [1e-30, 1e34])
+def test_what_is_scaled_so_that_it_fits(f, scale):
+    x = jax.random.uniform(jax.random.key(2), (8, 3000), minval=0.5)
+    assert_close(jf.fuse(f)(x * scale), f(x))
+
+
 @pytest.mark.parametrize(
     ("f", "columns", "meetings"),
     [

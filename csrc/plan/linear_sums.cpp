@@ -38,11 +38,15 @@ struct Term {
 class Rewriter {
  public:
   explicit Rewriter(const Fusion& whole)
-      : fusion_(whole), defined_by_(whole.values.size(), nullptr), folds_(whole.values.size(), 0) {
+      : fusion_(whole),
+        defined_by_(whole.values.size(), nullptr),
+        folds_(whole.values.size(), 0),
+        extreme_(whole.values.size(), false) {
     for (const Value& value : whole.values) names_.insert(value.name);
     fusion_.ops.clear();
     for (const Op& op : whole.ops) {
       defined_by_[op.output] = &op;
+      extreme_[op.output] = is_extreme(op);
       std::vector<Op> instead = sum_of(op) != nullptr ? take_apart(op) : std::vector<Op>{};
       if (instead.empty()) instead.push_back(op);
       for (Op& made : instead) {
@@ -76,6 +80,14 @@ class Rewriter {
   bool is_folded(size_t axis) const {
     return std::binary_search(dims_.begin(), dims_.end(), static_cast<int64_t>(axis));
   }
+  // Whether a largest or smallest number is part of the value other than through another fold. What is scaled by that
+  // is so lest it overflow.
+  bool is_extreme(const Op& op) const {
+    if (std::holds_alternative<Reduce>(op.attribute)) {
+      return op.kind == OpKind::kReduceMax || op.kind == OpKind::kReduceMin;
+    }
+    return std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return extreme_[id]; });
+  }
   // The broadcast of a value that has one element for all that is folded.
   const Op* broadcast_along(ValueId id) const {
     const Op* op = defined_by_[id];
@@ -106,6 +118,7 @@ class Rewriter {
   std::vector<Term> see_through(const Op& op, int depth) {
     const auto along = [&](size_t operand) { return broadcast_along(op.inputs[operand]) != nullptr; };
     const auto then = [&](size_t operand, Step step) {
+      if (step.factor >= 0 && extreme_[step.factor]) return std::vector<Term>{};
       std::vector<Term> result = terms(op.inputs[operand], depth);
       for (Term& term : result) term.steps.push_back(step);
       return result;
@@ -121,7 +134,8 @@ class Rewriter {
         if (along(1)) return then(0, {OpKind::kMul, op.inputs[1]});
         std::vector<Term> a = terms(op.inputs[0], depth);
         const std::vector<Term> b = terms(op.inputs[1], depth);
-        if (a.size() > 1 || b.size() > 1 || (a[0].steps.empty() && b[0].steps.empty())) return {};
+        // Two that are both scaled have a product that fits, which that of what they are made of may not.
+        if (a.size() > 1 || b.size() > 1 || a[0].steps.empty() == b[0].steps.empty()) return {};
         a[0].product.insert(a[0].product.end(), b[0].product.begin(), b[0].product.end());
         a[0].steps.insert(a[0].steps.end(), b[0].steps.begin(), b[0].steps.end());
         return a;
@@ -212,6 +226,7 @@ class Rewriter {
   Fusion fusion_;
   std::vector<const Op*> defined_by_;  // by value of the whole
   std::vector<int> folds_;             // by value
+  std::vector<bool> extreme_;          // by value of the whole
   std::set<std::string> names_;
   std::vector<int64_t> dims_;  // of the sum that is taken apart
   std::map<ValueId, std::vector<Term>> terms_;

@@ -246,7 +246,7 @@ class Rewriter {
     }
     // Axes of extent 1 go first, so that the reductions of one space fold the same axes of it.
     ir::Dims single;
-    Reduce rest{{}, reduce->parts};
+    Reduce rest{{}, reduce->parts, reduce->in_turn};
     for (size_t i = 0; i < reduce->dims.size(); ++i) {
       const int64_t dim = reduce->dims[i];
       if (shape[dim] > 1) {
@@ -255,6 +255,7 @@ class Rewriter {
         single.dims.push_back(dim);
       } else {
         rest.parts = 0;
+        rest.in_turn = false;
       }
     }
     if (rest.dims.empty() && single.dims.empty()) return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
