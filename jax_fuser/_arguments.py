@@ -17,7 +17,7 @@ def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
     held = getattr(value, "dtype", None)
     converts = hasattr(value, "__jax_array__") or hasattr(value, "__array__")
     if not isinstance(value, (bool, int, float, complex, list, tuple)) and (
-        not (converts or held is not None) or isinstance(value, jax.ShapeDtypeStruct)
+        not (converts or held is not None) or hasattr(value, "extents") or isinstance(value, jax.ShapeDtypeStruct)
     ):
         hint = "; pass its data" if hasattr(value, "extents") else ""
         raise TypeError(f"{fn}: {name} must be an array, got a {type(value).__name__}{hint}")

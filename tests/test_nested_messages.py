@@ -265,6 +265,7 @@ CASES = [
         "grouped_matmul: transpose_rhs must be True or False, got None",
         lambda: jf.grouped_matmul(nt, jnp.ones((3, 512, 2)), transpose_rhs=None),
     ),
+    (TypeError, "route: logits must be an array, got a NestedTensor; pass its data", lambda: jf.moe.route(nt, 2)),
     (TypeError, "ragged_dot: lhs must be an array, got a NoneType", lambda: jf.ragged_dot(None, x325, [1])),
     (TypeError, "route: top_k must be an int, got 1.5", lambda: jf.moe.route(x325, 1.5)),
     (
