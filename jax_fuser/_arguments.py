@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def array(fn: str, name: str, value: Any) -> jax.Array:
-    """Return an argument as a JAX array; numbers and lists of numbers are some."""
+def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
+    """Return an argument as a JAX array; numbers and lists of numbers are some, and become one of `dtype`."""
     if isinstance(value, jax.Array):
         return value
     held = getattr(value, "dtype", None)
-    if not isinstance(value, (np.ndarray, np.generic, bool, int, float, complex, list, tuple)) and (
-        held is None or isinstance(value, jax.ShapeDtypeStruct)
+    converts = hasattr(value, "__jax_array__") or hasattr(value, "__array__")
+    if not isinstance(value, (bool, int, float, complex, list, tuple)) and (
+        not (converts or held is not None) or hasattr(value, "extents") or isinstance(value, jax.ShapeDtypeStruct)
     ):
         hint = "; pass its data" if hasattr(value, "extents") else ""
         raise TypeError(f"{fn}: {name} must be an array, got a {type(value).__name__}{hint}")
     try:
-        return jnp.asarray(value)
+        return jnp.asarray(value, dtype)
     except (TypeError, ValueError, OverflowError):
         what = f"an array of {held}" if held is not None else repr(value)
         raise TypeError(f"{fn}: {name} must be an array of numbers that fit, got {what[:80]}") from None

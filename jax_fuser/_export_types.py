@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from jax import export
@@ -19,8 +21,8 @@ def _to_static(value: Any) -> Any:
     return tuple(map(_to_static, value)) if isinstance(value, list) else value
 
 
-def register() -> None:
-    """Register every pytree of the package. Called once, when it is imported."""
+def _register() -> None:
+    """Register every pytree of the package."""
     for kind in (ScaledTensor, PackedWeights, Routing, DispatchState, Stats):
         export.register_pytree_node_serialization(
             kind,
@@ -34,3 +36,7 @@ def register() -> None:
         serialize_auxdata=lambda layout: json.dumps(layout.dense_ndim).encode(),
         deserialize_auxdata=lambda data: _Layout(json.loads(bytes(data))),
     )
+
+
+# The package may be loaded again, by importlib.reload.
+register: Callable[[], None] = functools.cache(_register)

@@ -116,13 +116,12 @@ def grouped_matmul(
                 "grouped_matmul: lhs is an array, so group_sizes= is needed; or pass as_nested(lhs, extents=)"
             )
         if row_index is not None:
-            index = index_array("grouped_matmul", "row_index", row_index)
-            index = jnp.asarray(index).astype(jnp.uint32)
+            index = _row_index(row_index, tokens)
             placed = [*names_of(index), *names_of(data)[1:]]
             if any([*placed, *names_of(data)]):
                 data = automatically(take_rows, data, index, like=lambda _: [placed])
             else:
-                numbers, data = index, jax.eval_shape(take_rows, data, index)
+                numbers, data = index, jax.ShapeDtypeStruct((*index.shape, *data.shape[1:]), data.dtype)
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
         if sizes.ndim != 1 or data.ndim != 2:
             raise ValueError(
@@ -187,6 +186,18 @@ def grouped_matmul(
         placed = [*names_of(data)[:-1], None]
         out = automatically(functools.partial(run, **static), *operands, *others, like=lambda _: [placed])
     return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
+
+
+def _row_index(row_index: Any, rows: jax.Array) -> jax.Array:
+    index = jnp.asarray(index_array("grouped_matmul", "row_index", row_index))
+    if index.ndim != 1 or rows.ndim != 2:
+        raise ValueError(
+            f"grouped_matmul: row_index must be (m,) for lhs (rows, k), got {index.shape} and {rows.shape}; "
+            "flatten both first"
+        )
+    if index.dtype.itemsize > 4:  # what is outside stays there
+        index = jnp.where((index >= 0) & (index < rows.shape[0]), index, -1 % 2**32)
+    return index.astype(jnp.uint32)
 
 
 def _check_shapes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,12 +40,7 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
         >>> float(value), g.data.tolist(), g.extents.tolist()
         (5.0, [2.0, 4.0, 0.0], [1, 1])
     """
-    _arguments.function("grad", "fun", fun)
-    if not isinstance(argnums, int):
-        wrong = isinstance(argnums, str) or not isinstance(argnums, Iterable) or getattr(argnums, "ndim", 1) != 1
-        argnums = argnums if wrong else tuple(argnums)
-        if wrong or not all(isinstance(i, int) for i in argnums):
-            raise TypeError(f"grad: argnums must be an int or several, got {argnums!r}")
+    argnums = _checked("value_and_grad", fun, argnums)
     inner = jax.value_and_grad(fun, argnums=argnums, has_aux=has_aux, allow_int=True)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
@@ -80,13 +76,21 @@ def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: boo
         >>> jf.nested.grad(lambda nt: jnp.sum((3 * nt).data))(nt).data.tolist()
         [3.0, 3.0, 0.0]
     """
-    both = value_and_grad(fun, argnums, has_aux)
+    both = value_and_grad(fun, _checked("grad", fun, argnums), has_aux)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
         return (grads, value[1]) if has_aux else grads
 
     return wrapped
+
+
+def _checked(fn: str, fun: Any, argnums: Any) -> int | tuple[int, ...]:
+    _arguments.function(fn, "fun", fun)
+    try:
+        return operator.index(argnums) if not isinstance(argnums, Iterable) else tuple(map(operator.index, argnums))
+    except TypeError:
+        raise TypeError(f"{fn}: argnums must be an int or several, got {argnums!r}") from None
 
 
 def _require_floating(arg: Any, position: int) -> None:

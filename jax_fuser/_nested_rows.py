@@ -132,7 +132,7 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
         [[0.0, 1.0], [2.0, -1.0]]
     """
     require_nested("to_padded", nt)
-    value = _arguments.array("to_padded", "fill", fill)
+    value = _arguments.array("to_padded", "fill", fill, nt.dtype)
     if value.ndim:
         raise ValueError(f"to_padded: fill must be a scalar, got an array {value.shape}")
     pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax import export
+
 from jax_fuser._core import UserError
 
 
 def symbolic_size(*shapes: Any) -> Any | None:
-    """Return the first size that is no number, or None."""
-    return next((size for shape in shapes for size in shape if not isinstance(size, int)), None)
+    """Return the first symbolic size, or None; the ragged one in shapes of NestedTensors is none."""
+    return next(
+        (size for shape in shapes for size in shape if not isinstance(size, int) and export.is_symbolic_dim(size)), None
+    )
 
 
 def check_sizes(function: str, **arrays: Any) -> None:

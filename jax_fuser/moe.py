@@ -125,7 +125,7 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
     x, experts = _arguments.array("dispatch", "x", x), _arguments.array("dispatch", "experts", experts)
     num_experts = _arguments.integer("dispatch", "num_experts", num_experts, least=0, most=INT32_MAX)
     check_sizes("dispatch", x=x, experts=experts)
-    _check_integers(experts)
+    _check_integers("dispatch", experts)
     if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
         raise ValueError(
             f"dispatch: experts must be (tokens, top_k) or (tokens,) for x (tokens, ..), "
@@ -134,9 +134,9 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
     return _dispatch(x, experts[:, None] if experts.ndim == 1 else experts, num_experts)
 
 
-def _check_integers(experts: jax.Array) -> None:
+def _check_integers(fn: str, experts: jax.Array) -> None:
     if not jnp.issubdtype(experts.dtype, jnp.integer):
-        raise TypeError(f"dispatch: experts must be integers, got {experts.dtype}")
+        raise TypeError(f"{fn}: experts must be integers, got {experts.dtype}")
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -242,6 +242,7 @@ def mlp(
         _arguments.array("mlp", "w2", w2),
     )
     check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
+    _check_integers("mlp", experts)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"mlp: experts and weights must be (.., top_k) for x (.., d), "
@@ -274,7 +275,6 @@ def _weighted_rows(
     x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
 ) -> jax.Array:
     """Weigh rows between the products, and only add them afterwards."""
-    _check_integers(experts)
     _, source, target, extents = order_rows(experts, w13.shape[0])
 
     def checked(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:

@@ -163,6 +163,21 @@ def test_row_index_gathers(device, operands):
     assert_close(grad, want)
 
 
+def test_long_row_indices_do_not_wrap(device):
+    with jax.enable_x64(True):
+        index = jnp.array([1, 2**32, -(2**32), -1], jnp.int64)
+        product = jax.jit(lambda i: jf.grouped_matmul(jnp.ones((2, 3)), jnp.ones((1, 3, 1)), [4], row_index=i))(index)
+    assert product[:, 0].tolist() == [3, 0, 0, 0]
+
+
+def test_arrays_of_other_libraries():
+    class Other:
+        def __jax_array__(self):
+            return jnp.ones((2, 3))
+
+    assert jf.grouped_matmul(Other(), jnp.ones((1, 3, 1)), [2]).shape == (2, 1)
+
+
 def test_group_offset_with_bias(device, operands):
     lhs, rhs, bias, _ = operands
     got = grouped_matmul(lhs, rhs[2:], jnp.array(EXTENTS), bias=bias[2:], activation="silu", group_offset=2)
@@ -248,6 +263,7 @@ ERRORS = {
     "row_scale must have one value per row": lambda x, w: jf.grouped_matmul(x, w, row_scale=jnp.ones(3)),
     "group_sizes= is needed": lambda x, w: jf.grouped_matmul(x.data, w),
     "group_sizes= needs lhs as an array": lambda x, w: jf.grouped_matmul(x, w, EXTENTS),
+    "row_index must be (m,)": lambda x, w: jf.grouped_matmul(x[0, 0], w, EXTENTS, row_index=[0]),
     "row_index= needs lhs as an array": lambda x, w: jf.grouped_matmul(x, w, row_index=[0]),
     "extents sum to 18, which exceeds data.shape[0]=17": lambda x, w: jf.grouped_matmul(x.data, w, [9, 9, 0, 0]),
     "extents must be non-negative; extents[1]=-1": lambda x, w: jf.grouped_matmul(x.data, w, [9, -1, 0, 0]),

@@ -242,6 +242,17 @@ CASES = [
     (TypeError, "from_list: expected a list of arrays, got a int", lambda: jf.nested.from_list(3)),
     (TypeError, "grad: fun must be a function, got 3", lambda: jf.nested.grad(3)),
     (TypeError, "grad: argnums must be an int or several, got 1.5", lambda: jf.nested.grad(jnp.sum, 1.5)),
+    (TypeError, "value_and_grad: argnums must be an int", lambda: jf.nested.value_and_grad(jnp.sum, [0, "x"])),
+    (
+        TypeError,
+        "to_padded: fill must be an array of numbers that fit, got 300",
+        lambda: jf.nested.to_padded(nt.replace(data=x325.astype(jnp.int8)), fill=300),
+    ),
+    (
+        TypeError,
+        "mlp: experts must be integers, got float32",
+        lambda: jf.moe.mlp(x325, x325[:, :2], x325[:, :2], x325[None], x325[None]),
+    ),
     (ValueError, "to_padded: fill must be a scalar, got an array (2,)", lambda: jf.nested.to_padded(nt, fill=[1, 2])),
     (
         TypeError,
@@ -254,6 +265,7 @@ CASES = [
         "grouped_matmul: transpose_rhs must be True or False, got None",
         lambda: jf.grouped_matmul(nt, jnp.ones((3, 512, 2)), transpose_rhs=None),
     ),
+    (TypeError, "route: logits must be an array, got a NestedTensor; pass its data", lambda: jf.moe.route(nt, 2)),
     (TypeError, "ragged_dot: lhs must be an array, got a NoneType", lambda: jf.ragged_dot(None, x325, [1])),
     (TypeError, "route: top_k must be an int, got 1.5", lambda: jf.moe.route(x325, 1.5)),
     (
