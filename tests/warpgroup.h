@@ -87,6 +87,7 @@ inline void store_global(void*, unsigned long, unsigned long) { std::abort(); }
 inline void st_global(void* p, const uint4& words) { std::memcpy(p, &words, sizeof(words)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : std::max(x, y); }
 inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : std::min(x, y); }
+inline float reciprocal(float x) { return 1 / x; }
 inline float reciprocal_approx(float x) { return 1 / x; }
 inline float quotient(float x, float y) { return x / y; }
 inline float exp2_approx(float x) { return std::exp2(x); }
