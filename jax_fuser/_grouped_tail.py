@@ -218,6 +218,23 @@ def _batch(args: Any, dims: Any, *, how: _How | _Backward, **_: Any) -> tuple[li
     return out, [0] * len(out)
 
 
+def _transpose(cotangents: Any, *operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
+    """Of what is linear, as a product without an activation is."""
+    moving = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+
+    def f(*moved: Any) -> Any:
+        given = list(operands)
+        for i, value in zip(moving, moved):
+            given[i] = value
+        return _plain(*given, jaxpr=jaxpr)
+
+    back = jax.linear_transpose(f, *(operands[i].aval for i in moving))([ad.instantiate_zeros(c) for c in cotangents])
+    results: list[Any] = [None] * len(operands)
+    for i, value in zip(moving, back):
+        results[i] = value
+    return results
+
+
 _lower_as_xla = mlir.lower_fun(_plain, multiple_results=True)
 
 
@@ -239,6 +256,7 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
 compile_when_eager(tail_p, "jaxpr", "how", "mesh")
 tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
+ad.primitive_transposes[tail_p] = _transpose
 batching.primitive_batchers[tail_p] = _batch
 mlir.register_lowering(tail_p, _lower_as_xla)
 for _platform in ("cpu", "cuda"):

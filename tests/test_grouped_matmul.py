@@ -162,6 +162,15 @@ def test_row_index_gathers(device, operands):
     np.add.at(want, index[index < M], per_row[index < M])
     assert_close(grad, want)
 
+    # The product of 16-bit rows is one primitive with their gather, linear all the same.
+    def linear(x):
+        return jf.grouped_matmul(x, rhs.astype(x.dtype), [2, 0, 3, 1], row_index=index)
+
+    for dtype in (jnp.bfloat16, jnp.float32):
+        x = tokens.astype(dtype)
+        [turned] = jax.jit(jax.linear_transpose(linear, x))(linear(x))
+        assert_close(turned, jax.vjp(linear, x)[1](linear(x))[0].astype("float32"))
+
 
 def test_long_row_indices_do_not_wrap(device):
     with jax.enable_x64(True):
