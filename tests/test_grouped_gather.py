@@ -83,7 +83,7 @@ def test_other_gathers_are_kernels_of_their_own():
     assert "by number" not in program(lambda x, i: x[:, i[:520]])
 
 
-@pytest.mark.parametrize("options", [{}, {"transpose": True, "dtype": "float16"}])
+@pytest.mark.parametrize("options", [{}, {"transpose": True, "dtype": "float16"}, {"group_offset": 0}])
 def test_gathering_kernels_compile(options, tmp_path):
     nvrtc_or_skip()
     compiled = {entry: cubin for entry, _, cubin in _core.compile_cuda(gathered("swiglu", **options), HOPPER)}

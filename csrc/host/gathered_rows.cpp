@@ -21,9 +21,8 @@ using ir::OpKind;
 using ir::ValueId;
 
 const Op* definition(const Fusion& fusion, ValueId value, OpKind kind) {
-  const auto found =
-      std::find_if(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) { return op.output == value; });
-  return found == fusion.ops.end() || found->kind != kind ? nullptr : &*found;
+  const Op* op = ir::definition(fusion, value);
+  return op == nullptr || op->kind != kind ? nullptr : op;
 }
 
 // The value with one element for each row that this one repeats along them.

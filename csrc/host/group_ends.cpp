@@ -1,7 +1,5 @@
 #include "host/group_ends.h"
 
-#include <algorithm>
-
 namespace jf::host {
 namespace {
 
@@ -9,12 +7,6 @@ using ir::Fusion;
 using ir::Op;
 using ir::OpKind;
 using ir::ValueId;
-
-const Op* definition(const Fusion& fusion, ValueId value) {
-  const auto found =
-      std::find_if(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) { return op.output == value; });
-  return found == fusion.ops.end() ? nullptr : &*found;
-}
 
 bool is_number(const Fusion& fusion, ValueId value, int64_t number) {
   const Op* op = definition(fusion, value);

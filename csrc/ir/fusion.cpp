@@ -1,5 +1,6 @@
 #include "ir/fusion.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -105,6 +106,12 @@ int64_t elements(const Value& value) {
   int64_t count = 1;
   for (const Axis& axis : value.axes) count *= axis.extent;
   return count;
+}
+
+const Op* definition(const Fusion& fusion, ValueId value) {
+  const auto found =
+      std::find_if(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) { return op.output == value; });
+  return found == fusion.ops.end() ? nullptr : &*found;
 }
 
 std::vector<int64_t> shape(const Value& value) {

@@ -218,6 +218,8 @@ int ragged_axis(const Value& value);
 std::vector<int> ragged_axes(const Value& value);
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
+// The op that makes a value; null for an input.
+const Op* definition(const Fusion& fusion, ValueId value);
 // Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new
 // number by its old one.
 std::vector<ValueId> number_as_text(Fusion& fusion);

@@ -27,8 +27,7 @@ struct RowsByNumber {
 };
 
 // What warp `self` of those that copy holds of a unit. An access of a warp is 128 bytes of four rows each; the warps
-// take every third one. A lane keeps the addresses of all its accesses: the fewer instructions between them, the faster
-// (H200: a tenth of a whole product's time against numbers of 32 bits).
+// take every third one. A lane keeps the addresses of all its accesses: fewer instructions come between them.
 template <int kRows>
 class GatheringWarp {
   static constexpr int kWarps = RowsByNumber::kWarps, kTogether = 4, kLanes = 32 / kTogether;
