@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from . import _core
+from . import _core, _tuned
 
 _TARGET_NAME = "jax_fuser.program"
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
@@ -143,6 +143,7 @@ def emit_program(
     The program's shapes are those of the buffers: XLA must not split this call by itself.
     """
     target = target_text(platform)
+    program = _tuned.with_choices(program, target)
     module = id(ctx.module_context.module)
     workspace = _core.workspace_bytes(program, target, module, at_once=not _is_only_lowered())
     avals_out = list(ctx.avals_out)
