@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from . import _core, _ffi, _tuned, _walk
@@ -75,6 +76,7 @@ def autotune(f: Callable[..., Any], *args: Any, seconds: float = 300.0, progress
     and dtypes. What was compiled before keeps its kernels; `jax.clear_caches()` forgets it.
 
     Parameters change the speed and never what is computed; only the order of sums, hence their last bits, may change.
+    What computes anything else than the compiler's choice is not taken.
 
     Args:
       f: any function that can be called with the arguments outside of `jit`; it may be jitted, fused, differentiated.
@@ -128,7 +130,7 @@ def _calls(f: Callable[..., Any], args: Any, kwargs: Any) -> list[_Call]:
     calls: dict[Any, _Call] = {}
 
     def note(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> None:
-        types = tuple((np.shape(x), str(jax.numpy.result_type(x))) for x in operands)
+        types = tuple((np.shape(x), str(jnp.result_type(x))) for x in operands)
         calls.setdefault((primitive, types, str(params)), _Call(primitive, tuple(operands), dict(params)))
 
     _walk.walk(f, args, kwargs, note)
@@ -149,6 +151,7 @@ class _Search:
     def __init__(self, call: _Call, program: str, target: str, end: float, line: _Line, number: str):
         self._call, self._program, self._target, self._line, self._number = call, program, target, line, number
         self._end = end
+        self._expected: Sequence[Any] | None = None  # what the compiler's choice computes
         self.complete = True
 
     def run(self) -> list[TunedKernel]:
@@ -162,28 +165,29 @@ class _Search:
             _tuned.keep(self._program, self._target, choices)
         return tuned
 
+    def _alternatives(self, kernel: str, choices: dict[str, str]) -> tuple[str, list[str]]:
+        found = _core.alternatives(self._program + _tuned.text_of(choices), self._target)
+        return next((now, others) for name, now, others in found if name == kernel)
+
     def _tune(self, kernel: str, choices: dict[str, str]) -> tuple[float, float]:
         """Put the best parameters of a kernel into `choices`; return seconds of the call before and after."""
-        tried: set[str] = set()
-        before = after = float("nan")
-        for step in range(_STEPS):
-            found = _core.alternatives(self._program + _tuned.text_of(choices), self._target)
-            _, now, others = next(entry for entry in found if entry[0] == kernel)
-            tried.add(now)
-            candidates = [choices]
-            candidates += [{**choices, kernel: other} for other in others if other not in tried]
-            tried.update(others)
-            if time.monotonic() > self._end and step > 0:
-                self.complete = False
-                break
+        now, others = self._alternatives(kernel, choices)
+        own, tried = now.split(), {now}
+        before = after = 0.0
+        for _ in range(_STEPS):
+            new = [other for other in others if other not in tried]
+            changes = [" ".join(word for word in other.split() if word not in own) for other in new]
+            candidates = [choices, *({**choices, kernel: change} for change in changes)]
             times = self._times(kernel, candidates)
             best = min(times, key=lambda i: times[i])
-            if step == 0:
-                before = after = times[0]
+            before = before or times[0]
+            after = after or before
             if best == 0 or times[best] > _GAIN * times[0]:
                 break
-            choices[kernel] = candidates[best][kernel]
-            after = before * min(after / before, times[best] / times[0] * (after / before))
+            after *= times[best] / times[0]
+            choices.update(candidates[best])
+            tried.update(new)
+            now, others = self._alternatives(kernel, choices)
         return before, after
 
     def _times(self, kernel: str, candidates: list[dict[str, str]]) -> dict[int, float]:
@@ -196,7 +200,9 @@ class _Search:
                 self.complete = False
                 break
             with contextlib.suppress(jax.errors.JaxRuntimeError, _core.UserError):
-                runs[i] = self._compiled(candidates[i])
+                run = self._compiled(candidates[i])
+                if run is not None:
+                    runs[i] = run
         samples: dict[int, list[float]] = {i: [] for i in runs}
         for turn in range(_ROUNDS):
             for i in random.sample(list(runs), len(runs)):
@@ -217,7 +223,9 @@ class _Search:
             return False
         return True
 
-    def _compiled(self, choices: dict[str, str]) -> Callable[[], Any]:
+    def _compiled(self, choices: dict[str, str]) -> Callable[[], Any] | None:
+        """Return what runs copies of the call; None where its results are not those of the compiler's choice."""
+
         def copies(*operands: Any) -> Any:
             for _ in range(_COPIES):
                 results = self._call(*operands)
@@ -228,8 +236,21 @@ class _Search:
         with _tuned.trial(self._program, choices):
             compiled = jax.jit(copies).lower(*self._call.operands).compile()
         run = lambda: jax.block_until_ready(compiled(*self._call.operands))  # noqa: E731
-        run()
-        return run
+        results = run()
+        if self._expected is None:
+            self._expected = results
+        return run if all(map(_are_close, results, self._expected)) else None
+
+
+@jax.jit
+def _are_close(one: jax.Array, other: jax.Array) -> jax.Array:
+    """Return whether two results differ by no more than another order of sums makes."""
+    if not jnp.issubdtype(one.dtype, jnp.floating):
+        return jnp.array_equal(one, other)
+    allowed = 50 * float(jnp.finfo(one.dtype).eps)
+    one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+    size = jnp.max(jnp.where(jnp.isfinite(other), jnp.abs(other), 0), initial=0)
+    return jnp.allclose(one, other, rtol=allowed, atol=allowed * size, equal_nan=True)
 
 
 class _Line:
