@@ -267,6 +267,7 @@ Parameters fields_of(const CudaTranspose& parameters) { return written(parameter
 Parameters fields_of(const NestedParameters& parameters) { return written(parameters); }
 
 PointwiseParameters edited(const PointwiseParameters& proposed, const Parameters& given, const Target& target) {
+  if (given.empty()) return proposed;
   return std::visit(
       [&](const auto& before) -> PointwiseParameters {
         const auto p = read(before, "pointwise", given);
@@ -278,6 +279,7 @@ PointwiseParameters edited(const PointwiseParameters& proposed, const Parameters
 
 ReductionParameters edited(const ReductionParameters& proposed, const Parameters& given, const ir::Fusion& segment,
                            const Target& target) {
+  if (given.empty()) return proposed;
   return std::visit(
       [&](const auto& before) -> ReductionParameters {
         const auto p = read(before, "reduction", given);
@@ -288,12 +290,14 @@ ReductionParameters edited(const ReductionParameters& proposed, const Parameters
 }
 
 CudaTranspose edited(const CudaTranspose& proposed, const Parameters& given, const Target& target) {
+  if (given.empty()) return proposed;
   const CudaTranspose p = read(proposed, "transpose", given);
   Checker{"transpose", target}(p);
   return p;
 }
 
 NestedParameters edited(const NestedParameters& proposed, const Parameters& given, const Target& target) {
+  if (given.empty()) return proposed;
   const NestedParameters p = read(proposed, "nested", given);
   Checker{"nested", target}(p);
   return p;
