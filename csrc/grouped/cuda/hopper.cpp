@@ -413,7 +413,8 @@ HopperConfig edited(HopperConfig c, const Parameters& given) {
                                      : nullptr;
     const auto* number = std::get_if<int64_t>(&value);
     JF_REQUIRE(field && number && *number > 0 && *number <= kThreads,
-               "[grouped_matmul] expected tile_m, tile_n, stages ", "and cluster, small numbers, got ", jf::print(given));
+               "[grouped_matmul] expected tile_m, tile_n, stages ", "and cluster, small numbers, got ",
+               jf::print(given));
     *field = static_cast<int>(*number);
   }
   return c;
