@@ -70,6 +70,11 @@ class Cell:
         return f"{self.pattern} {self.dtype}"
 
 
+def has_torch() -> bool:
+    """Whether torch is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def cells(only: str, quick: bool) -> list[Cell]:
     """Return the cells whose name contains `only`, the largest first."""
     found = [
@@ -121,7 +126,7 @@ class Compiled:
         self._add(OURS, lambda: jax.jit(jf.fuse(pattern.f)).lower(*self.operands).compile())
         self._add(XLA, lambda: jax.jit(pattern.f).lower(*self.operands).compile())
         self._add(COPY, lambda: negation(flat))
-        if importlib.util.find_spec("torch") is not None:
+        if has_torch():
             self._add(fuse_torch.PEER, self._torch_compiled)
         difference.lower(self.results, self.results).compile()
 
@@ -176,7 +181,7 @@ def time_cell(compiled: Compiled, pool: jax.Array) -> Case:
     flats = [[cut(pool, 64 * i, (compiled.work // 8,), "float32")] for i in range(count)]
     operands = {OURS: sets, XLA: sets, COPY: flats}
     runs, torch = dict(compiled.runs), None
-    if importlib.util.find_spec("torch") is not None:
+    if has_torch():
         torch = importlib.import_module("torch")
         operands[fuse_torch.PEER] = [[torch.from_dlpack(a) for a in s] for s in sets]
         operands[DRIVER] = [[torch.from_dlpack(a) for a in s] for s in flats]
@@ -228,7 +233,7 @@ def time_cell(compiled: Compiled, pool: jax.Array) -> Case:
 
 def work(connection: Connection, share: list[Cell]) -> None:
     """Compile all cells, say so, and time them when told to."""
-    if importlib.util.find_spec("torch") is not None:
+    if has_torch():
         torch = importlib.import_module("torch")
         for limit in ("recompile_limit", "cache_size_limit", "accumulated_recompile_limit"):
             if hasattr(torch._dynamo.config, limit):
