@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
-from benchmarks import kernel_times, sweep  # noqa: E402
-from benchmarks.measure import Timing  # noqa: E402
-from benchmarks.report import OURS, Case  # noqa: E402
-from benchmarks.sweep_report import by_dtype, lead_of, print_sweep, share_of  # noqa: E402
+from benchmarks import kernel_times, sweep
+from benchmarks.measure import Timing
+from benchmarks.report import OURS, Case
+from benchmarks.sweep_report import by_dtype, lead_of, print_sweep, share_of
 
 
 def case(name, microseconds, rows=64):
