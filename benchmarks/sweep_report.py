@@ -118,9 +118,9 @@ def save_heat_map(path: str, done: list[Case]) -> None:
             draw(
                 axes, [[value(at[p, s]) if (p, s) in at else math.nan for s in shapes] for p in patterns], limits, least
             )
-            axes.set_xticks(range(len(shapes)), shapes, rotation=45, ha="right", fontsize=8)
-            axes.set_yticks(range(len(patterns)), patterns, fontsize=8)
-            axes.set_title(f"{dtype}: {title}", fontsize=10)
+            axes.set_xticks(range(len(shapes)), shapes, rotation=45, ha="right", fontsize=10)
+            axes.set_yticks(range(len(patterns)), patterns, fontsize=10)
+            axes.set_title(f"{dtype}: {title}", fontsize=12)
     facts = machine()
     figure.suptitle(f"fused functions on {facts['device']}, JAX {facts['jax']}, kernel times")
     figure.tight_layout()
@@ -137,4 +137,4 @@ def draw(axes: Any, values: list[list[float]], limits: tuple[float, float], leas
                 bad = value < least
                 box = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "red"} if bad else None
                 color = "red" if bad else "black" if value > (limits[0] + 2 * limits[1]) / 3 else "white"
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8, color=color, bbox=box)
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=9, color=color, bbox=box)
