@@ -156,7 +156,7 @@ def test_rows_that_are_only_read_give_each_thread_much(columns, dtype, threads, 
     assert (p["threads"], p["unroll"], p["keep"]) == (threads, unroll, keep)
 
 
-@pytest.mark.parametrize("columns", [2048, 3072, 16384])
+@pytest.mark.parametrize("columns", [2048, 16384])
 def test_losses_of_long_rows(columns):
     x = 4 * jax.random.normal(jax.random.key(columns), (6, columns)).astype(jnp.bfloat16)
     x = x.at[1].set(-jnp.inf).at[1, 7].set(0).at[2, columns - 1].set(300)
