@@ -188,7 +188,7 @@ def time_cell(compiled: Compiled, pool: jax.Array) -> Case:
         runs[DRIVER] = lambda x: x.clone()
     results: collections.deque[Any] = collections.deque(maxlen=count)
 
-    def turn(name: str, calls: int) -> tuple[float, int]:
+    def turn(name: str, calls: int) -> tuple[float, float]:
         """Seconds of each call and its kernels."""
 
         def all_calls() -> None:
@@ -202,7 +202,7 @@ def time_cell(compiled: Compiled, pool: jax.Array) -> Case:
                 jax.block_until_ready(result)
 
         seconds, kernels = kernel_times().seconds(all_calls)
-        return seconds / calls, kernels // calls
+        return seconds / calls, kernels / calls
 
     case = Case("fuse sweep", cell.name, {"rows": cell.rows, "columns": cell.columns}, "TB/s", compiled.work)
     calls, kernels = {}, {}
@@ -217,10 +217,12 @@ def time_cell(compiled: Compiled, pool: jax.Array) -> Case:
     order = random.Random(cell.name)
     for _ in range(ROUNDS):
         for name in order.sample(sorted(calls), len(calls)):
-            samples[name].append(turn(name, calls[name])[0])
+            seconds, seen = turn(name, calls[name])
+            if seen == kernels[name]:  # no record is lost
+                samples[name].append(seconds)
     for name, spent in samples.items():
         s = sorted(spent)
-        note = f"{kernels[name]} kernels"
+        note = f"{kernels[name]:g} kernels"
         timing = Timing(name, statistics.median(s), s[0], s[-1], name in REFERENCES, note=note, samples=s)
         case.timings.append(timing)
     nan = math.nan
