@@ -250,8 +250,7 @@ void check() {
 int main() {
   for (bool agree : {true, false}) {
     jf::ptx::neighbours_agree = agree;
-    check<jf::bf16, 8>(), check<jf::f16, 4>(), check<jf::bf16, 2>(), check<jf::s8, 8>(), check<jf::s8, 4>();
-    check<jf::f32, 4>(), check<jf::s32, 2>();
+    check<jf::bf16, 8>(), check<jf::bf16, 2>(), check<jf::s8, 4>(), check<jf::f32, 4>();
   }
 }
 """
@@ -268,7 +267,7 @@ def test_moved_lanes_of_device_text(tmp_path):
         (tmp_path / "codegen" / name).write_text("#pragma once\n")
     stubs = (root / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
     (tmp_path / "main.cpp").write_text(stubs + MOVED)
-    flags = ["-std=c++20", "-O1", "-w", "-fsanitize=undefined,address", f"-I{tmp_path}", f"-I{root / 'csrc'}"]
+    flags = ["-std=c++20", "-w", "-fsanitize=undefined,address", f"-I{tmp_path}", f"-I{root / 'csrc'}"]
     subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     found = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True)
     assert found.stdout + found.stderr == ""
