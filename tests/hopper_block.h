@@ -1,5 +1,5 @@
-// The blocks of a cluster on a CPU, behind warpgroup.h: every CUDA thread a thread, shared memory, barriers, tensor copies
-// and the products of 8-bit floats as sm_90a has them. Copies and products are done when they begin.
+// The blocks of a cluster on a CPU, behind warpgroup.h: every CUDA thread a thread, shared memory, barriers, tensor
+// copies and the products of 8-bit floats as sm_90a has them. Copies and products are done when they begin.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,9 @@ template <class T>
 T __ldg(const T* from) {
   return *from;
 }
-inline void __syncwarp() { exchange(0, [](auto&, unsigned) { return 0; }); }
+inline void __syncwarp() {
+  exchange(0, [](auto&, unsigned) { return 0; });
+}
 inline bool __any_sync(unsigned, bool value) { return __ballot_sync(~0u, value) != 0; }
 inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::atomic_ref(*to).fetch_add(value); }
 
@@ -146,7 +148,9 @@ inline void tile_load_multicast(unsigned shared, const void* map, unsigned barri
   }
 }
 inline void tile_store(const void* map, unsigned shared, int element, int row) {
-  for_box(map, shared, element, row, 0, [](auto* from, auto* to) { if (to) *to = *from; });
+  for_box(map, shared, element, row, 0, [](auto* from, auto* to) {
+    if (to) *to = *from;
+  });
 }
 inline void prefetch_map(const TensorMap&) {}
 template <int>

@@ -1,5 +1,5 @@
-"""The kernel of 8-bit floats with scales for blocks, on a CPU: which elements, scales and rows it takes and stores, with g++
-for a GPU's compiler and threads for its threads."""
+"""The kernel of 8-bit floats with scales for blocks, on a CPU: which elements, scales and rows it takes and stores,
+with g++ for a GPU's compiler and threads for its threads."""
 
 import subprocess
 from pathlib import Path
@@ -13,7 +13,8 @@ from tolerances import assert_close
 from jax_fuser import _core
 
 ROOT = Path(__file__).parents[1]
-STUBS = ("codegen/ptx.cuh", "codegen/ptx_convert.cuh", *(f"grouped/cuda/{n}.cuh" for n in ("ptx_hopper", "ptx_fp8", "hopper_rows")))
+STUBS = ("codegen/ptx.cuh", "codegen/ptx_convert.cuh", "grouped/cuda/ptx_hopper.cuh", "grouped/cuda/ptx_fp8.cuh",
+         "grouped/cuda/hopper_rows.cuh")  # fmt: skip
 MAIN = """
 #include "grouped/cuda/hopper_fp8_blocks.cuh"
 #include <cstdio>
@@ -29,13 +30,15 @@ T* data(std::vector<char>& bytes) { return reinterpret_cast<T*>(bytes.data()); }
 
 int main() {
   using Out = %(out)s;
-  using Kernel = grouped::HopperBlocks<grouped::Fp8<%(lhs)s, %(rhs)s>, Out, grouped::HopperTile<128, 3, JF_BLOCKS>, %(starts)s>;
+  using Tile = grouped::HopperTile<128, 3, JF_BLOCKS>;
+  using Kernel = grouped::HopperBlocks<grouped::Fp8<%(lhs)s, %(rhs)s>, Out, Tile, %(starts)s>;
   constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
   auto lhs = read("lhs"), rhs = read("rhs"), lhs_scales = read("lhs_scales"), rhs_scales = read("rhs_scales");
   auto extents = read("extents"), starts = read("starts");
   std::vector<char> out(sizeof(Out) * m * n, -1);  // NaN
   const auto bytes = [](auto& a) { return reinterpret_cast<unsigned char*>(a.data()); };
-  const TensorMap maps[] = {{bytes(lhs), k, m, 1}, {bytes(rhs), k, n, 1}, {bytes(out), n * int(sizeof(Out)), m, sizeof(Out)}};
+  constexpr int size = sizeof(Out);
+  const TensorMap maps[] = {{bytes(lhs), k, m, 1}, {bytes(rhs), k, n, 1}, {bytes(out), n * size, m, size}};
   const grouped::Ragged ragged = {data<int>(extents), data<int>(starts), groups, m};
   unsigned next = 0;
   gridDim.x = JF_BLOCKS;
@@ -62,7 +65,7 @@ int main() {
         ([0, 1, 64, 0, 65, 0], None, 144, 584, ("e4m3fn", "e4m3fn"), "bfloat16", 2),
         ([70, 129, 0, 3], [0, 75, 210, 215], 272, 136, ("e4m3fn", "e5m2"), "float32", 1),
     ],
-)  # fmt: skip
+)
 def test_every_element_gets_its_own(extents, starts, k, n, dtypes, out, blocks, tmp_path):
     compiler = _core.host_compiler()[0]
     if not compiler.endswith("g++"):
@@ -80,15 +83,14 @@ def test_every_element_gets_its_own(extents, starts, k, n, dtypes, out, blocks, 
     for stub in STUBS:
         (tmp_path / stub).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / stub).write_text("#pragma once\n")
-    texts = [(ROOT / "tests" / name).read_text().replace("#pragma once", "", 1) for name in ("warpgroup.h", "hopper_block.h")]
-    flag = {True: "true", False: "false"}
-    kinds = [flag[d == "e5m2"] for d in dtypes]
     types = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
-    main = MAIN % {"out": types[out], "lhs": kinds[0], "rhs": kinds[1], "starts": flag[starts is not None], "m": m, "k": k, "n": n,
-                   "groups": len(extents)}  # fmt: skip
-    (tmp_path / "main.cpp").write_text("".join(texts) + main)
-    flags = ["-std=c++20", "-O2", "-w", "-pthread", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}", f"-I{tmp_path}",
-             f"-I{ROOT / 'csrc'}"]  # fmt: skip
+    truths = {"lhs": dtypes[0] == "e5m2", "rhs": dtypes[1] == "e5m2", "starts": starts is not None}
+    main = MAIN % {"out": types[out], "m": m, "k": k, "n": n, "groups": len(extents),
+                   **{name: str(flag).lower() for name, flag in truths.items()}}  # fmt: skip
+    texts = [(ROOT / "tests" / name).read_text() for name in ("warpgroup.h", "hopper_block.h")]
+    (tmp_path / "main.cpp").write_text("".join(t.replace("#pragma once", "", 1) for t in texts) + main)
+    flags = ["-std=c++20", "-O2", "-w", "-pthread", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}",
+             f"-I{tmp_path}", f"-I{ROOT / 'csrc'}"]  # fmt: skip
     subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
     raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, timeout=60).stdout
     got = np.frombuffer(raw, jnp.dtype(out)).reshape(m, n)
