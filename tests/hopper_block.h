@@ -64,6 +64,7 @@ void meet(int number) {
 struct Barrier {
   int arrivals, awaited, bytes = 0;
   unsigned phase = 0;
+  std::condition_variable changed;
   void advance() {
     if (awaited > 0 || bytes != 0) return;
     awaited = arrivals;
@@ -71,7 +72,6 @@ struct Barrier {
   }
 };
 inline std::mutex lock;
-inline std::condition_variable changed;
 inline std::map<const void*, Barrier> barriers;
 template <class Change>
 void change(unsigned address, Change change) {
@@ -80,11 +80,12 @@ void change(unsigned address, Change change) {
   const unsigned phase = barrier.phase;
   change(barrier);
   barrier.advance();
-  if (barrier.phase != phase) changed.notify_all();
+  if (barrier.phase != phase) barrier.changed.notify_all();
 }
 inline void mbarrier_init(unsigned address, unsigned arrivals) {
   const std::lock_guard guard(lock);
-  barriers[at(address)] = {static_cast<int>(arrivals), static_cast<int>(arrivals)};
+  Barrier& barrier = barriers[at(address)];
+  barrier.arrivals = barrier.awaited = static_cast<int>(arrivals);
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(unsigned address) {
@@ -97,8 +98,8 @@ inline void mbarrier_arrive_expect(unsigned address, unsigned bytes) {
 }
 inline void mbarrier_wait(unsigned address, unsigned parity) {
   std::unique_lock guard(lock);
-  const Barrier& barrier = barriers.at(at(address));
-  changed.wait(guard, [&] { return (barrier.phase & 1) != parity; });
+  Barrier& barrier = barriers.at(at(address));
+  barrier.changed.wait(guard, [&] { return (barrier.phase & 1) != parity; });
 }
 inline void mbarrier_wait_cluster(unsigned address, unsigned parity) { mbarrier_wait(address, parity); }
 
@@ -188,8 +189,13 @@ template <int kColumns>
 struct Wgmma8 {
   template <bool kE5M2A, bool kE5M2B, int kSize>
   static void run(float (&sums)[kSize], unsigned a, unsigned b, int add) {
+    static const std::vector<float> values = [] {
+      std::vector<float> made;
+      for (int i = 0; i < 512; ++i) made.push_back(f8(i % 256, i / 256));
+      return made;
+    }();
     const auto read = [](unsigned operand, int row, int i, bool e5m2) {
-      return f8(*at(swizzled(operand * 16 + row * 128 + i)), e5m2);
+      return values[e5m2 * 256 + *at(swizzled(operand * 16 + row * 128 + i))];
     };
     for (int i = 0; i < kColumns / 2; ++i) {
       const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;

@@ -89,10 +89,10 @@ def test_every_element_gets_its_own(extents, starts, k, n, dtypes, out, blocks, 
                    **{name: str(flag).lower() for name, flag in truths.items()}}  # fmt: skip
     texts = [(ROOT / "tests" / name).read_text() for name in ("warpgroup.h", "hopper_block.h")]
     (tmp_path / "main.cpp").write_text("".join(t.replace("#pragma once", "", 1) for t in texts) + main)
-    flags = ["-std=c++20", "-O2", "-w", "-pthread", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}",
+    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}",
              f"-I{tmp_path}", f"-I{ROOT / 'csrc'}"]  # fmt: skip
     subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, timeout=60).stdout
+    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, timeout=300).stdout
     got = np.frombuffer(raw, jnp.dtype(out)).reshape(m, n)
 
     def wide(x, scales, *axes):
