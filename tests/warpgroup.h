@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -29,13 +30,20 @@ using std::max;
 using std::min;
 inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a), b); }
 
-inline constexpr int kWarps = 4, kLanes = 32;
-inline unsigned exchanged[kWarps][kLanes];
-inline std::barrier<> meeting[kWarps] = {std::barrier<>(kLanes), std::barrier<>(kLanes), std::barrier<>(kLanes),
-                                         std::barrier<>(kLanes)};
+#ifndef JF_WARPS
+#define JF_WARPS 4
+#endif
+inline constexpr int kLanes = 32;
+inline thread_local unsigned first_warp = 0;  // of this thread's block
+inline unsigned exchanged[JF_WARPS][kLanes];
+inline std::deque<std::barrier<>> meeting = [] {
+  std::deque<std::barrier<>> made;
+  for (int i = 0; i < JF_WARPS; ++i) made.emplace_back(kLanes);
+  return made;
+}();
 template <class Read>
 auto exchange(unsigned value, Read read) {
-  const unsigned warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const unsigned warp = first_warp + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   exchanged[warp][lane] = value;
   meeting[warp].arrive_and_wait();
   const auto result = read(exchanged[warp], lane);
