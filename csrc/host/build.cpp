@@ -116,8 +116,10 @@ class Kernels {
             return lowered("nested", fusion, plan::print(parameters), again,
                            plan::nested_schedule(fusion, parameters, target_.platform));
           },
-          // Of values that are turned between folds of theirs: whatever loops all of them have in common.
-          [&] { return several(again ? plan::with_rows_again(segment) : segment, again); });
+          // Values that are turned, and folded on the way: whatever loops all of them have in common.
+          [&] {
+            return several(plan::with_turned_rows_again(again ? plan::with_rows_again(segment) : segment), true);
+          });
     });
   }
 
