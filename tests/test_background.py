@@ -54,7 +54,7 @@ def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
 def test_a_compiler_that_breaks_down_is_asked_again(monkeypatch, tmp_path):
     """As g++ 12 does in the pass that makes vectors of scalars."""
     compiler = tmp_path / "c++"
-    breaks = "case \"$*\" in *-fno-tree-slp-vectorize*) ;; *) echo internal compiler error: Segmentation fault; exit 1;; esac"
+    breaks = 'case "$*" in *-fno-tree-slp-vectorize*) ;; *) echo internal compiler error; exit 1;; esac'
     compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec c++ "$@"\n{breaks}\nexec c++ "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))

@@ -188,7 +188,9 @@ def pairs_in_numpy():
     return (x, y, sx, ex, sy, ey), parts
 
 
-RUNS = pytest.mark.parametrize("run", [jf.ir.run, jf.ir.evaluate, interpreted], ids=["run", "op by op", "loops for cuda"])
+RUNS = pytest.mark.parametrize(
+    "run", [jf.ir.run, jf.ir.evaluate, interpreted], ids=["run", "op by op", "loops for cuda"]
+)
 
 
 @RUNS
