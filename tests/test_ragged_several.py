@@ -233,6 +233,60 @@ def test_one_component_of_pairs(run, component):
     assert_close(run(b.finish(), *given)[0], want)
 
 
+def regrouped(how, *arguments):
+    """Return [G, rows, 4, F, columns] with its rows or columns in another grouping, folded along those."""
+    b = jf.ir.Builder(how)
+    x = b.input("x", "f32", [M, 4, N])
+    s1, e1 = b.input("starts", "s32", [G]), b.input("sizes", "s32", [G])
+    s2, e2 = b.input("tiles", "s32", [F]), b.input("widths", "s32", [F])
+    n = b.partition(b.partition(b.pointwise("exp", [x]), s1, e1, 0, M), s2, e2, 3, N)
+    made, starts, extents = getattr(b, how)(n, *arguments)
+    return b, made, starts, extents
+
+
+def cube():
+    x = np.random.default_rng(4).uniform(0.5, 1.5, (M, 4, N)).astype(np.float32)
+    x[E1.sum() :], x[..., E2.sum() :] = np.nan, np.nan
+    return x, [[np.exp(x[s : s + n, :, t : t + k]) for t, k in zip(S2, E2)] for s, n in zip(S1, E1)]
+
+
+@RUNS
+def test_split_beside_another_ragged_axis(run):
+    """Rows [2, 0, 5] in twos are [1, 0, 3]; columns [4, 3] in threes are [2, 1]."""
+    x, parts = cube()
+    b, made, _, extents = regrouped("split", 1, 2)
+    b.output(b.reduce("reduce_sum", made, [1, 5]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == [1, 0, 3]
+    want = [[[p[i::2].sum((0, 2)) for i in range(2)] for p in row] for row in parts]
+    assert_close(sums, np.transpose(want, (0, 2, 3, 1)))
+    b, made, _, extents = regrouped("split", 4, 3)
+    b.output(b.reduce("reduce_sum", made, [1, 4]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == [2, 1]
+    want = [[[p[..., i::3].sum((0, 2)) for i in range(3)] for p in row] for row in parts]
+    assert_close(sums, np.transpose(want, (0, 3, 1, 2)))
+
+
+@RUNS
+def test_merges_beside_another_ragged_axis(run):
+    x, parts = cube()
+    b, made, _, extents = regrouped("merge", 1, 2)  # rows of 4
+    b.output(b.reduce("reduce_sum", made, [1, 3]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == (4 * E1).tolist()
+    assert_close(sums, [[p.sum() for p in row] for row in parts])
+    b, made, *_ = regrouped("merge", 0, 1)  # all rows, columns still of two tiles
+    b.output(b.reduce("reduce_sum", made, [3]))
+    [rows] = run(b.finish(), x, S1, E1, S2, E2)
+    want = np.zeros((M, 4, F), np.float32)
+    want[: E1.sum()] = np.concatenate([np.stack([p.sum(2) for p in row], -1) for row in parts])
+    assert_close(rows, want)
+
+
 def test_sizes_that_do_not_fit_stay_in_bounds(device):
     x, wild = np.random.default_rng(1).normal(size=(M, N)).astype(np.float32), np.array([-3, 2**31 - 1, 4], np.int32)
     arrays = x, np.array([5, -7, 2**30], np.int32), wild, np.array([8, 2], np.int32), np.array([100, 3], np.int32)
@@ -355,6 +409,12 @@ REFUSED = {
         lambda b, n, a, c: b.select(n, 0),
         r"\[select\] .* each with components of its own; slice the axis of those it is one of",
     ),
+    "runs of pairs": (
+        lambda b, n, a, c: b.split(all_pairs(b), 1, 2),
+        r"\[split\] .* expected each ragged axis behind components of its own; transpose it, or do so before",
+    ),
+    "runs of no axis": (lambda b, n, a, c: b.split(n, 0, 2), r"\[split\] .* expected one of them, got 0"),
+    "rows and another's component": (lambda b, n, a, c: b.merge(n, 1, 2), r"\[merge\] axes \(1, 2\) of .* are neither"),
     "a component that is none": (
         lambda b, n, a, c: b.select(all_pairs(b), G),
         r"\[select\] expected a component from 0 to 2 of .*, got 3",

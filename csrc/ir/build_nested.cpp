@@ -112,13 +112,6 @@ ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const st
   return result;
 }
 
-// Each op's own text says what it does; what moves components knows of one ragged axis.
-void Builder::check_one(ValueId x, const char* op) const {
-  const Value& nested = fusion_.values[x];
-  JF_REQUIRE(ragged_axes(nested).size() < 2, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
-             ", has several ragged axes; do so with the arrays before partition, or combine it first");
-}
-
 // `does` as in "its axis 1 cannot be padded".
 void Builder::check_dense(ValueId x, int64_t axis, const char* op, const char* does, const char* instead) const {
   const Value& nested = fusion_.values[x];
