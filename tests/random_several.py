@@ -243,14 +243,31 @@ class Program:
             return self.output(out, want)
         return self.fold(x, owners)
 
+    def some(self, x):
+        """Return a slice of rows and components, and how many components of each owner it has."""
+        rng, starts, counts, groups, which = self.rng, [], [], {}, []
+        for (k, a), n in zip(x.axes, self.shape(x.axes)):
+            first = int(rng.integers(n)) if k != "dense" and rng.random() < 0.6 else 0
+            starts.append(first)
+            counts.append(int(rng.integers(1, n - first + 1)) if first else n)
+            if k == "component":
+                groups[a.name] = counts[-1]
+                which.append(range(first, first + counts[-1]))
+        at = tuple(slice(s, s + n) for (k, _), s, n in zip(x.axes, starts, counts) if k != "component")
+        parts = {tuple(c - of[0] for c, of in zip(i, which)): x.parts[i][at] for i in itertools.product(*which)}
+        return Several(self.b.slice(x.value, starts, [1] * len(counts), counts), x.axes, parts), groups
+
     def fold(self, x, owners):
+        groups = {a.name: a.groups for a in owners}
+        if self.rng.random() < 0.5:
+            x, groups = self.some(x)
         op = str(self.rng.choice(list(FOLDS)))
         fold, nothing = FOLDS[op]
         dims = [i for i, (k, _) in enumerate(x.axes) if k == "rows" or (k == "dense" and self.rng.random() < 0.5)]
         along = tuple(x.among_rows(i) for i in dims)
         parts = {i: fold(p, axis=along, initial=nothing) for i, p in x.parts.items()}
         rest = [(k, a) for i, (k, a) in enumerate(x.axes) if i not in dims]
-        want = np.zeros([a.groups if k == "component" else a for k, a in rest])
+        want = np.zeros([groups[a.name] if k == "component" else a for k, a in rest])
         for index, part in parts.items():
             own = iter(index)
             want[tuple(next(own) if k == "component" else slice(None) for k, _ in rest)] = part

@@ -51,6 +51,18 @@ def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
     np.testing.assert_allclose(f(X), np.tanh(X) * 43 + 7, rtol=1e-4, atol=1e-4)
 
 
+def test_a_compiler_that_breaks_down_is_asked_again(monkeypatch, tmp_path):
+    """As g++ 12 does in the pass that makes vectors of scalars."""
+    compiler = tmp_path / "c++"
+    breaks = 'case "$*" in *-fno-tree-slp-vectorize*) ;; *) echo internal compiler error; exit 1;; esac'
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec c++ "$@"\n{breaks}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
+    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    got = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 47 + 5, name="again"))(X)
+    np.testing.assert_allclose(got, np.tanh(X) * 47 + 5, rtol=1e-4, atol=1e-4)
+
+
 def test_forked_processes_compile_and_end():
     """JAX itself allows fork only before it has a backend; after that a worker may do anything else."""
     script = """

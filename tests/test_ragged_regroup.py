@@ -216,11 +216,6 @@ def test_derivatives():
     assert_close(got, np.where(np.arange(11)[:, None] < 10, np.exp(x), 0))
 
 
-def two_axes(b, n):
-    s, e = b.input("s", "s32", [1]), b.input("e", "s32", [1])
-    return b.split(b.partition(n, s, e, 2, H), 1, 2)
-
-
 REFUSED = {
     "a dense axis": (lambda b, n: b.split(n, 2, 2), r"\[split\] expected ragged axis 1 of .*, got 2; reshape splits"),
     "no factor": (lambda b, n: b.split(n, 1, 0), r"\[split\] expected a factor from 1 on, got 0"),
@@ -230,7 +225,6 @@ REFUSED = {
         lambda b, n: b.split(b.transpose(n, [1, 0, 2]), 0, 2),
         r"\[split\] .*: expected its rows behind their component, .* transpose it",
     ),
-    "several ragged axes": (two_axes, r"\[split\] .* has several ragged axes"),
 }
 
 

@@ -172,6 +172,121 @@ def test_every_pair_of_rows_of_a_component(device, case):
     assert_close(rows, want_rows)
 
 
+def all_pairs(b):
+    """Return exp(x) y of each two rows of one component, x of [M] and y of [N, 2]."""
+    x, y = b.pointwise("exp", [b.input("x", "f32", [M])]), b.input("y", "f32", [N, 2])
+    (sx, ex), (sy, ey) = [(b.input("s", "s32", [G]), b.input("e", "s32", [G])) for _ in range(2)]
+    x = b.broadcast(b.partition(x, sx, ex, 0, M), [G, M, 1, 2], [0, 1])
+    y = b.broadcast(b.partition(y, sy, ey, 0, N), [G, 1, N, 2], [0, 2, 3])
+    return b.pointwise("mul", [b.stretch(x, ey, 2, N, [0]), b.stretch(y, ex, 1, M, [0])])
+
+
+def pairs_in_numpy():
+    x, y = matrix()[:, 0], np.random.default_rng(3).normal(size=(N, 2)).astype(np.float32)
+    (sx, ex), (sy, ey) = (S1, E1), spans([4, 2, 3])
+    parts = [np.exp(x[s : s + n])[:, None, None] * y[t : t + k] for s, n, t, k in zip(sx, ex, sy, ey)]
+    return (x, y, sx, ex, sy, ey), parts
+
+
+RUNS = pytest.mark.parametrize(
+    "run", [jf.ir.run, jf.ir.evaluate, interpreted], ids=["run", "op by op", "loops for cuda"]
+)
+
+
+@RUNS
+def test_slices_of_rows_and_components(run):
+    """Components 1 and 2 of the first axis, their rows from 2 on; rows 1 to 3 of component 1 of the second."""
+    b = jf.ir.Builder("slices")
+    n, *_ = two(b)
+    some = b.slice(n, [1, 2, 1, 1], [1, 1, 1, 1], [2, M - 2, 1, 3])
+    b.output(b.reduce("reduce_sum", some, [1, 3]))
+    b.output(b.reduce("reduce_max", b.slice(n, [0, 0, 0, 3], [2, 1, 1, 1], [2, M, F, N - 3]), [1, 3]))
+    x = matrix()
+    sums, largest = run(b.finish(), x, S1, E1, S2, E2)
+    assert_close(sums, [[blocks(x)[g][1][2:, 1:4].sum()] for g in (1, 2)])
+    want = [[p[:, 3:].max(initial=-np.inf) for p in blocks(x)[g]] for g in (0, 2)]
+    np.testing.assert_array_equal(np.isinf(largest), np.isinf(want))
+    assert_close(np.maximum(largest, -9), np.maximum(want, -9))
+
+
+@RUNS
+def test_slices_of_pairs(run):
+    b = jf.ir.Builder("slices")
+    n = all_pairs(b)
+    b.output(b.reduce("reduce_sum", b.slice(n, [1, 2, 1, 0], [1] * 4, [2, 3, N - 1, 2]), [1, 2]))
+    b.output(b.reduce("reduce_sum", b.slice(b.reduce("reduce_sum", n, [1]), [0, 1, 0], [1] * 3, [G, 2, 1]), [1, 2]))
+    given, parts = pairs_in_numpy()
+    some, folded = run(b.finish(), *given)
+    assert_close(some, [parts[g][2:5, 1:].sum((0, 1)) for g in (1, 2)])
+    assert_close(folded, [p.sum(0)[1:3, :1].sum() for p in parts])
+
+
+@RUNS
+@pytest.mark.parametrize("component", range(G))
+def test_one_component_of_pairs(run, component):
+    b = jf.ir.Builder("one")
+    b.output(b.select(all_pairs(b), component))
+    given, parts = pairs_in_numpy()
+    want = np.zeros((M, N, 2), np.float32)
+    part = parts[component]
+    want[: part.shape[0], : part.shape[1]] = part
+    assert_close(run(b.finish(), *given)[0], want)
+
+
+def regrouped(how, *arguments):
+    """Return [G, rows, 4, F, columns] with its rows or columns in another grouping, folded along those."""
+    b = jf.ir.Builder(how)
+    x = b.input("x", "f32", [M, 4, N])
+    s1, e1 = b.input("starts", "s32", [G]), b.input("sizes", "s32", [G])
+    s2, e2 = b.input("tiles", "s32", [F]), b.input("widths", "s32", [F])
+    n = b.partition(b.partition(b.pointwise("exp", [x]), s1, e1, 0, M), s2, e2, 3, N)
+    made, starts, extents = getattr(b, how)(n, *arguments)
+    return b, made, starts, extents
+
+
+def cube():
+    x = np.random.default_rng(4).uniform(0.5, 1.5, (M, 4, N)).astype(np.float32)
+    x[E1.sum() :], x[..., E2.sum() :] = np.nan, np.nan
+    return x, [[np.exp(x[s : s + n, :, t : t + k]) for t, k in zip(S2, E2)] for s, n in zip(S1, E1)]
+
+
+@RUNS
+def test_split_beside_another_ragged_axis(run):
+    """Rows [2, 0, 5] in twos are [1, 0, 3]; columns [4, 3] in threes are [2, 1]."""
+    x, parts = cube()
+    b, made, _, extents = regrouped("split", 1, 2)
+    b.output(b.reduce("reduce_sum", made, [1, 5]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == [1, 0, 3]
+    want = [[[p[i::2].sum((0, 2)) for i in range(2)] for p in row] for row in parts]
+    assert_close(sums, np.transpose(want, (0, 2, 3, 1)))
+    b, made, _, extents = regrouped("split", 4, 3)
+    b.output(b.reduce("reduce_sum", made, [1, 4]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == [2, 1]
+    want = [[[p[..., i::3].sum((0, 2)) for i in range(3)] for p in row] for row in parts]
+    assert_close(sums, np.transpose(want, (0, 3, 1, 2)))
+
+
+@RUNS
+def test_merges_beside_another_ragged_axis(run):
+    x, parts = cube()
+    b, made, _, extents = regrouped("merge", 1, 2)  # rows of 4
+    b.output(b.reduce("reduce_sum", made, [1, 3]))
+    b.output(extents)
+    sums, counts = run(b.finish(), x, S1, E1, S2, E2)
+    assert np.asarray(counts).tolist() == (4 * E1).tolist()
+    assert_close(sums, [[p.sum() for p in row] for row in parts])
+    b, made, *_ = regrouped("merge", 0, 1)  # all rows, columns still of two tiles
+    b.output(b.reduce("reduce_sum", made, [3]))
+    [rows] = run(b.finish(), x, S1, E1, S2, E2)
+    want = np.zeros((M, 4, F), np.float32)
+    want[: E1.sum()] = np.concatenate([np.stack([p.sum(2) for p in row], -1) for row in parts])
+    assert_close(rows, want)
+
+
 def test_sizes_that_do_not_fit_stay_in_bounds(device):
     x, wild = np.random.default_rng(1).normal(size=(M, N)).astype(np.float32), np.array([-3, 2**31 - 1, 4], np.int32)
     arrays = x, np.array([5, -7, 2**30], np.int32), wild, np.array([8, 2], np.int32), np.array([100, 3], np.int32)
@@ -190,6 +305,19 @@ def test_derivatives():
     got = jax.grad(lambda x: jf.ir.run(fusion, x, S1, E1, S2, E2)[0].sum())(jnp.asarray(x))
     exists = np.isfinite(x)
     assert_close(got, np.where(exists, np.exp(np.where(exists, x, 0)), 0))
+
+
+def test_derivatives_of_slices():
+    b = jf.ir.Builder("slices")
+    n, *_ = two(b)
+    b.output(b.reduce("reduce_sum", b.slice(n, [2, 1, 0, 0], [1] * 4, [1, M - 1, F, N]), [1, 3]))
+    fusion, x = b.finish(), matrix()
+    got = jax.grad(lambda x: jf.ir.run(fusion, x, S1, E1, S2, E2)[0].sum())(jnp.asarray(x))
+    want = np.zeros_like(x)
+    want[S1[2] + 1 : S1[2] + E1[2], : E2.sum()] = 1
+    assert_close(got, np.where(want > 0, np.exp(np.where(want > 0, x, 0)), 0))
+    stacked = jax.vmap(lambda x: jf.ir.run(fusion, x, S1, E1, S2, E2)[0])(jnp.stack([x, x + 1]))
+    assert_close(stacked[1], np.asarray(stacked[0]) * np.e)
 
 
 def test_a_schedule_by_hand(machine):
@@ -264,9 +392,9 @@ REFUSED = {
         lambda b, n, a, c: b.combine(n, a[0], M),
         r"has 2 ragged axes; expected starts and rows for each, got 1 and 1",
     ),
-    "a slice": (
-        lambda b, n, a, c: b.slice(n, [0, 0, 0, 0], [1, 1, 1, 1], [2, M, F, N]),
-        r"\[slice\] .* has several ragged axes; do so with the arrays before partition",
+    "every other row": (
+        lambda b, n, a, c: b.slice(n, [0, 0, 0, 0], [1, 2, 1, 1], [G, 6, F, N]),
+        r"\[slice\] .* only the builder's slice with strides of 1 along its ragged axis",
     ),
     "a pad": (
         lambda b, n, a, c: b.pad(n, [0, 0, 0, 0], [0, 0, 1, 0], b.constant("f32", 0.0)),
@@ -277,7 +405,20 @@ REFUSED = {
         lambda b, n, a, c: b.reshape(n, [G, M, F * N]),
         r"\[reshape\] .* its ragged axis and its component stay",
     ),
-    "one component": (lambda b, n, a, c: b.select(n, 0), r"\[select\] .* has several ragged axes"),
+    "one component": (
+        lambda b, n, a, c: b.select(n, 0),
+        r"\[select\] .* each with components of its own; slice the axis of those it is one of",
+    ),
+    "runs of pairs": (
+        lambda b, n, a, c: b.split(all_pairs(b), 1, 2),
+        r"\[split\] .* expected each ragged axis behind components of its own; transpose it, or do so before",
+    ),
+    "runs of no axis": (lambda b, n, a, c: b.split(n, 0, 2), r"\[split\] .* expected one of them, got 0"),
+    "rows and another's component": (lambda b, n, a, c: b.merge(n, 1, 2), r"\[merge\] axes \(1, 2\) of .* are neither"),
+    "a component that is none": (
+        lambda b, n, a, c: b.select(all_pairs(b), G),
+        r"\[select\] expected a component from 0 to 2 of .*, got 3",
+    ),
     "rows that index extents": (
         lambda b, n, a, c: b.partition(
             b.partition(b.input("y", "f32", [M, N]), b.input("s", "s32", [M, F]), b.input("e", "s32", [M, F]), 1, N),

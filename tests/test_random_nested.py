@@ -39,8 +39,16 @@ def test_random_programs_op_by_op(seed):
     check(program, jf.ir.evaluate(program.fusion, *program.operands()))
 
 
+# A dense axis folded that its consumer has another way round; x with its dense axes in both orders.
+@pytest.mark.parametrize("seed", [92000025, 97754150])
+@pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])
+def test_turned_values(run, seed):
+    program = Program(seed)
+    check(program, run(program.fusion, *program.operands()))
+
+
 def test_cuda_sources_compile():
     nvrtc_or_skip()
-    for seed in (38, 39, 40, 427):
+    for seed in (38, 39, 40, 427, 92000025, 97754150):
         for _, _, cubin in _core.compile_cuda(str(Program(seed).fusion), _core.cuda_target_for(90)):
             assert cubin

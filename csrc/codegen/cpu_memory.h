@@ -292,47 +292,82 @@ JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
     return step(x.lo, limit, weight);
   }
 }
+// Steps of `weight`, x of them; all places at once are s64 lanes, which take more to compare than those of x.
 template <class T, int W>
-JF_FUNCTION Lanes<s64, W> steps(Lanes<T, W> x, long limit, long weight) {
+struct Steps {
+  Lanes<T, W> x;
+  long limit, weight;
+};
+template <class T, int W>
+JF_FUNCTION Steps<T, W> steps(Lanes<T, W> x, long limit, long weight) {
+  return {x, limit, weight};
+}
+template <class T, int W>
+JF_FUNCTION Lanes<s64, W> places(const Steps<T, W>& at) {
   if constexpr (W > JF_PART) {
-    return {steps(x.lo, limit, weight), steps(x.hi, limit, weight)};
+    return {places(Steps<T, W / 2>{at.x.lo, at.limit, at.weight}),
+            places(Steps<T, W / 2>{at.x.hi, at.limit, at.weight})};
   } else if constexpr (is_signed<T>) {
-    const Part<s64> at = value_as<s64>(x.v), zero{}, last = splat(s64(limit));
-    const Part<s64> from = at < zero ? zero : at;
-    return {(from > last ? last : from) * splat(s64(weight))};
+    const Part<s64> x = value_as<s64>(at.x.v), zero{}, last = splat(s64(at.limit));
+    const Part<s64> from = x < zero ? zero : x;
+    return {(from > last ? last : from) * splat(s64(at.weight))};
   } else {
-    const Part<u64> at = value_as<u64>(x.v), last = splat(u64(limit));
-    return {value_as<s64>(at > last ? last : at) * splat(s64(weight))};
+    const Part<u64> x = value_as<u64>(at.x.v), last = splat(u64(at.limit));
+    return {value_as<s64>(x > last ? last : x) * splat(s64(at.weight))};
   }
+}
+template <class A, class B, int W>
+JF_FUNCTION Lanes<s64, W> add(const Steps<A, W>& a, const Steps<B, W>& b) {
+  return add(places(a), places(b));
+}
+template <class B, int W>
+JF_FUNCTION Lanes<s64, W> add(const Lanes<s64, W>& a, const Steps<B, W>& b) {
+  return add(a, places(b));
 }
 template <class M, int... i>
 JF_FUNCTION Part<Stored<M>> read_at(const M* p, long stride, Part<s64> at, int count, Numbers<i...>) {
   return Part<Stored<M>>{(i < count ? read_one(p + i * stride + at[i]) : Stored<M>(0))...};
 }
-JF_FUNCTION bool all_same(Part<s64> x) {
-  const auto differs = x ^ splat(x[0]);
-  u64 words[JF_PART], any = 0;
-  __builtin_memcpy(words, &differs, sizeof(differs));
-  for (u64 word : words) any |= word;
-  return any == 0;
+template <class V>
+JF_FUNCTION bool all_same(const V& x) {
+  const V first = x[0] - V{};
+  if constexpr (sizeof(V) == sizeof(Part<s32>)) {
+    return !any(bits_as<s32>(x != first));
+  } else if constexpr (sizeof(V) % sizeof(u64) != 0) {
+    return false;
+  } else {
+    const V differs = x ^ first;
+    u64 words[sizeof(V) / sizeof(u64)], any = 0;
+    __builtin_memcpy(words, &differs, sizeof(differs));
+    for (u64 word : words) any |= word;
+    return any == 0;
+  }
 }
 // Each lane from its own place, which is often that of the others: rows beside each other are of one group.
-template <class T, int W, class M, class On>
-JF_FUNCTION Lanes<T, W> load_lanes_at(Type<Lanes<T, W>>, const M* p, long stride, Lanes<s64, W> at, On on) {
+template <class R, int W, class M, class T, class On>
+JF_FUNCTION Lanes<R, W> load_lanes_at(Type<Lanes<R, W>>, const M* p, long stride, const Steps<T, W>& at, On on) {
   if constexpr (W == JF_PART && is_same<On, All>) {
-    if (stride == 0 && all_same(at.v)) return {decode(M{}, splat(read_one(p + at.v[0])))};
+    if (stride == 0 && all_same(at.x.v)) {
+      return {decode(M{}, splat(read_one(p + step_of(at.x.v[0], at.limit, at.weight))))};
+    }
   }
   if constexpr (W <= JF_PART) {
-    return {decode(M{}, read_at(p, stride, at.v, active<W>(on), typename NumbersBelow<W>::Type{}))};
+    return {decode(M{}, read_at(p, stride, places(at).v, active<W>(on), typename NumbersBelow<W>::Type{}))};
   } else {
     constexpr int kHalf = W / 2;
-    return {load_lanes_at(Type<Lanes<T, kHalf>>{}, p, stride, at.lo, on),
-            load_lanes_at(Type<Lanes<T, kHalf>>{}, p + kHalf * stride, stride, at.hi, rest(on, kHalf))};
+    using Half = Steps<T, kHalf>;
+    return {load_lanes_at(Type<Lanes<R, kHalf>>{}, p, stride, Half{at.x.lo, at.limit, at.weight}, on),
+            load_lanes_at(Type<Lanes<R, kHalf>>{}, p + kHalf * stride, stride, Half{at.x.hi, at.limit, at.weight},
+                          rest(on, kHalf))};
   }
 }
-template <class L, class M, int W, class On = All>
-JF_FUNCTION L load_at(const M* p, long offset, long stride, Lanes<s64, W> at, On on = {}) {
+template <class L, class M, class T, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, const Steps<T, W>& at, On on = {}) {
   return load_lanes_at(Type<L>{}, p + offset, stride, at, on);
+}
+template <class L, class M, int W, class On = All>
+JF_FUNCTION L load_at(const M* p, long offset, long stride, const Lanes<s64, W>& at, On on = {}) {
+  return load_lanes_at(Type<L>{}, p + offset, stride, steps(at, long(~0ul >> 1), 1), on);
 }
 // One element in all lanes.
 template <class L, class M>

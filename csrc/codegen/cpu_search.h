@@ -35,10 +35,8 @@ JF_FUNCTION bool all_there(const T* run, int place, Lanes<T, W> number) {
     const decltype(beyond) none = beyond ^ beyond;
     const auto there = (beyond | (place == 0 ? ~none : none)) & (before | (place == kCount ? ~none : none));
     bool all = true;
-    if constexpr (W == JF_PART && sizeof(there) % sizeof(u64) == 0) {
-      u64 words[sizeof(there) / sizeof(u64)];
-      __builtin_memcpy(words, &there, sizeof(there));
-      for (u64 word : words) all &= word == ~0ul;
+    if constexpr (W == JF_PART && sizeof(there) == sizeof(Part<s32>)) {
+      all = !any(bits_as<s32>(~there));
     } else {
       for (int i = 0; i < W; ++i) all &= there[i] != 0;
     }

@@ -116,27 +116,40 @@ class Kernels {
       const ir::Fusion fusion = !again            ? segment
                                 : parameters.keep ? plan::with_rows_widened_again(segment)
                                                   : plan::with_rows_again(segment);
-      return lowered_by("nested", fusion, parameters, again,
-                        plan::nested_schedule(fusion, parameters, target_.platform));
+      return or_else(
+          [&] {
+            return lowered_by("nested", fusion, parameters, again,
+                              plan::nested_schedule(fusion, parameters, target_.platform));
+          },
+          // Values that are turned, and folded on the way: whatever loops all of them have in common.
+          [&] {
+            return several(plan::with_turned_rows_again(again ? plan::with_rows_again(segment) : segment), true);
+          });
     });
   }
 
  private:
-  loops::Kernel several(const ir::Fusion& fusion, bool changed) {
-    const auto made = [&](const ir::Fusion& of, bool differs) {
-      return lowered("nested", of, "several ragged axes", differs, plan::several_ragged_schedule(of, target_.platform));
-    };
-    if (!plan::folds_pairs_again(fusion)) return made(fusion, changed);
+  // What `first` makes, or `second` where it is refused.
+  template <class First, class Second>
+  loops::Kernel or_else(First first, Second second) {
     const size_t schedules = program_.scheduled.size(), text = program_.schedule.size();
     try {
-      return made(fusion, changed);
+      return first();
     } catch (const UserError&) {
-      // What a thread cannot keep for the next fold is computed again.
       program_.scheduled.erase(program_.scheduled.begin() + static_cast<std::ptrdiff_t>(schedules),
                                program_.scheduled.end());
       program_.schedule.resize(text);
-      return made(plan::with_pairs_again(fusion), true);
+      return second();
     }
+  }
+  loops::Kernel several(const ir::Fusion& fusion, bool changed) {
+    program_.facts.back().fields.clear();
+    const auto made = [&](const ir::Fusion& of, bool differs) {
+      return lowered("nested", of, "loops in common", differs, plan::several_ragged_schedule(of, target_.platform));
+    };
+    if (!plan::folds_pairs_again(fusion)) return made(fusion, changed);
+    // What a thread cannot keep for the next fold is computed again.
+    return or_else([&] { return made(fusion, changed); }, [&] { return made(plan::with_pairs_again(fusion), true); });
   }
   template <class P>
   loops::Kernel lowered_by(std::string_view strategy, const ir::Fusion& fusion, const P& parameters, bool changed,

@@ -146,15 +146,23 @@ class Builder {
   ValueId nested_full(ValueId value, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
                       const Value& like);
   ValueId is_below_nested(const std::vector<int64_t>& to, int64_t axis, int64_t bound, const Value& like);
-  void check_one(ValueId value, const char* op) const;
   // A nested value's ragged axis and its extents, brought into bounds; `rows`: room for those of all components.
   struct Groups {
     int64_t axis, most;
     std::vector<int64_t> shape;
     ValueId extents;
     int64_t rows;
+    struct Beside {
+      int64_t axis, most, rows;
+      ValueId extents, starts;
+    };
+    std::vector<Beside> beside = {};  // other ragged axes, by axis; their rows, one component after another
+    int64_t first() const;            // where its rows are among the axes of all combined
   };
-  Groups groups_of(ValueId value, const char* call);
+  Groups groups_of(ValueId value, const char* call, int64_t axis);
+  int64_t rows_behind(ValueId value, int64_t axis);
+  ValueId combined(ValueId value, const Groups& groups, ValueId starts, int64_t rows);
+  ValueId partitioned_beside(ValueId value, const Groups& groups, int64_t more);
   ValueId times(ValueId value, int64_t factor);
   ValueId one_after_another(ValueId extents);
   ValueId that_fit(ValueId extents, ValueId starts, int64_t rows);

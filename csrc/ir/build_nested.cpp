@@ -111,13 +111,6 @@ ValueId Builder::nested_full(ValueId x, const std::vector<int64_t>& to, const st
   return result;
 }
 
-// Each op's own text says what it does; what moves components knows of one ragged axis.
-void Builder::check_one(ValueId x, const char* op) const {
-  const Value& nested = fusion_.values[x];
-  JF_REQUIRE(ragged_axes(nested).size() < 2, "[", op, "] ", nested.name, ", ", print_type(fusion_, nested),
-             ", has several ragged axes; do so with the arrays before partition, or combine it first");
-}
-
 // `does` as in "its axis 1 cannot be padded".
 void Builder::check_dense(ValueId x, int64_t axis, const char* op, const char* does, const char* instead) const {
   const Value& nested = fusion_.values[x];
@@ -152,44 +145,55 @@ ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::ve
   };
   const std::vector<int64_t> kept = kept_axes(nested);
   if (std::all_of(kept.begin(), kept.end(), is_whole)) return slice_of_dense(op, where, counts);
-  check_one(op.output, "slice");
-  const int axis = ragged_axis(nested);
-  const Axis& ragged = nested.axes[axis];
-  const int64_t first = where.starts[axis];
-  if (counts[axis] > 1 && where.strides[axis] != 1) return -1;
-  // What says where components are is sliced along their axes.
-  Slice components;
-  std::vector<int64_t> component_counts;
-  for (int64_t dim : ragged.by) {
-    components.starts.push_back(where.starts[dim]);
-    components.strides.push_back(where.strides[dim]);
-    component_counts.push_back(counts[dim]);
-  }
-  auto full_of = [&](int64_t number) { return full(DType::kS32, component_counts, {number}); };
-  auto within = [&](ValueId id, int64_t most) {
-    return pointwise(OpKind::kClamp, std::array{full_of(0), sliced(id, components, component_counts), full_of(most)});
+  // What says where components are is sliced along their axes; rows that are left out in front, counted off.
+  const auto span_of = [&](int64_t axis, ValueId starts, int64_t rows) {
+    const Axis& ragged = nested.axes[axis];
+    const int64_t first = where.starts[axis];
+    Slice components;
+    std::vector<int64_t> component_counts;
+    for (int64_t dim : ragged.by) {
+      components.starts.push_back(where.starts[dim]);
+      components.strides.push_back(where.strides[dim]);
+      component_counts.push_back(counts[dim]);
+    }
+    auto part_of = [&](ValueId id, int64_t most, OpKind moved) {
+      const ValueId part = sliced(id, components, component_counts);
+      if (first == 0) return part;
+      auto full_of = [&](int64_t number) { return full(DType::kS32, component_counts, {number}); };
+      const ValueId within = pointwise(OpKind::kClamp, std::array{full_of(0), part, full_of(most)});
+      return pointwise(moved, std::array{within, full_of(first)});
+    };
+    return std::array{starts < 0 ? -1 : part_of(starts, rows, OpKind::kAdd),
+                      part_of(ragged.extents, ragged.extent, OpKind::kSub)};
   };
-  ValueId extents = sliced(ragged.extents, components, component_counts);
-  if (first > 0) extents = pointwise(OpKind::kSub, std::array{within(ragged.extents, ragged.extent), full_of(first)});
+  for (const int axis : ragged_axes(nested)) {
+    if (counts[axis] > 1 && where.strides[axis] != 1) return -1;
+  }
   Nest nest = std::get<Nest>(op.attribute);
-  nest.most = counts[axis];
   Slice inner = where;
   std::vector<int64_t> inner_counts = counts;
   if (op.kind == OpKind::kStretch) {
-    inner.starts[axis] = 0;
-    inner_counts[axis] = 1;
+    const ValueId extents = span_of(nest.axis, -1, 0)[1];
+    inner.starts[nest.axis] = 0;
+    inner.strides[nest.axis] = 1;
+    inner_counts[nest.axis] = 1;
+    nest.most = counts[nest.axis];
     return stretch(sliced(op.inputs[0], inner, inner_counts), extents, nest);
   }
-  const int64_t rows = fusion_.values[op.inputs[0]].axes[nest.axis].extent;
-  ValueId starts = sliced(op.inputs[1], components, component_counts);
-  if (first > 0) starts = pointwise(OpKind::kAdd, std::array{within(op.inputs[1], rows), full_of(first)});
-  for (std::vector<int64_t>* list : {&inner.starts, &inner.strides, &inner_counts}) {
-    list->erase(list->begin() + nest.axis + 1, list->begin() + axis + 1);
+  const std::vector<Cut> cuts = cuts_of(nest);
+  const std::vector<int64_t> rows = rows_of(op);
+  std::vector<ValueId> inputs = {-1};
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const auto span = span_of(cuts[i].ragged, op.inputs[1 + 2 * i], rows[i]);
+    inputs.insert(inputs.end(), span.begin(), span.end());
+    (i == 0 ? nest.most : nest.also[2 * i - 1]) = counts[cuts[i].ragged];
   }
-  inner.starts[nest.axis] = 0;
-  inner.strides[nest.axis] = 1;
-  inner_counts[nest.axis] = rows;
-  return partition_of(sliced(op.inputs[0], inner, inner_counts), starts, extents, nest);
+  to_operand(cuts, std::vector<int64_t>(rows.size(), 0), inner.starts);
+  to_operand(cuts, std::vector<int64_t>(rows.size(), 1), inner.strides);
+  to_operand(cuts, rows, inner_counts);
+  inputs[0] = sliced(op.inputs[0], inner, inner_counts);
+  if (nest.also.empty()) return partition_of(inputs[0], inputs[1], inputs[2], nest);
+  return add_op(OpKind::kPartition, std::move(inputs), nest, nested.dtype, {}, "");
 }
 
 // The same along dense axes alone.
@@ -461,20 +465,29 @@ ValueId Builder::reshape_nested(ValueId x, const std::vector<int64_t>& to) {
 
 ValueId Builder::select(ValueId x, int64_t component) {
   const Value nested = value(x, "select");
-  const int axis = ragged_axis(nested);
-  JF_REQUIRE(axis >= 0, "[select] expected a nested value, got ", print_type(nested), "; slice a dense one");
-  check_one(x, "select");
-  const std::vector<int64_t>& by = nested.axes[axis].by;
-  const int64_t components = nested.axes[by.back()].extent;
+  const std::vector<int> axes = ragged_axes(nested);
+  JF_REQUIRE(!axes.empty(), "[select] expected a nested value, got ", print_type(nested), "; slice a dense one");
+  const int64_t by = nested.axes[axes[0]].by.back();
+  for (const int axis : axes) {
+    JF_REQUIRE(nested.axes[axis].by.back() == by, "[select] ", nested.name, ", ", print_type(fusion_, nested),
+               ", has several ragged axes, each with components of its own; slice the axis of those it is one of");
+  }
+  const int64_t components = nested.axes[by].extent;
   JF_REQUIRE(component >= 0 && component < components, "[select] expected a component from 0 to ", components - 1,
              " of ", print_type(fusion_, nested), ", got ", component);
   std::vector<int64_t> counts = shape(nested);
   Slice where{std::vector<int64_t>(counts.size(), 0), std::vector<int64_t>(counts.size(), 1)};
-  where.starts[by.back()] = component;
-  counts[by.back()] = 1;
+  where.starts[by] = component;
+  counts[by] = 1;
   const ValueId one = sliced(x, where, counts);
-  const std::vector<int64_t> starts = shape(fusion_.values[fusion_.values[one].axes[axis].extents]);
-  return combine(one, full(DType::kS32, starts, {int64_t{0}}), counts[axis]);
+  std::vector<ValueId> starts;
+  std::vector<int64_t> rows;
+  for (const int axis : axes) {
+    const ValueId extents = fusion_.values[one].axes[axis].extents;
+    starts.push_back(full(DType::kS32, shape(fusion_.values[extents]), {int64_t{0}}));
+    rows.push_back(counts[axis]);
+  }
+  return combine(one, starts, rows);
 }
 
 }  // namespace jf::ir

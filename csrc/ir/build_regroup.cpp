@@ -21,36 +21,89 @@ int64_t product(const std::vector<int64_t>& extents) {
 
 }  // namespace
 
-// Whether axes stand as partition makes them: those that extents are of in front, the component before its rows.
-Builder::Groups Builder::groups_of(ValueId x, const char* call) {
-  const Value nested = value(x, call);
-  const int axis = ragged_axis(nested);
-  JF_REQUIRE(axis >= 0, "[", call, "] expected a nested value, got ", print_type(nested), "; partition makes one");
-  check_one(x, call);
-  const std::vector<int64_t>& by = nested.axes[axis].by;
-  bool in_order = by.back() + 1 == axis;
-  for (size_t i = 0; by.size() > 1 && i < by.size(); ++i) in_order = in_order && by[i] == static_cast<int64_t>(i);
-  JF_REQUIRE(in_order, "[", call, "] ", nested.name, ", ", print_type(fusion_, nested),
-             ": expected its rows behind their component, and the axes of extents in front; transpose it");
-  Groups groups{axis, nested.axes[axis].extent, shape(fusion_.values[nested.axes[axis].extents]), -1, 0};
-  groups.extents =
-      pointwise(OpKind::kClamp, std::array{full(DType::kS32, groups.shape, {int64_t{0}}), nested.axes[axis].extents,
-                                           full(DType::kS32, groups.shape, {groups.most})});
-  // As many rows as the arrays that it comes from have, where it comes from some.
+// As many rows as the arrays that a value's ragged axis comes from have, where it comes from some.
+int64_t Builder::rows_behind(ValueId x, int64_t axis) {
+  const Axis ragged = fusion_.values[x].axes[axis];
+  int64_t rows = 0;
   std::vector<ValueId> todo = {x};
   for (size_t i = 0; i < todo.size(); ++i) {
     const Op* op = definition(todo[i]);
     if (op == nullptr || ragged_axis(fusion_.values[todo[i]]) < 0) continue;
     if (op->kind == OpKind::kPartition) {
-      const auto& nest = std::get<Nest>(op->attribute);
-      groups.rows = std::max(groups.rows, fusion_.values[op->inputs[0]].axes[nest.axis].extent);
+      const std::vector<int64_t> own = rows_of(*op);
+      for (size_t cut = 0; cut < own.size(); ++cut) {
+        if (op->inputs[2 + 2 * cut] == ragged.extents) rows = std::max(rows, own[cut]);
+      }
     }
     for (ValueId id : op->inputs) {
       if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
     }
   }
-  if (groups.rows == 0) groups.rows = groups.most * groups.shape.back();
+  return rows > 0 ? rows : ragged.extent * fusion_.values[ragged.extents].axes.back().extent;
+}
+
+// Of ragged axis `axis`, or of the only one. Whether axes stand as partition makes them: those that extents are of in
+// front, the component before its rows.
+Builder::Groups Builder::groups_of(ValueId x, const char* call, int64_t axis) {
+  const Value nested = value(x, call);
+  const std::vector<int> ragged = ragged_axes(nested);
+  JF_REQUIRE(!ragged.empty(), "[", call, "] expected a nested value, got ", print_type(nested),
+             "; partition makes one");
+  if (ragged.size() == 1) axis = ragged[0];
+  JF_REQUIRE(std::find(ragged.begin(), ragged.end(), axis) != ragged.end(), "[", call, "] ", nested.name, ", ",
+             print_type(fusion_, nested), ", has several ragged axes; expected one of them, got ", axis);
+  bool in_order = true;
+  for (const int each : ragged) {
+    const std::vector<int64_t>& by = nested.axes[each].by;
+    in_order = in_order && by.back() + 1 == each && (ragged.size() == 1 || by.size() == 1);
+    for (size_t i = 0; by.size() > 1 && i < by.size(); ++i) in_order = in_order && by[i] == static_cast<int64_t>(i);
+  }
+  JF_REQUIRE(in_order, "[", call, "] ", nested.name, ", ", print_type(fusion_, nested),
+             ragged.size() > 1 ? ": expected each ragged axis behind components of its own; transpose it, or do so "
+                                 "before rows are paired"
+                               : ": expected its rows behind their component, and the axes of extents in front; "
+                                 "transpose it");
+  const auto within = [&](const Axis& rows) {
+    const std::vector<int64_t> own = shape(fusion_.values[rows.extents]);
+    return pointwise(OpKind::kClamp, std::array{full(DType::kS32, own, {int64_t{0}}), rows.extents,
+                                                full(DType::kS32, own, {rows.extent})});
+  };
+  Groups groups{axis, nested.axes[axis].extent, shape(fusion_.values[nested.axes[axis].extents]),
+                within(nested.axes[axis]), rows_behind(x, axis)};
+  for (const int each : ragged) {
+    if (each == axis) continue;
+    const int64_t most = nested.axes[each].extent;
+    const ValueId extents = within(nested.axes[each]);
+    groups.beside.push_back({each, most, std::max(rows_behind(x, each), most), extents, one_after_another(extents)});
+  }
   return groups;
+}
+
+int64_t Builder::Groups::first() const {
+  return axis - 1 - std::count_if(beside.begin(), beside.end(), [&](const Beside& other) { return other.axis < axis; });
+}
+
+// All ragged axes combined, that of `groups` as `starts` and `rows` say.
+ValueId Builder::combined(ValueId x, const Groups& groups, ValueId starts, int64_t rows) {
+  std::vector<ValueId> all_starts;
+  std::vector<int64_t> all_rows;
+  for (const Groups::Beside& other : groups.beside) {
+    all_starts.push_back(other.starts);
+    all_rows.push_back(other.rows);
+  }
+  const int64_t before = groups.axis - 1 - groups.first();
+  all_starts.insert(all_starts.begin() + before, starts);
+  all_rows.insert(all_rows.begin() + before, rows);
+  return combine(x, all_starts, all_rows);
+}
+
+// The other ragged axes again, those behind that of `groups` by `more` axes further.
+ValueId Builder::partitioned_beside(ValueId x, const Groups& groups, int64_t more) {
+  for (const Groups::Beside& other : groups.beside) {
+    const int64_t at = other.axis - 1 + (other.axis > groups.axis ? more : 0);
+    x = partition(x, other.starts, that_fit(other.extents, other.starts, other.rows), at, other.most);
+  }
+  return x;
 }
 
 ValueId Builder::times(ValueId x, int64_t factor) {
@@ -72,7 +125,7 @@ ValueId Builder::that_fit(ValueId extents, ValueId starts, int64_t rows) {
 }
 
 Builder::Nested Builder::split(ValueId x, int64_t axis, int64_t factor) {
-  const Groups groups = groups_of(x, "split");
+  const Groups groups = groups_of(x, "split", axis);
   JF_REQUIRE(axis == groups.axis, "[split] expected ragged axis ", groups.axis, " of ",
              print_type(fusion_, fusion_.values[x]), ", got ", axis, "; reshape splits dense axes");
   JF_REQUIRE(factor >= 1, "[split] expected a factor from 1 on, got ", factor);
@@ -83,36 +136,43 @@ Builder::Nested Builder::split(ValueId x, int64_t axis, int64_t factor) {
       pointwise(OpKind::kAdd, std::array{groups.extents, full(DType::kS32, groups.shape, {factor - 1})});
   const ValueId counts = pointwise(OpKind::kDiv, std::array{filled, full(DType::kS32, groups.shape, {factor})});
   const ValueId starts = one_after_another(counts);
-  const ValueId stored = combine(x, times(starts, factor), std::max(parts * factor, groups.most));
+  const ValueId stored = combined(x, groups, times(starts, factor), std::max(parts * factor, groups.most));
   std::vector<int64_t> to = shape(fusion_.values[stored]);
-  const int64_t at = groups.axis - 1;
+  const int64_t at = groups.first();
   to[at] = parts;
   to.insert(to.begin() + at + 1, factor);
   JF_CHECK(product(to) == elements(fusion_.values[stored]), "parts of rows and their storage differ");
   const int64_t most = std::min(divide_up(groups.most, factor), parts);
   const ValueId kept = that_fit(counts, starts, parts);
-  return {partition(reshape(stored, to), starts, kept, at, most), starts, kept};
+  return {partitioned_beside(partition(reshape(stored, to), starts, kept, at, most), groups, 1), starts, kept};
 }
 
 Builder::Nested Builder::merge(ValueId x, int64_t first, int64_t second) {
-  const Groups groups = groups_of(x, "merge");
+  const std::vector<int> ragged = ragged_axes(value(x, "merge"));
+  const bool second_is = std::find(ragged.begin(), ragged.end(), second) != ragged.end();
+  const Groups groups = groups_of(x, "merge", second_is ? second : first);
   const std::vector<int64_t> from = shape(fusion_.values[x]);
   const int64_t component = groups.axis - 1, outer = groups.axis - 2;
   if (first == component && second == groups.axis) {
     const ValueId starts = one_after_another(groups.extents);
-    return {combine(x, starts, std::max(groups.rows, groups.most)), starts, groups.extents};
+    const ValueId rows = combined(x, groups, starts, std::max(groups.rows, groups.most));
+    return {partitioned_beside(rows, groups, -1), starts, groups.extents};
   }
-  if (first == groups.axis && second == groups.axis + 1 && second < std::ssize(from)) {
+  const bool is_component = std::any_of(groups.beside.begin(), groups.beside.end(),
+                                        [&](const Groups::Beside& other) { return other.axis - 1 == second; });
+  if (first == groups.axis && second == groups.axis + 1 && second < std::ssize(from) && !is_component) {
     const int64_t size = from[second];
     JF_REQUIRE(groups.rows <= kMostRows / std::max<int64_t>(size, 1), "[merge] ", groups.rows, " rows times ", size,
                " do not fit in s32");
     const ValueId starts = one_after_another(groups.extents);
-    const ValueId stored = combine(x, starts, std::max(groups.rows, groups.most));
+    const ValueId stored = combined(x, groups, starts, std::max(groups.rows, groups.most));
     std::vector<int64_t> to = shape(fusion_.values[stored]);
-    to[component] *= size;
-    to.erase(to.begin() + component + 1);
+    const int64_t at = groups.first();
+    to[at] *= size;
+    to.erase(to.begin() + at + 1);
     const ValueId begins = times(starts, size), counts = times(that_fit(groups.extents, starts, groups.rows), size);
-    return {partition(reshape(stored, to), begins, counts, component, groups.most * size), begins, counts};
+    const ValueId merged = partition(reshape(stored, to), begins, counts, at, groups.most * size);
+    return {partitioned_beside(merged, groups, -1), begins, counts};
   }
   JF_REQUIRE(groups.shape.size() > 1 && first == outer && second == groups.axis, "[merge] axes (", first, ", ", second,
              ") of ", print_type(fusion_, fusion_.values[x]),

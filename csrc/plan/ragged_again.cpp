@@ -51,13 +51,32 @@ Rows pairs_of(const Fusion& segment) {
   return rows;
 }
 
+// Copies of values, named after them.
+class Copies {
+ public:
+  explicit Copies(Fusion& result) : result_(result) {
+    names_.insert(result.name);
+    for (const ir::Value& value : result.values) names_.insert(value.name);
+  }
+  ValueId of(ValueId id) {
+    ir::Value value = result_.values[id];
+    const std::string name = value.name;
+    for (int again = 2; !names_.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
+    result_.values.push_back(std::move(value));
+    return static_cast<ValueId>(result_.values.size()) - 1;
+  }
+
+ private:
+  Fusion& result_;
+  std::set<std::string> names_;
+};
+
 Fusion with_again(const Rows& rows) {
   const Fusion& segment = rows.fusion;
   const std::vector<int> depth = depths(rows);
   Fusion result = segment;
   result.ops.clear();
-  std::set<std::string> names = {segment.name};
-  for (const ir::Value& value : segment.values) names.insert(value.name);
+  Copies fresh(result);
   std::map<ValueId, const Op*> defined;
   for (const Op& op : segment.ops) defined[op.output] = &op;
   std::set<ValueId> done;
@@ -75,12 +94,7 @@ Fusion with_again(const Rows& rows) {
     const int before = rows.leaves(op) ? depth[id] - 1 : nested ? folds : 0;
     for (ValueId& input : made.inputs) input = self(self, input, before);
     if (copied) {
-      ir::Value value = segment.values[id];
-      const std::string name = value.name;
-      for (int again = 2; !names.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
-      made.output = static_cast<ValueId>(result.values.size());
-      result.values.push_back(std::move(value));
-      copies[{id, folds}] = made.output;
+      copies[{id, folds}] = made.output = fresh.of(id);
     }
     result.ops.push_back(std::move(made));
     return result.ops.back().output;
@@ -102,8 +116,7 @@ Fusion with_rows_widened_again(const Fusion& segment) {
   const std::vector<int> depth = depths(segment);
   Fusion result = segment;
   result.ops.clear();
-  std::set<std::string> names = {segment.name};
-  for (const ir::Value& value : segment.values) names.insert(value.name);
+  Copies fresh(result);
   std::map<ValueId, const Op*> partitions, widened;
   std::map<std::pair<ValueId, int>, ValueId> copies;
   for (const Op& op : segment.ops) {
@@ -113,14 +126,10 @@ Fusion with_rows_widened_again(const Fusion& segment) {
     for (ValueId& input : made.inputs) {
       const auto found = widened.find(input);
       if (found == widened.end() || folds == 0) continue;
-      const auto [copy, fresh] = copies.try_emplace({input, folds}, static_cast<ValueId>(result.values.size()));
-      if (fresh) {
-        ir::Value value = segment.values[input];
-        const std::string name = value.name;
-        for (int again = 2; !names.insert(value.name).second; ++again) value.name = cat(name, "_again_", again);
-        result.values.push_back(std::move(value));
+      const auto [copy, is_new] = copies.try_emplace({input, folds}, -1);
+      if (is_new) {
         Op again = *found->second;
-        again.output = copy->second;
+        again.output = copy->second = fresh.of(input);
         result.ops.push_back(std::move(again));
       }
       input = copy->second;
@@ -133,6 +142,51 @@ Fusion with_rows_widened_again(const Fusion& segment) {
     result.ops.push_back(std::move(made));
   }
   return result;
+}
+
+Fusion with_turned_rows_again(const Fusion& segment) {
+  Fusion result = segment;
+  result.ops.clear();
+  Copies copies(result);
+  std::map<ValueId, const Op*> defined;
+  for (const Op& op : segment.ops) defined[op.output] = &op;
+  // How a value is read: the order of its axes, behind those of each value on the way that has other axes.
+  using Way = std::vector<int64_t>;
+  std::map<std::pair<ValueId, Way>, ValueId> made;
+  const auto needed = [&](const auto& self, ValueId id, const Way& way) -> ValueId {
+    const auto found = defined.find(id);
+    if (found == defined.end()) return id;
+    Op op = *found->second;
+    const bool nested = ir::ragged_axis(segment.values[id]) >= 0;
+    const Way own = nested ? way : Way{};
+    if (const auto known = made.find({id, own}); known != made.end()) return known->second;
+    Way next = own;
+    const size_t rank = segment.values[id].axes.size();
+    const bool turned = next.size() >= rank && nested && !next.empty() && next.back() >= 0;
+    if (op.kind == ir::OpKind::kTranspose && nested) {
+      const std::vector<int64_t>& dims = std::get<ir::Dims>(op.attribute).dims;
+      Way order(rank);
+      bool in_order = true;
+      for (size_t i = 0; i < rank; ++i) {
+        order[i] = dims[turned ? next[next.size() - rank + i] : static_cast<int64_t>(i)];
+        in_order = in_order && order[i] == static_cast<int64_t>(i);
+      }
+      if (turned) next.resize(next.size() - rank);
+      if (!in_order) next.insert(next.end(), order.begin(), order.end());
+    } else if (turned && ir::info(op.kind).op_class != ir::OpClass::kPointwise) {
+      next.push_back(-1 - id);
+    }
+    for (ValueId& input : op.inputs) input = self(self, input, next);
+    if (!own.empty()) op.output = copies.of(id);
+    made[{id, own}] = op.output;
+    result.ops.push_back(op);
+    return op.output;
+  };
+  for (const Op& op : segment.ops) {
+    if (!Rows{segment}.has(op.output)) needed(needed, op.output, {});
+  }
+  for (const ValueId id : segment.outputs) needed(needed, id, {});
+  return ir::without_unused(std::move(result));
 }
 
 std::vector<std::pair<ValueId, std::vector<ValueId>>> values_of_folds(const Fusion& segment) {

@@ -19,6 +19,9 @@ ir::Fusion with_pairs_again(const ir::Fusion& segment);
 // The segment in which what is wider than the rows in memory is made of them anew for each of such folds, so that what
 // a block keeps is narrow.
 ir::Fusion with_rows_widened_again(const ir::Fusion& segment);
+// The segment in which nested values are computed once for each order of their axes that they are read in: x and x
+// turned, where both are added.
+ir::Fusion with_turned_rows_again(const ir::Fusion& segment);
 
 // One of the folds that come from equally many others, and what is computed for those, they themselves included; what
 // follows from folds is with the last ones.

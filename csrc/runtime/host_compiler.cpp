@@ -21,6 +21,9 @@ namespace jf::runtime {
 namespace {
 
 constexpr int kLogLines = 60;
+// What a compiler says of its own mistakes, and the pass that g++ 12 makes most of them in.
+constexpr std::string_view kBrokenDown = "internal compiler error";
+constexpr const char* kFewerPasses = "-fno-tree-slp-vectorize";
 constexpr std::string_view kNextStep =
     "install one of them (apt install g++, or pip install ziglang), or set JAX_FUSER_CXX to a C++ compiler";
 
@@ -191,9 +194,15 @@ std::string compile_host(const Source& source, const std::vector<std::string>& f
   for (const char* word : {"-pipe", "-nostdlib", "-I.", "kernel.cpp", "-o", "kernel.so", "-lm", "-lgcc"}) {
     command.push_back(word);
   }
-  const Finished finished = run(command, folder.path());
-  const std::optional<std::string> binary = read_file(folder.path() + "/kernel.so");
-  if (finished.exit_code == 0 && binary && !binary->empty()) return *binary;
+  Finished finished;
+  // Texts are written in vectors already; where a compiler breaks down over making more of them, it is told not to.
+  for (const bool again : {false, true}) {
+    if (again) command.insert(command.begin() + static_cast<std::ptrdiff_t>(compiler.command.size()), kFewerPasses);
+    finished = run(command, folder.path());
+    const std::optional<std::string> binary = read_file(folder.path() + "/kernel.so");
+    if (finished.exit_code == 0 && binary && !binary->empty()) return *binary;
+    if (finished.output.find(kBrokenDown) == std::string::npos) break;
+  }
   folder.keep();
   throw UserError(cat("[compile] the C++ compiler failed with exit code ", finished.exit_code, ": ", join(command),
                       "\n", first_lines(finished.output, kLogLines), "The source is kept in ", folder.path(),
