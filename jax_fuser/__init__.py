@@ -1,6 +1,7 @@
 """Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
 
 from . import _export_types, _ffi, _lax_products, ir, moe, nested  # noqa: F401 (`fuse` finds _lax_products)
+from ._autotune import autotune
 from ._core import InternalError, UserError
 from ._doctor import counters, doctor
 from ._explain import explain
@@ -22,6 +23,7 @@ __all__ = [
     "UserError",
     "as_flattened",
     "as_nested",
+    "autotune",
     "block_scale_starts",
     "counters",
     "debug_checks",

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import Var, jaxprs_in_params
 
-from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates
+from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates, _trace_writer
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 
 STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
@@ -150,7 +150,7 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
         segments,
         {f"x{i}": label(origin) for i, origin in enumerate(call.origins)},
         readers,
-        sum(_random.makes_bits(_trace.label(e)) for e in inner.eqns),
+        sum(_random.makes_bits(_trace_writer.label(e)) for e in inner.eqns),
     )
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from . import _core
+from . import _core, _tuned
 
 _TARGET_NAME = "jax_fuser.program"
 _PLATFORMS = {"cpu": "cpu", "cuda": "CUDA"}
@@ -143,6 +143,7 @@ def emit_program(
     The program's shapes are those of the buffers: XLA must not split this call by itself.
     """
     target = target_text(platform)
+    program = _tuned.with_choices(program, target)
     module = id(ctx.module_context.module)
     # What is exported may run on another device, which keeps more between its kernels.
     portable = ctx.module_context.lowering_parameters.for_export

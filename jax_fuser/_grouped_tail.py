@@ -19,7 +19,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi, _fuse, _split, _trace, _trace_ops
+from jax_fuser import _ffi, _fused_primitive, _split, _trace, _trace_ops
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._row_groups import row_groups, spans
@@ -78,7 +78,7 @@ def product_and_tail(
     how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype))
     operands = [a for a in (x, rhs, extents, *optional) if a is not None]
     one = narrow or x.dtype == rhs.dtype == jnp.float32
-    return how.compute(*operands) if not one or _fuse.jit_is_off() else _bound(*operands, how=how)
+    return how.compute(*operands) if not one or _fused_primitive.jit_is_off() else _bound(*operands, how=how)
 
 
 def _rows(x: Any, index: Any, back: Any) -> jax.Array:
@@ -166,7 +166,9 @@ def tail_backward(
     how = _Backward(activation, gated, wanted)
     operands = (cotangent, rhs, extents, before, scale)
     narrow = all(jnp.dtype(a.dtype) in (jnp.bfloat16, jnp.float16) for a in (cotangent, rhs, before))
-    return how.compute(*operands) if not narrow or _fuse.jit_is_off() else _bound_backward(*operands, how=how)
+    return (
+        how.compute(*operands) if not narrow or _fused_primitive.jit_is_off() else _bound_backward(*operands, how=how)
+    )
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
 
     def run(*operands: Any) -> list[Any]:
         with _trace_ops.for_cpu() if platform == "cpu" else contextlib.nullcontext():
-            return _fuse.run(jaxpr, operands, "grouped_matmul")
+            return _fused_primitive.run(jaxpr, operands, "grouped_matmul")
 
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 

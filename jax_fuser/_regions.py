@@ -32,7 +32,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
-from jax_fuser import _random, _trace, _trace_updates
+from jax_fuser import _random, _trace, _trace_updates, _trace_writer
 from jax_fuser._flatten import Flat
 
 # Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
@@ -140,7 +140,7 @@ class _Partition:
         for i in _trace_updates.in_place(self.eqns, self.returned, self.cut, _trace.is_view):
             self.cut[i] = True
         if leave_draws:
-            self.cut = [cut or _random.draws(_trace.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
+            self.cut = [cut or _random.draws(_trace_writer.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
         for i, eqn in enumerate(self.eqns):
             if eqn.primitive.name == _trace.PRODUCT and (leave_products or linear_values or not self._has_tail(i)):
                 self.cut[i] = True
@@ -190,7 +190,7 @@ class _Partition:
         for cut, view, eqn in zip(self.cut, self.view, self.eqns):
             operands = variables(eqn)
             known = {v for v in operands if v in fixed or (v not in self.maker and not shape(v))}
-            own = not cut and not view and _random.draws(_trace.label(eqn))
+            own = not cut and not view and _random.draws(_trace_writer.label(eqn))
             if not cut and not own:
                 others = [v for v in operands if v not in known]
                 # Scalars have regions of their own, which wait for no array; an array would be made beside readers

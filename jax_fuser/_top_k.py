@@ -46,7 +46,7 @@ class _Packing:
 
 
 def emit(w: Any, aval: Any, axis: int, k: int, x: int, index_dtype: Any, label: str) -> tuple[int, int]:
-    """Add the k largest elements along an axis and their indices to a `_trace.Writer`; equal ones by their index."""
+    """Add the k largest elements along an axis and their indices to a `Writer`; equal ones by their index."""
     packing, b, shape = _Packing(aval.dtype), w.builder, list(aval.shape)
     kept = [i for i in range(len(shape)) if i != axis]
     rows = [shape[i] for i in kept]

@@ -9,18 +9,25 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Literal
 
-from jax_fuser import _axes, _core, _ffi, _random, _top_k, _trace_groups, _trace_moves, _trace_ops, _trace_updates
+from jax_fuser import (
+    _axes,
+    _core,
+    _ffi,
+    _random,
+    _trace_folds,
+    _trace_groups,
+    _trace_moves,
+    _trace_ops,
+    _trace_updates,
+)
 from jax_fuser._static_sizes import symbolic_size
-
-Ids = list[int]
-Equation = Any  # a JaxprEqn; its types do not say that the avals are arrays
+from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
 
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
@@ -53,21 +60,6 @@ _MOVES = (
     "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
 )
 _OF_FLOAT8 = frozenset(_MOVES.split())
-# What is folded on constants: the ops that numpy rounds as every machine does.
-_FOLDED: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "max": np.maximum,
-    "min": np.minimum,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-}
 # What reads a part of a value, or puts parts together; then how many ops a program of those may have.
 _SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
@@ -82,94 +74,9 @@ CALLS: dict[str, str] = {
 CALLS[PRODUCT_TAIL] = "jaxpr"
 
 
-class Writer:
-    """One fusion being built; `values` maps the variables of the jaxpr at hand to value numbers of the builder."""
-
-    def __init__(self, name: str, max_ops: int | None = None):
-        self.builder = _axes.Builder(_core.identifier(name), max_ops)
-        self.values: dict[Any, int] = {}
-        self.known: dict[int, Any] = {}  # scalar constants
-        # By ids, starts and extents: what was taken for each row, and the per-group values that it was taken from.
-        self.spread: dict[tuple[int, int, int], dict[int, int]] = {}
-
-    def read(self, atom: Any) -> int:
-        """Return the value of a variable or literal."""
-        if not isinstance(atom, Literal):
-            return self.values[atom]
-        aval: Any = atom.aval
-        return self.constant(aval.dtype, atom.val)
-
-    def constant(self, dtype: Any, value: Any) -> int:
-        """Add a scalar."""
-        scalar = np.asarray(value, dtype)[()]
-        integral = np.issubdtype(scalar.dtype, np.integer)
-        python = bool(scalar) if scalar.dtype == np.bool_ else int(scalar) if integral else float(scalar)
-        result = self.builder.constant(_ffi.known_dtype_name(dtype), python)
-        self.known[result] = scalar
-        return result
-
-    def full(self, aval: Any, value: Any) -> int:
-        """Add a constant of the shape and dtype of `aval`."""
-        return self.builder.broadcast(self.constant(aval.dtype, value), list(aval.shape), [])
-
-    def fit(self, value: int, shape: Sequence[int], to: Sequence[int]) -> int:
-        """Stretch a scalar, or the axes of extent 1, to a shape: the broadcasting that JAX leaves implicit."""
-        if tuple(shape) == tuple(to):
-            return value
-        return self.builder.broadcast(value, list(to), list(range(len(shape))))
-
-    def op(self, name: str, inputs: Ids, eqn: Equation) -> int:
-        """Add a pointwise op under the user's name for it."""
-        return self.builder.pointwise(name, inputs, label(eqn))
-
-    def label(self, eqn: Equation) -> str:
-        """Return the user's name for an equation."""
-        return label(eqn)
-
-    def call(self, jaxpr: Any, consts: Sequence[Any], inputs: Ids) -> Ids:
-        """Add the equations of an open jaxpr, with scalars and values for its variables."""
-        outer, self.values = self.values, dict(zip(jaxpr.invars, inputs))
-        for var, value in zip(jaxpr.constvars, consts):
-            self.values[var] = self.constant(var.aval.dtype, value)
-        self.run(jaxpr.eqns)
-        results = [self.read(v) for v in jaxpr.outvars]
-        self.values = outer
-        return results
-
-    def fold(self, eqn: Equation, inputs: Ids) -> int | None:
-        """Return the result of an equation on constants, or of a choice by a constant."""
-        name, aval = eqn.primitive.name, eqn.outvars[0].aval
-        if name == "select_n" and isinstance(self.known.get(inputs[0]), np.bool_):
-            return inputs[1 + int(self.known[inputs[0]])]
-        if name not in _FOLDED or not self.known.keys() >= {*inputs} or aval.shape:
-            return None
-        with np.errstate(all="ignore"):
-            return self.constant(aval.dtype, _FOLDED[name](*(self.known[i] for i in inputs)))
-
-    def rounded(self, value: int, dtype: Any) -> int:
-        """Return a value as its dtype holds it: computed twice, in f32, it may be stored in between once."""
-        if dtype not in (jax.numpy.bfloat16, np.float16) or value in self.builder.inputs:
-            return value
-        return self.builder.bitcast(self.builder.bitcast(value, "u16", ""), _ffi.known_dtype_name(dtype), "")
-
-    def run(self, eqns: Sequence[Equation]) -> None:
-        """Add equations in order."""
-        for eqn in eqns:
-            rule = RULES[eqn.primitive.name]
-            inputs = [self.read(v) for v in eqn.invars]
-            folded = self.fold(eqn, inputs)
-            if folded is not None:
-                self.values[eqn.outvars[0]] = folded
-                continue
-            if rule.fits and not rule.is_view(eqn):
-                to = eqn.outvars[0].aval.shape
-                inputs = [self.fit(i, v.aval.shape, to) for i, v in zip(inputs, eqn.invars)]
-            self.values.update(zip(eqn.outvars, rule.emit(self, eqn, inputs)))
-
-
 def write_program(jaxpr: Any, name: str) -> tuple[_axes.Program, _axes.Builder]:
     """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes."""
-    writer = Writer(name)
+    writer = Writer(name, RULES)
     _write(writer, jaxpr.invars, jaxpr.eqns)
     return writer.builder.finish([writer.read(var) for var in jaxpr.outvars]), writer.builder
 
@@ -182,7 +89,7 @@ def grows(invars: Sequence[Any], eqns: Sequence[Equation]) -> bool:
     """
     if not any(eqn.primitive.name in _SLICING for eqn in eqns):
         return False
-    writer = Writer("size", _FEW_OPS + _OPS_OF_AN_EQUATION * _count(eqns))
+    writer = Writer("size", RULES, _FEW_OPS + _OPS_OF_AN_EQUATION * _count(eqns))
     try:
         _write(writer, invars, eqns)
     except _core.UserError:
@@ -203,40 +110,11 @@ def _write(writer: Writer, invars: Sequence[Any], eqns: Sequence[Equation]) -> N
     writer.run(eqns)
 
 
-def label(eqn: Equation) -> str:
-    """Return the user's name for an equation: the innermost scope and the primitive. Lines would change cache keys."""
-    scope = str(eqn.source_info.name_stack).rsplit("/", 1)[-1]
-    scope = scope.rsplit("(", 1)[-1].rstrip(")")  # transpose(jvp(gelu)) is gelu
-    return f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
-
-
 # Rules.
-
-
-def _accepts(eqn: Equation) -> str | None:
-    return None
-
-
-def _never(eqn: Equation) -> bool:
-    return False
 
 
 def _always(eqn: Equation) -> bool:
     return True
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How one primitive becomes ops. `body` names the parameter that holds a jaxpr to open.
-
-    `fits`: operands are stretched to the result's shape, where the rule is for no view.
-    """
-
-    emit: Callable[[Writer, Equation, Ids], Ids]
-    refuse: Callable[[Equation], str | None] = _accepts
-    is_view: Callable[[Equation], bool] = _never
-    body: str | None = None
-    fits: bool = True
 
 
 def opens(f: Callable[..., Any]) -> Rule:
@@ -252,65 +130,6 @@ def opens(f: Callable[..., Any]) -> Rule:
 
 def _pointwise(op: str) -> Rule:
     return Rule(lambda w, eqn, x: [w.op(op, x, eqn)])
-
-
-def _reduction(op: str) -> Rule:
-    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
-        dtype = eqn.outvars[0].aval.dtype
-        operand = w.rounded(x[0], dtype) if op in ("reduce_max", "reduce_min") else x[0]
-        return [w.builder.reduce(op, operand, sorted(eqn.params["axes"]), dtype, label(eqn))]
-
-    return Rule(emit, refuse=_refuse_reduction, fits=False)
-
-
-def _scan(op: str) -> Rule:
-    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
-        p, dtype = eqn.params, eqn.outvars[0].aval.dtype
-        operand = w.rounded(x[0], dtype) if op in ("scan_max", "scan_min") else x[0]
-        return [w.builder.scan(op, operand, p["axis"], p["reverse"], label(eqn))]
-
-    return Rule(emit)
-
-
-def _argument(op: str) -> Rule:
-    def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
-        # The first index at which the operand is its maximum; a NaN is one.
-        aval, result = eqn.invars[0].aval, eqn.outvars[0].aval
-        (axis,) = eqn.params["axes"]
-        extent = aval.shape[axis]
-        if extent == 1:
-            return [w.full(result, 0)]
-        value, shape, name = w.rounded(x[0], aval.dtype), list(aval.shape), label(eqn)
-        best = w.builder.reduce(op, value, [axis], aval.dtype, name)
-        kept = [i for i in range(len(shape)) if i != axis]
-        is_best = w.op("eq", [value, w.builder.broadcast(best, shape, kept)], eqn)
-        if np.dtype(aval.dtype).kind not in "iub":  # numpy knows bf16 as no float
-            is_best = w.op("or_", [is_best, w.op("ne", [value, value], eqn)], eqn)
-        index = np.dtype("int32" if extent < 2**31 else "int64")
-        none = w.builder.broadcast(w.constant(index, extent), shape, [])
-        at = w.op("select", [is_best, w.builder.iota(_ffi.known_dtype_name(index), shape, axis), none], eqn)
-        return [
-            w.builder.convert(
-                w.builder.reduce("reduce_min", at, [axis], index, name), _ffi.known_dtype_name(result.dtype), name
-            )
-        ]
-
-    return Rule(emit, refuse=_refuse_reduction, fits=False)
-
-
-def _emit_top_k(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    p, index = eqn.params, eqn.outvars[1].aval.dtype
-    return [*_top_k.emit(w, eqn.invars[0].aval, p["axis"], p["k"], x[0], index, label(eqn))]
-
-
-def _refuse_top_k(eqn: Equation) -> str | None:
-    return _top_k.refuse(eqn.invars[0].aval, eqn.params["axis"], eqn.params["k"])
-
-
-def _refuse_reduction(eqn: Equation) -> str | None:
-    if eqn.params.get("out_sharding") is not None:
-        return "asks for a sharding of its result"
-    return "folds no element" if 0 in eqn.invars[0].aval.shape else None
 
 
 def _of_rounded(op: str) -> Rule:
@@ -397,16 +216,16 @@ RULES: dict[str, Rule] = {
     **{name: _pointwise(op) for name, op in _OTHER_NAME.items()},
     **{name: Rule(lambda w, eqn, x: x, is_view=_always) for name in _SAME_VALUE.split()},
     **{name: Rule(_open, refuse=_refuse_call, body=body, fits=False) for name, body in CALLS.items()},
-    **{name: _reduction(name) for name in _FOLDS.split()},
+    **{name: Rule(_trace_folds.reduction(name), refuse=_trace_folds.refuse, fits=False) for name in _FOLDS.split()},
     **{name: _of_rounded(name) for name in ("eq", "ne", "is_finite")},
-    "cumsum": _scan("scan_sum"),
-    "cumprod": _scan("scan_prod"),
-    "cummax": _scan("scan_max"),
-    "cummin": _scan("scan_min"),
-    "cumlogsumexp": _scan("scan_logsumexp"),
-    "top_k": Rule(_emit_top_k, refuse=_refuse_top_k, fits=False),
-    "argmax": _argument("reduce_max"),
-    "argmin": _argument("reduce_min"),
+    "cumsum": Rule(_trace_folds.scan("scan_sum")),
+    "cumprod": Rule(_trace_folds.scan("scan_prod")),
+    "cummax": Rule(_trace_folds.scan("scan_max")),
+    "cummin": Rule(_trace_folds.scan("scan_min")),
+    "cumlogsumexp": Rule(_trace_folds.scan("scan_logsumexp")),
+    "top_k": Rule(_trace_folds.top_k, refuse=_trace_folds.refuse_top_k, fits=False),
+    "argmax": Rule(_trace_folds.argument("reduce_max"), refuse=_trace_folds.refuse, fits=False),
+    "argmin": Rule(_trace_folds.argument("reduce_min"), refuse=_trace_folds.refuse, fits=False),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "jax_fuser_reciprocal": _pointwise("reciprocal"),
     "integer_pow": Rule(_trace_ops.integer_pow),

@@ -14,7 +14,7 @@ import numpy as np
 from jax_fuser import _trace_moves
 
 if TYPE_CHECKING:
-    from jax_fuser._trace import Writer
+    from jax_fuser._trace_writer import Writer
 
 Ids = list[int]
 Equation = Any

@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 from jax_fuser import _axes
 
 if TYPE_CHECKING:
-    from jax_fuser._trace import Writer
+    from jax_fuser._trace_writer import Writer
 
 Ids = list[int]
 Equation = Any

@@ -13,7 +13,7 @@ import numpy as np
 from jax_fuser._ffi import known_dtype_name
 
 if TYPE_CHECKING:
-    from jax_fuser._trace import Writer
+    from jax_fuser._trace_writer import Writer
 
 Ids = list[int]
 Equation = Any

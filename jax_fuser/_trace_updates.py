@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend.core import Var
 
 if TYPE_CHECKING:
-    from jax_fuser._trace import Writer
+    from jax_fuser._trace_writer import Writer
 
 Ids = list[int]
 Equation = Any

@@ -80,7 +80,7 @@ import jax
 import jax.extend
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _arguments, _binding_words, _by_hand, _core, _evaluate, _ffi, _fuse
+from jax_fuser import _arguments, _binding_words, _by_hand, _core, _evaluate, _ffi, _fused_primitive
 from jax_fuser._core import Fusion, IndexGraph, Schedule, Scheduler, UserError
 from jax_fuser._evaluate import evaluate
 
@@ -396,7 +396,7 @@ def _compiled(text: str, fusion: Fusion) -> Callable[..., Any]:
             shapes = tuple((tuple(fusion.shape(v)), _ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs)
             made: list[Any] = opaque_p.bind(*operands, text=text, shapes=shapes, reason=str(error))
             return made
-        return _fuse.run_program(closed, operands, fusion.name, text)
+        return _fused_primitive.run_program(closed, operands, fusion.name, text)
 
     return jax.jit(run_once)
 

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _ffi, _fuse, _regions
+from jax_fuser import _ffi, _fused_primitive, _regions
 
 X = jnp.linspace(-1, 1, 48).reshape(6, 8)
 W = jnp.eye(8)
@@ -25,7 +25,7 @@ def regions(f, *args):
 
 
 def fused_equations(jaxpr):
-    return [eqn for eqn in jaxpr.eqns if eqn.primitive is _fuse.fused_p]
+    return [eqn for eqn in jaxpr.eqns if eqn.primitive is _fused_primitive.fused_p]
 
 
 def cuts(f, *args):

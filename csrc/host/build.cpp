@@ -14,6 +14,7 @@
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "plan/halves.h"
+#include "plan/parameters.h"
 #include "plan/plan.h"
 #include "plan/pointwise.h"
 #include "plan/ragged.h"
@@ -34,24 +35,27 @@ class Refused : public InternalError {
 
 class Kernels {
  public:
-  Kernels(const Target& target, Program& program) : target_(target), program_(program) {}
+  Kernels(const Target& target, const Tuning& tuning, Program& program)
+      : target_(target), tuning_(tuning), program_(program) {}
 
   loops::Kernel pointwise(const ir::Fusion& segment) {
     return guarded(segment, [&] {
-      if (const auto parameters = plan::propose_transpose(segment, target_)) {
-        const plan::TransposeKernel kernel = plan::transpose_kernel(segment, *parameters);
-        return lowered("transpose", kernel.fusion, plan::print(*parameters), true, kernel.schedule);
+      const Parameters& given = tuning_.of(segment.name);
+      if (const auto proposed = plan::propose_transpose(segment, target_)) {
+        const plan::CudaTranspose parameters = plan::edited(*proposed, given, target_);
+        const plan::TransposeKernel kernel = plan::transpose_kernel(segment, parameters);
+        return lowered_by("transpose", kernel.fusion, parameters, true, kernel.schedule);
       }
-      const plan::PointwiseParameters parameters = plan::propose(segment, target_);
-      return lowered("pointwise", segment, plan::print(parameters), false,
-                     plan::pointwise_schedule(segment, parameters));
+      const plan::PointwiseParameters parameters = plan::edited(plan::propose(segment, target_), given, target_);
+      return lowered_by("pointwise", segment, parameters, false, plan::pointwise_schedule(segment, parameters));
     });
   }
   loops::Kernel reduction(const ir::Fusion& segment) {
     return guarded(segment, [&] {
-      const plan::ReductionParameters parameters = plan::propose_reduction(segment, target_);
+      const plan::ReductionParameters parameters =
+          plan::edited(plan::propose_reduction(segment, target_), tuning_.of(segment.name), segment, target_);
       const plan::ReductionKernel kernel = plan::reduction_kernel(segment, parameters);
-      return lowered("reduction", kernel.fusion, plan::print(parameters), true, kernel.schedule);
+      return lowered_by("reduction", kernel.fusion, parameters, true, kernel.schedule);
     });
   }
   loops::Kernel nested(const ir::Fusion& segment) {
@@ -60,13 +64,14 @@ class Kernels {
         const bool again = plan::folds_again(segment);
         return several(again ? plan::with_rows_again(segment) : segment, again);
       }
-      const plan::NestedParameters parameters = plan::propose_nested(segment, target_);
+      const plan::NestedParameters parameters =
+          plan::edited(plan::propose_nested(segment, target_), tuning_.of(segment.name), target_);
       const bool again = plan::folds_again(segment);
       const ir::Fusion fusion = !again            ? segment
                                 : parameters.keep ? plan::with_rows_widened_again(segment)
                                                   : plan::with_rows_again(segment);
-      return lowered("nested", fusion, plan::print(parameters), again,
-                     plan::nested_schedule(fusion, parameters, target_.platform));
+      return lowered_by("nested", fusion, parameters, again,
+                        plan::nested_schedule(fusion, parameters, target_.platform));
     });
   }
 
@@ -86,6 +91,12 @@ class Kernels {
       program_.schedule.resize(text);
       return made(plan::with_pairs_again(fusion), true);
     }
+  }
+  template <class P>
+  loops::Kernel lowered_by(std::string_view strategy, const ir::Fusion& fusion, const P& parameters, bool changed,
+                           const schedule::Schedule& schedule) {
+    program_.facts.back().fields = plan::fields_of(parameters);
+    return lowered(strategy, fusion, plan::print(parameters), changed, schedule);
   }
   // `changed`: the fusion is no longer that of the segment.
   loops::Kernel lowered(std::string_view strategy, const ir::Fusion& fusion, const std::string& parameters,
@@ -111,6 +122,7 @@ class Kernels {
     try {
       return function();
     } catch (const UserError& error) {
+      if (!tuning_.of(segment.name).empty()) throw;
       // Such values can be computed from each other in ways that share no loops.
       JF_REQUIRE(!plan::has_several_ragged(segment), "[nested] ", segment.name,
                  " has values with several ragged axes that no loops go together for; combine one of them on the way ",
@@ -122,6 +134,7 @@ class Kernels {
   }
 
   const Target& target_;
+  const Tuning& tuning_;
   Program& program_;       // which gets all schedules, for people
   std::string scheduled_;  // of the latest
 };
@@ -143,7 +156,7 @@ void embed(Program part, const std::vector<BufferRef>& buffers, int64_t workspac
   std::move(part.facts.begin(), part.facts.end(), std::back_inserter(program.facts));
 }
 
-Program build(const ir::Fusion& whole, const Target& target, bool fills);
+Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills);
 
 // Steps before a kernel that store zeros where it stores nothing.
 void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, const Target& target,
@@ -162,7 +175,7 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
     }
     const ir::Value& nested = fusion.values[op.inputs[0]];
     const ir::ValueId extents = nested.axes[ir::ragged_axis(nested)].extents;
-    Program zeros = build(plan::zeros_in_gaps(fusion, op), target, false);
+    Program zeros = build(plan::zeros_in_gaps(fusion, op), target, {}, false);
     const int64_t workspace = placement.take(zeros.portable_workspace_bytes);
     embed(std::move(zeros), {buffers[at(fusion.inputs, op.inputs[1])], buffers[at(fusion.inputs, extents)], out},
           workspace, program);
@@ -183,7 +196,7 @@ void apart(const ir::Fusion& segment, const std::vector<plan::Segment>& parts, c
       if (places.count(id) == 0) places[id] = placement.scratch(ir::elements(value) * size_of(value.dtype));
       own.push_back(places.at(id));
     }
-    Program made = build(part.fusion, target, true);
+    Program made = build(part.fusion, target, {}, true);
     for (KernelFacts& facts : made.facts) facts.reason += "; no loops go together for all of what it is a half of";
     const int64_t workspace = placement.take(made.portable_workspace_bytes);
     embed(std::move(made), own, workspace, program);
@@ -196,7 +209,7 @@ ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
                        "] = reduce_sum(x0) {dims=[0]}\n}\n"));
 }
 
-Program build(const ir::Fusion& whole, const Target& target, bool fills) {
+Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
   const plan::Plan plan = plan::plan(whole, target.platform);
   const ir::Fusion& fusion = plan.fusion;
   Program program;
@@ -206,7 +219,7 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
   for (ir::ValueId id : fusion.outputs) program.output_bytes.push_back(bytes(id));
   program.segments = plan::print(plan);
   Placement placement(fusion);
-  Kernels kernels(target, program);
+  Kernels kernels(target, tuning, program);
   const Epilogues epilogues = find_epilogues(plan, target);
   const GatheringProducts gathers = find_gathers(plan, epilogues, target);
   std::map<size_t, std::vector<BufferRef>> buffers_of;
@@ -268,7 +281,8 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
       }
       grouped::Problem stored = problem;
       stored.out = epilogue->functor.out;
-      program.facts.back().parameters = grouped::describe(stored, target);
+      const Parameters& given = tuning.of(product.fusion.name);
+      program.facts.back().parameters = grouped::describe(stored, target, given);
       if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
       for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
       all.insert(all.end(), results.begin() + 1, results.end());
@@ -276,7 +290,7 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
         all.push_back(placement.write(of_product));
         placement.uses(all.back(), grouped::partial_sums(problem.n) * problem.m * size_of(DType::kF32));
       }
-      program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor});
+      program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor, {}, given});
       if (epilogue->sum) {
         const ir::Fusion folding = sum_of_parts(fusion.name, grouped::partial_sums(problem.n), problem.m);
         program.facts.push_back(kernel_facts(folding));
@@ -304,10 +318,11 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
         grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
         if (target.platform == Platform::kCuda) {
-          program.facts.back().parameters = grouped::describe(problem, target);
+          program.facts.back().parameters = grouped::describe(problem, target, tuning.of(segment.fusion.name));
           if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
         }
-        program.steps.push_back(GroupedStep{segment.fusion.name, problem, buffers});
+        program.steps.push_back(
+            GroupedStep{segment.fusion.name, problem, buffers, {}, {}, tuning.of(segment.fusion.name)});
         break;
       }
       case plan::Strategy::kPointwise:
@@ -335,6 +350,14 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
 
 }  // namespace
 
-Program build(const ir::Fusion& whole, const Target& target) { return build(whole, target, true); }
+Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning) {
+  Program program = build(whole, target, tuning, true);
+  for (const auto& [kernel, parameters] : tuning.kernels) {
+    const bool known = std::any_of(program.facts.begin(), program.facts.end(),
+                                   [&](const KernelFacts& facts) { return facts.name == kernel; });
+    JF_REQUIRE(known, "[tuned] ", whole.name, " has no kernel ", kernel, "; measure it again");
+  }
+  return program;
+}
 
 }  // namespace jf::host

@@ -8,7 +8,7 @@
 namespace jf::host {
 
 plan::StrategyKernel schedule_by(const ir::Fusion& fusion, std::string_view strategy, const Target& target,
-                                 const plan::Parameters& given) {
+                                 const Parameters& given) {
   return reported(ir::print(fusion), [&] {
     plan::StrategyKernel kernel = plan::schedule_by(fusion, strategy, target, given);
     lower::lower(kernel.fusion, kernel.schedule, target);

@@ -12,7 +12,7 @@ namespace jf::host {
 
 // plan::schedule_by, throwing UserError also where the target cannot run the schedule.
 plan::StrategyKernel schedule_by(const ir::Fusion& fusion, std::string_view strategy, const Target& target,
-                                 const plan::Parameters& given);
+                                 const Parameters& given);
 // Why the strategy cannot make the fusion as one kernel; empty where it can.
 std::string why_not(const ir::Fusion& fusion, std::string_view strategy, const Target& target);
 

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/parameters.h"
 #include "base/target.h"
 #include "ir/fusion.h"
 
@@ -23,6 +24,7 @@ struct KernelFacts {
   std::string strategy;    // pointwise, transpose, reduction, grouped, empty, written, "by hand"
   std::string reason;      // why it is a kernel of its own
   std::string parameters;  // of the strategy, as its printer writes them
+  Parameters fields;       // the same by name, where somebody may choose others (host/tuning.h)
   std::vector<Flow> reads, writes;
   // Every op counts 1 for each element that it computes, an element that a reduction or a scan takes 1, a
   // multiplication with its addition 2; conversions, and what only moves data, 0. A grouped product counts the capacity

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "grouped/cuda/hopper.h"
 #include "host/joined_tails.h"
+#include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/extract.h"
 #include "plan/grouped.h"
@@ -74,13 +75,9 @@ class Appended {
  public:
   explicit Appended(Fusion& fusion) : fusion_(fusion) {}
 
-  ValueId op(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute = {}, const ir::Value& stated = {}) {
-    ir::Value value = ir::infer(fusion_, kind, inputs, attribute, stated);
-    value.name = cat(fusion_.name, "_", fusion_.values.size());
-    const auto result = static_cast<ValueId>(fusion_.values.size());
-    fusion_.values.push_back(std::move(value));
-    fusion_.ops.push_back({kind, std::move(inputs), result, std::move(attribute), ""});
-    return result;
+  ValueId op(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute = {}, ir::Value stated = {}) {
+    stated.name = cat(fusion_.name, "_", fusion_.values.size());
+    return ir::append(fusion_, kind, std::move(inputs), std::move(attribute), stated);
   }
   ValueId number(int64_t number, ValueId like) {
     const DType dtype = fusion_.values[like].dtype;

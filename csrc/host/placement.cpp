@@ -60,8 +60,8 @@ int64_t Placement::take(int64_t bytes) {
 
 void Placement::uses(const BufferRef& place, int64_t bytes) {
   if (place.kind != BufferKind::kWorkspace) return;
-  const auto area = std::find_if(areas_.begin(), areas_.end(),
-                                 [&](const Area& a) { return a.begin == place.index && a.bytes > 0; });
+  const auto area =
+      std::find_if(areas_.begin(), areas_.end(), [&](const Area& a) { return a.begin == place.index && a.bytes > 0; });
   JF_CHECK(area != areas_.end() && bytes <= area->bytes, "no ", bytes, " bytes at ", place.index);
   area->used = round_up(bytes, kAlignment);
 }

@@ -8,11 +8,13 @@
 #include <variant>
 #include <vector>
 
+#include "base/parameters.h"
 #include "base/target.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "grouped/problem.h"
 #include "host/facts.h"
 #include "host/tile_tail.h"
+#include "host/tuning.h"
 #include "ir/fusion.h"
 #include "loops/kernel.h"
 #include "schedule/schedule.h"
@@ -41,6 +43,7 @@ struct GroupedStep {
   std::vector<BufferRef> buffers;
   std::optional<grouped::RowEpilogue> epilogue = {};
   std::optional<TileTail> tail = {};
+  Parameters parameters = {};  // of CUDA kernels, that somebody chose
 };
 // Another hand-written CUDA kernel, which takes its buffers, its maps and these integers.
 struct WrittenStep {
@@ -70,8 +73,9 @@ struct Program {
   std::vector<KernelFacts> facts;    // of every step, in order, and of segments without elements
 };
 
-// Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process.
-Program build(const ir::Fusion& fusion, const Target& target);
+// Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process. Throws UserError for a
+// tuning of kernels or with parameters that the program does not have.
+Program build(const ir::Fusion& fusion, const Target& target, const Tuning& tuning = {});
 
 std::string print(const Program& program);
 

@@ -33,10 +33,15 @@ grouped::Quantization quantization(const ir::Fusion& fusion, std::string_view li
 
 Request parse_request(std::string_view program) {
   constexpr std::string_view kSchedule = "\nschedule {";
-  constexpr std::string_view kQuantize = "\nkernel quantize";
+  constexpr std::string_view kQuantize = "\nkernel quantize", kTuned = "\ntuned {";
   if (const size_t end = program.find(kQuantize); end != program.npos) {
     Request request{ir::parse(program.substr(0, end)), std::nullopt};
     request.quantization = quantization(request.fusion, program.substr(end + kQuantize.size()));
+    return request;
+  }
+  if (const size_t end = program.find(kTuned); end != program.npos) {
+    Request request{ir::parse(program.substr(0, end)), std::nullopt};
+    request.tuning = parse_tuning(program.substr(end + 1));
     return request;
   }
   const size_t end = program.find(kSchedule);
@@ -46,8 +51,8 @@ Request parse_request(std::string_view program) {
 }
 
 Program build(const Request& request, const Target& target) {
-  const auto& [fusion, schedule, quantization] = request;
-  if (!schedule && !quantization) return build(fusion, target);
+  const auto& [fusion, schedule, quantization, tuning] = request;
+  if (!schedule && !quantization) return build(fusion, target, tuning);
   Program program;
   program.name = fusion.name;
   std::vector<BufferRef> buffers;

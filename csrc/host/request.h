@@ -1,6 +1,6 @@
 // What one custom call asks for: a fusion and, where a person scheduled it, its schedule, or which hand-written kernel
-// computes it. As text the one stands before the other, each as its own printer writes it; the kernel is a line,
-// "kernel quantize columns=1 transpose=1".
+// computes it, or parameters that were measured. As text the one stands before the other, each as its own printer
+// writes it; the kernel is a line, "kernel quantize columns=1 transpose=1".
 #pragma once
 
 #include <optional>
@@ -9,6 +9,7 @@
 #include "base/target.h"
 #include "grouped/cuda/quantize.h"
 #include "host/program.h"
+#include "host/tuning.h"
 #include "ir/fusion.h"
 #include "schedule/schedule.h"
 
@@ -18,6 +19,7 @@ struct Request {
   ir::Fusion fusion;
   std::optional<schedule::Schedule> schedule;
   std::optional<grouped::Quantization> quantization = {};
+  Tuning tuning = {};
 };
 
 Request parse_request(std::string_view program);

@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "base/error.h"
+#include "ir/infer.h"
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "ir/verify.h"

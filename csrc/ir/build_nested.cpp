@@ -7,7 +7,6 @@
 #include "ir/build.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
-#include "ir/verify.h"
 
 namespace jf::ir {
 namespace {

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "ir/build.h"
-#include "ir/verify.h"
 
 namespace jf::ir {
 namespace {

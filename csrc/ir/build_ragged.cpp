@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "ir/build.h"
+#include "ir/infer.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
-#include "ir/verify.h"
 
 namespace jf::ir {
 

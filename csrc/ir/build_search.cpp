@@ -1,7 +1,7 @@
 // Searching tables in the builder: only the numbers that are used are searched for.
 #include "base/error.h"
 #include "ir/build.h"
-#include "ir/verify.h"
+#include "ir/infer.h"
 
 namespace jf::ir {
 

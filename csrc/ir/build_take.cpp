@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "ir/build.h"
-#include "ir/verify.h"
+#include "ir/infer.h"
 
 namespace jf::ir {
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ir/append.h"
 #include "ir/verify.h"
 #include "schedule/axes.h"
 
@@ -28,18 +29,17 @@ class Extractor {
     if (!fresh) return entry->second;
     Value value = whole_.values[id];
     for (ir::Axis& axis : value.axes) axis.kind = ir::AxisKind::kIteration;  // memory holds every element
-    add_value(std::move(value));
+    value.name = unique(value.name);
+    segment_.fusion.values.push_back(std::move(value));
     segment_.fusion.inputs.push_back(entry->second);
     segment_.inputs.push_back(id);
     return entry->second;
   }
   // Axis kinds may change, since a broadcast that comes from memory repeats nothing.
   ValueId add_op(const Op& op, std::vector<ValueId> operands) {
-    Value value = ir::infer(segment_.fusion, op.kind, operands, op.attribute, whole_.values[op.output]);
-    value.name = whole_.values[op.output].name;
-    const ValueId result = add_value(std::move(value));
-    segment_.fusion.ops.push_back({op.kind, std::move(operands), result, op.attribute, op.label});
-    return result;
+    Value stated = whole_.values[op.output];
+    stated.name = unique(stated.name);
+    return ir::append(segment_.fusion, op.kind, std::move(operands), op.attribute, stated, op.label);
   }
   void add_output(ValueId of_whole, ValueId id) {
     segment_.fusion.outputs.push_back(id);
@@ -53,11 +53,10 @@ class Extractor {
   Segment segment_;
 
  private:
-  ValueId add_value(Value value) {
-    const std::string name = value.name;
-    for (int copy = 2; !names_.insert(value.name).second; ++copy) value.name = cat(name, "_", copy);
-    segment_.fusion.values.push_back(std::move(value));
-    return static_cast<ValueId>(segment_.fusion.values.size()) - 1;
+  std::string unique(const std::string& name) {
+    std::string result = name;
+    for (int copy = 2; !names_.insert(result).second; ++copy) result = cat(name, "_", copy);
+    return result;
   }
 
   const Fusion& whole_;

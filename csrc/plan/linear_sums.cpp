@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "ir/append.h"
 #include "ir/unused.h"
 #include "ir/verify.h"
 
@@ -47,13 +48,13 @@ class Rewriter {
     for (const Op& op : whole.ops) {
       defined_by_[op.output] = &op;
       extreme_[op.output] = is_extreme(op);
-      std::vector<Op> instead = sum_of(op) != nullptr ? take_apart(op) : std::vector<Op>{};
-      if (instead.empty()) instead.push_back(op);
-      for (Op& made : instead) {
-        folds_.resize(fusion_.values.size(), 0);
-        folds_[made.output] = folds_of(made);
-        fusion_.ops.push_back(std::move(made));
+      const size_t first = fusion_.ops.size();
+      if (sum_of(op) == nullptr || !take_apart(op)) {
+        fusion_.ops.erase(fusion_.ops.begin() + static_cast<std::ptrdiff_t>(first), fusion_.ops.end());
+        fusion_.ops.push_back(op);
       }
+      folds_.resize(fusion_.values.size(), 0);
+      for (size_t i = first; i < fusion_.ops.size(); ++i) folds_[fusion_.ops[i].output] = folds_of(fusion_.ops[i]);
     }
   }
   Fusion finish() && {
@@ -156,10 +157,10 @@ class Rewriter {
     }
   }
 
-  // What makes the sum of several, or nothing where that is no better.
-  std::vector<Op> take_apart(const Op& op) {
+  // Makes the sum of several; false where that is no better.
+  bool take_apart(const Op& op) {
     dims_ = std::get<Reduce>(op.attribute).dims;
-    if (folds_[op.inputs[0]] == 0) return {};
+    if (folds_[op.inputs[0]] == 0) return false;
     terms_.clear();
     const std::vector<Term> all = terms(op.inputs[0]);
     std::set<std::vector<ValueId>> products;
@@ -168,9 +169,8 @@ class Rewriter {
       products.insert(term.product);
       for (ValueId id : term.product) most = std::max(most, folds_[id]);
     }
-    if (most >= folds_[op.inputs[0]] || products.size() > kMostSums) return {};
+    if (most >= folds_[op.inputs[0]] || products.size() > kMostSums) return false;
 
-    made_.clear();
     label_ = op.label;
     std::map<std::vector<ValueId>, ValueId> sums;
     ValueId total = -1;
@@ -191,9 +191,9 @@ class Rewriter {
       }
       total = total < 0 ? result : add(OpKind::kAdd, {total, result}, {}, op.output);
     }
-    if (fusion_.values[total].axes != fusion_.values[op.output].axes) return {};
-    made_.back().output = op.output;
-    return std::move(made_);
+    if (fusion_.values[total].axes != fusion_.values[op.output].axes) return false;
+    fusion_.ops.back().output = op.output;
+    return true;
   }
 
   // What the broadcast is of, with the axes of the sum.
@@ -214,13 +214,10 @@ class Rewriter {
     return add(OpKind::kBroadcast, {value}, to, sum);
   }
   ValueId add(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute, ValueId like) {
-    Value value = ir::infer(fusion_, kind, inputs, attribute, fusion_.values[like]);
-    value.name = fusion_.values[like].name + "_of";
-    while (!names_.insert(value.name).second) value.name += "_";
-    fusion_.values.push_back(std::move(value));
-    const ValueId id = static_cast<ValueId>(fusion_.values.size()) - 1;
-    made_.push_back({kind, std::move(inputs), id, std::move(attribute), label_});
-    return id;
+    Value stated = fusion_.values[like];
+    stated.name += "_of";
+    while (!names_.insert(stated.name).second) stated.name += "_";
+    return ir::append(fusion_, kind, std::move(inputs), std::move(attribute), stated, label_);
   }
 
   Fusion fusion_;
@@ -230,7 +227,6 @@ class Rewriter {
   std::set<std::string> names_;
   std::vector<int64_t> dims_;  // of the sum that is taken apart
   std::map<ValueId, std::vector<Term>> terms_;
-  std::vector<Op> made_;
   std::string label_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/components_apart.h"
 
@@ -73,12 +74,7 @@ class Rewriter {
  private:
   ValueId add(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute, const Value& stated,
               const std::string& label = "") {
-    Value value = ir::infer(result_, kind, inputs, attribute, stated);
-    value.name = stated.name;
-    const auto id = static_cast<ValueId>(result_.values.size());
-    result_.values.push_back(std::move(value));
-    result_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), label});
-    return id;
+    return ir::append(result_, kind, std::move(inputs), std::move(attribute), stated, label);
   }
   Value fresh(const std::string& of, const char* what, DType dtype, const std::vector<int64_t>& shape = {}) {
     std::string name = cat(of, "_", what);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "ir/append.h"
 #include "ir/build.h"
 #include "ir/verify.h"
 #include "plan/axis_cuts.h"
@@ -229,12 +230,9 @@ class Rewriter {
     for (size_t n : number) {
       ValueId id = fusion.outputs[n];
       if (std::find(outputs.begin(), outputs.end(), id) != outputs.end()) {
-        ir::Value value = ir::infer(fusion, OpKind::kCopy, {id}, {}, {});
-        const auto copy = static_cast<ValueId>(fusion.values.size());
-        value.name = cat("t", copy);
-        fusion.values.push_back(std::move(value));
-        fusion.ops.push_back({OpKind::kCopy, {id}, copy, {}, ""});
-        id = copy;
+        ir::Value copy;
+        copy.name = cat("t", fusion.values.size());
+        id = ir::append(fusion, OpKind::kCopy, {id}, {}, copy);
       }
       outputs.push_back(id);
     }

@@ -2,13 +2,11 @@
 // with, and the schedule that the numbers describe.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
+#include "base/parameters.h"
 #include "base/target.h"
 #include "ir/fusion.h"
 #include "schedule/schedule.h"
@@ -17,10 +15,6 @@ namespace jf::plan {
 
 // "pointwise", "transpose" and "reduction", the one that the compiler tries first standing first.
 const std::vector<std::string>& strategies();
-
-// The fields of CpuPointwise, CudaReduction, ... by their names.
-using Parameter = std::variant<bool, int64_t, std::string, std::vector<int64_t>>;
-using Parameters = std::map<std::string, Parameter>;
 
 // What the compiler would choose for the whole fusion as one kernel. Throws UserError where the strategy cannot make
 // it.

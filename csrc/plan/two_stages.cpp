@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/integers.h"
 #include "base/target.h"
+#include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/clusters.h"
 #include "plan/even_rows.h"
@@ -203,11 +204,7 @@ class Rewriter {
   }
   ValueId add(OpKind kind, std::vector<ValueId> inputs, ir::Attribute attribute, const Value& stated,
               const std::string& label) {
-    Value value = ir::infer(result_, kind, inputs, attribute, stated);
-    value.name = stated.name;
-    const ValueId id = add(std::move(value));
-    result_.ops.push_back({kind, std::move(inputs), id, std::move(attribute), label});
-    return id;
+    return ir::append(result_, kind, std::move(inputs), std::move(attribute), stated, label);
   }
   // A value that the whole fusion lacks.
   Value fresh(const Value& of, const char* what, DType dtype, std::vector<ir::Axis> axes = {}) {

@@ -14,10 +14,12 @@
 #include "host/executable.h"
 #include "host/facts.h"
 #include "host/stages.h"
+#include "host/tuning.h"
 #include "ir/build.h"
 #include "ir/text.h"
 #include "python/schedule_bindings.h"
 #include "runtime/background.h"
+#include "runtime/disk_cache.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
 #include "runtime/nvrtc.h"
@@ -325,6 +327,24 @@ void bind_programs(nb::module_& m) {
   m.def("validate", [](const std::string& program) { ir::parse(program); }, "program"_a);
   m.def("stages", &host::stages, "program"_a, "target"_a, release());
   m.def("sass", &host::sass, "program"_a, "target"_a, release());
+  m.def(
+      "alternatives",
+      [](const std::string& program, const std::string& target) {
+        std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> result;
+        for (host::Alternatives& a : host::alternatives(program, target)) {
+          result.emplace_back(std::move(a.kernel), std::move(a.now), std::move(a.others));
+        }
+        return result;
+      },
+      "program"_a, "target"_a,
+      "For each kernel with parameters to choose: its name, those that it has, and others worth measuring.");
+  m.def(
+      "cache_folder",
+      []() -> std::optional<std::string> {
+        const runtime::DiskCache cache = runtime::DiskCache::open();
+        return cache.enabled() ? std::optional(cache.folder()) : std::nullopt;
+      },
+      "The folder of the compile cache, or None where nothing is kept.");
   m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
   m.def(
       "workspace_bytes",
@@ -332,7 +352,8 @@ void bind_programs(nb::module_& m) {
         return host::workspace_bytes(program, target, portable, {module, at_once});
       },
       "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, release(),
-      "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at once, or with the first "
+      "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
+      "once, or with the first "
       "program of the same module that JAX compiles.");
   m.def(
       "compile_cuda",

@@ -411,7 +411,7 @@ std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
 }
 
 Schedule schedule_by(const Fusion& fusion, const std::string& strategy, const std::string& target,
-                     const plan::Parameters& parameters) {
+                     const Parameters& parameters) {
   plan::StrategyKernel kernel = host::schedule_by(fusion, strategy, parse_target(target), parameters);
   return {std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)};
 }

@@ -18,6 +18,7 @@ class DiskCache {
   static DiskCache open();
 
   bool enabled() const { return refusal_.empty(); }
+  const std::string& folder() const { return folder_; }
 
   struct Entry {
     std::string bytes;  // the binary

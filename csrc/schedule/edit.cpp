@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ir/infer.h"
 #include "ir/verify.h"
 #include "schedule/axes.h"
 

@@ -155,6 +155,17 @@ std::string text(const Problem& p, const CudaConfig& c, std::string_view entry, 
   return s;
 }
 
+// Whether several kernels take the problem. `epilogue` may be null.
+bool has_choice(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  if (p.weights != Weights::kNumbers) return false;
+  return epilogue ? why_not_hopper(p, *epilogue, target).empty() : why_not_hopper(p, target).empty();
+}
+
+Problem stored(Problem p, const RowEpilogue* epilogue) {
+  if (epilogue) p.out = epilogue->out;
+  return p;
+}
+
 }  // namespace
 
 std::string_view device_type(DType dtype) {
@@ -276,10 +287,23 @@ int64_t cuda_scratch_bytes(const Problem& p) {
   return p.mode == Mode::kRows && is_float(p.lhs) && size_of(p.lhs) <= 2 ? sizeof(uint32_t) : 0;
 }
 
-CudaKernel cuda_kernel(const Problem& p, const Target& target) {
+CudaKernel cuda_kernel(const Problem& p, const Target& target, const Parameters& given) {
+  if (has_choice(p, target, nullptr)) return hopper_kernel(p, edited(choose_hopper(p, target), given), target);
+  JF_REQUIRE(given.empty(), "[grouped_matmul] this kernel has nothing to choose, got ", jf::print(given));
   if (p.weights != Weights::kNumbers) return four_bit_kernel(p, choose_four_bit(p, target), target);
-  return why_not_hopper(p, target).empty() ? hopper_kernel(p, choose_hopper(p, target), target)
-                                           : cuda_kernel(p, choose(p, target), target);
+  return cuda_kernel(p, choose(p, target), target);
+}
+
+Parameters fields_of(const Problem& p, const Target& target, const RowEpilogue* epilogue, const Parameters& given) {
+  if (!has_choice(p, target, epilogue)) return {};
+  return fields_of(edited(choose_hopper(stored(p, epilogue), target, epilogue), given));
+}
+
+std::vector<Parameters> alternatives(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  std::vector<Parameters> result;
+  if (!has_choice(p, target, epilogue)) return result;
+  for (const HopperConfig& c : hopper_configs(stored(p, epilogue), target, epilogue)) result.push_back(fields_of(c));
+  return result;
 }
 
 void require_kernel(const Problem& p, const Target& target) {
@@ -293,10 +317,12 @@ void require_kernel(const Problem& p, const Target& target) {
              "; dequantize the operands and use grouped_matmul");
 }
 
-std::string describe(const Problem& p, const Target& target) {
+std::string describe(const Problem& p, const Target& target, const Parameters& given) {
   if (p.weights != Weights::kNumbers) return print(choose_four_bit(p, target));
   const std::string why = why_not_hopper(p, target);
-  if (why.empty()) return cat("wgmma, ", print(choose_hopper(p, target)), p.lhs_rows > 0 ? ", rows by number" : "");
+  if (why.empty()) {
+    return cat("wgmma, ", print(edited(choose_hopper(p, target), given)), p.lhs_rows > 0 ? ", rows by number" : "");
+  }
   const CudaConfig c = choose(p, target);
   return cat(c.tensor_cores ? "mma.sync" : "multiply-adds", ", ", print(c), "; no wgmma: ", why);
 }

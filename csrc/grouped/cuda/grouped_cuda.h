@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/parameters.h"
 #include "base/target.h"
 #include "grouped/problem.h"
 #include "runtime/tensor_map.h"
@@ -91,12 +92,17 @@ struct CudaKernel {
 // target.
 CudaKernel cuda_kernel(const Problem& problem, const CudaConfig& config, const Target& target);
 
-// The kernel that the target runs best.
-CudaKernel cuda_kernel(const Problem& problem, const Target& target);
+// The kernel that the target runs best, or by the parameters that measurements chose.
+CudaKernel cuda_kernel(const Problem& problem, const Target& target, const Parameters& given = {});
+// Those that it has, with `given` ones, and all others that it could have; none where nothing is to be chosen.
+// `epilogue` may be null.
+Parameters fields_of(const Problem& problem, const Target& target, const RowEpilogue* epilogue,
+                     const Parameters& given);
+std::vector<Parameters> alternatives(const Problem& problem, const Target& target, const RowEpilogue* epilogue);
 // Throws UserError where a scaled product has no kernel: its callers convert operands instead.
 void require_kernel(const Problem& problem, const Target& target);
 // Which one that is, and why not another, for people: "wgmma, tile=192x128x64 stages=4 cluster=2".
-std::string describe(const Problem& problem, const Target& target);
+std::string describe(const Problem& problem, const Target& target, const Parameters& given = {});
 
 // The element type as the kernels' text spells it; throws UserError for one that has no product.
 std::string_view device_type(DType dtype);

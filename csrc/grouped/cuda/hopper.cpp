@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <tuple>
+#include <variant>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -375,6 +376,50 @@ HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpil
   return c;
 }
 
+std::vector<HopperConfig> hopper_configs(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  const HopperConfig chosen = choose_hopper(p, target, epilogue);
+  std::vector<HopperConfig> result;
+  const auto add = [&](int tile_m, int tile_n, int cluster, int most_stages) {
+    HopperConfig c{.tile_m = tile_m, .tile_n = tile_n, .stages = 0, .cluster = cluster, .depth = chosen.depth};
+    fill_stages(p, target, most_stages, c, epilogue);
+    if (fits(p, c) && shared_bytes(p, c, epilogue) <= target.max_shared_bytes) result.push_back(c);
+  };
+  constexpr int kMostStages = 8;
+  if (p.mode == Mode::kContraction) {
+    for (const int tile_n : {128, 192}) add(kContractionRows, tile_n, 1, kMostStages);
+    return result;
+  }
+  for (const int tile_m : {192, 128, 64}) {
+    for (const int cluster : {2, 1}) {
+      if (p.lhs_rows == 0 || cluster == 1) add(tile_m, chosen.tile_n, cluster, kMostStages);
+    }
+  }
+  return result;
+}
+
+Parameters fields_of(const HopperConfig& c) {
+  return {{"tile_m", int64_t{c.tile_m}},
+          {"tile_n", int64_t{c.tile_n}},
+          {"stages", int64_t{c.stages}},
+          {"cluster", int64_t{c.cluster}}};
+}
+
+HopperConfig edited(HopperConfig c, const Parameters& given) {
+  for (const auto& [name, value] : given) {
+    int* field = name == "tile_m"    ? &c.tile_m
+                 : name == "tile_n"  ? &c.tile_n
+                 : name == "stages"  ? &c.stages
+                 : name == "cluster" ? &c.cluster
+                                     : nullptr;
+    const auto* number = std::get_if<int64_t>(&value);
+    JF_REQUIRE(field && number && *number > 0 && *number <= kThreads,
+               "[grouped_matmul] expected tile_m, tile_n, stages ", "and cluster, small numbers, got ",
+               jf::print(given));
+    *field = static_cast<int>(*number);
+  }
+  return c;
+}
+
 namespace {
 
 CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
@@ -450,10 +495,10 @@ std::string why_not_gather(const Problem& p, const RowEpilogue* epilogue, const 
   return "";
 }
 
-CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target) {
+CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target, const Parameters& given) {
   JF_CHECK(why_not_hopper(problem, epilogue, target).empty(), "no wgmma kernel with an epilogue");
   problem.out = epilogue.out;
-  return kernel_of(problem, choose_hopper(problem, target, &epilogue), target, &epilogue);
+  return kernel_of(problem, edited(choose_hopper(problem, target, &epilogue), given), target, &epilogue);
 }
 
 }  // namespace jf::grouped

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "base/parameters.h"
 #include "grouped/cuda/grouped_cuda.h"
 
 namespace jf::grouped {
@@ -28,12 +30,20 @@ std::string why_not_hopper(const Problem& problem, const Target& target);
 // few. `epilogue` may be null.
 HopperConfig choose_hopper(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
+// All that kernels of the problem can have on the target, each with as many stages as fit.
+std::vector<HopperConfig> hopper_configs(const Problem& problem, const Target& target,
+                                         const RowEpilogue* epilogue = nullptr);
+// By the names of the fields, for measurements to choose: what is not given stays.
+Parameters fields_of(const HopperConfig& config);
+HopperConfig edited(HopperConfig config, const Parameters& given);
+
 // Throws UserError for a configuration that no kernel has or that does not fit the target.
 CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
 
 // The same with an epilogue, of which problem.out says nothing.
 std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const Target& target);
-CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target);
+CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target,
+                         const Parameters& given = {});
 
 // Why a kernel that takes rows of lhs by number (problem.lhs_rows) would not take the problem, or not be faster than
 // one after a copy of these rows; else empty. `epilogue` may be null.

@@ -1,0 +1,82 @@
+// Ragged matrix products.
+#include "base/integers.h"
+#include "ir/inference.h"
+
+namespace jf::ir {
+
+Value Inference::grouped(const Value& stated) const {
+  const Grouped& g = get<Grouped>("mode=...");
+  const bool numbers = g.weights == GroupedWeights::kNumbers;
+  const bool scaled = g.scales != GroupedScales::kNone;
+  JF_REQUIRE(scaled == is_float8(in(0).dtype) && scaled == is_float8(in(1).dtype),
+             "[grouped_matmul] 8-bit floats need scales, and only they have any, got ", type(0), " and ", type(1));
+  JF_REQUIRE(scaled || !numbers || in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ",
+             type(0), " and ", type(1));
+  const size_t indices = inputs.size() - (scaled ? 2 : 0);
+  JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
+             scaled ? ", scales of lhs, scales of rhs" : "", ", got ", inputs.size(), " operands");
+  for (size_t i = 2; i < indices; ++i) {
+    JF_REQUIRE(in(i).dtype == DType::kS32 && in(i).axes.size() == 1, "[grouped_matmul] ", i == 2 ? "extents" : "starts",
+               " must be s32[groups], got ", type(i));
+    JF_REQUIRE(shape(in(i)) == shape(in(2)), "[grouped_matmul] starts must have the shape of extents, got ", type(3));
+  }
+  if (!numbers) return packed_weights(g, stated);
+  const std::vector<int64_t> a = shape(in(0)), b = shape(in(1));
+  const int64_t groups = in(2).axes[0].extent;
+  const bool rank_ok = g.mode == GroupedMode::kRows          ? a.size() == 2 && b.size() == 3
+                       : g.mode == GroupedMode::kContraction ? a.size() == 2 && b.size() == 2
+                                                             : a.size() == 3 && b.size() == 3;
+  JF_REQUIRE(rank_ok, "[grouped_matmul] ranks do not fit the mode: lhs ", type(0), ", rhs ", type(1));
+  const int64_t k = b.size() == 3 ? b[g.transpose_rhs ? 2 : 1] : 0, n = b.back();
+  Value result{"", stated.dtype, {}};
+  const int64_t columns = b.size() == 3 && g.transpose_rhs ? b[1] : n;
+  if (scaled) {
+    JF_REQUIRE(g.mode == GroupedMode::kRows && g.transpose_rhs && is_float(stated.dtype) && !is_float8(stated.dtype),
+               "[grouped_matmul] 8-bit floats need mode=rows transpose_rhs and a wider float as the result");
+    const auto blocks = [](int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; };
+    const bool rows = g.scales == GroupedScales::kRows;
+    const std::vector<int64_t> of_lhs = rows ? std::vector{a[0]} : std::vector{a[0], blocks(k)};
+    const std::vector<int64_t> of_rhs =
+        rows ? std::vector{groups, columns} : std::vector{groups, blocks(columns), blocks(k)};
+    JF_REQUIRE(in(indices).dtype == DType::kF32 && in(indices + 1).dtype == DType::kF32 &&
+                   shape(in(indices)) == of_lhs && shape(in(indices + 1)) == of_rhs,
+               "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
+               type(indices), " and ", type(indices + 1));
+  }
+  switch (g.mode) {
+    case GroupedMode::kRows:
+      JF_REQUIRE(b[0] == groups, "[grouped_matmul] rhs has ", b[0], " groups but extents has ", groups);
+      JF_REQUIRE(a[1] == k, "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in the contracted axis");
+      result.axes = {{a[0]}, {columns}};
+      break;
+    case GroupedMode::kContraction:
+      JF_REQUIRE(a[0] == b[0], "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in rows");
+      JF_REQUIRE(!g.transpose_rhs, "[grouped_matmul] transpose_rhs does not apply to mode contraction");
+      result.axes = {{groups}, {a[1]}, {n}};
+      break;
+    case GroupedMode::kBatch:
+      JF_REQUIRE(a[0] == b[0] && a[2] == k, "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " do not fit");
+      result.axes = {{a[0]}, {a[1]}, {columns}};
+      break;
+  }
+  return result;
+}
+
+// rhs [groups, columns / 128, k / 64, words of a piece]: codes, scales and a factor, see grouped/cuda/four_bit.cuh.
+Value Inference::packed_weights(const Grouped& g, const Value& stated) const {
+  constexpr int64_t kColumns = 128, kDepth = 64;
+  const bool two_words = g.weights == GroupedWeights::kNvfp4 || g.weights == GroupedWeights::kInt4By32;
+  const int64_t words = kColumns * kDepth / 8 + (two_words ? 2 : 1) * kColumns / 2 + 4;
+  const std::vector<int64_t> a = shape(in(0));
+  JF_REQUIRE(g.mode == GroupedMode::kRows && !g.transpose_rhs && a.size() == 2 && in(0).dtype == DType::kBF16,
+             "[grouped_matmul] weights ", name(g.weights), " need mode rows and lhs bf16[m, k], got ", type(0));
+  JF_REQUIRE(g.columns >= 0, "[grouped_matmul] columns must not be negative, got ", g.columns);
+  const std::vector<int64_t> expected = {in(2).axes[0].extent, divide_up(g.columns, kColumns), divide_up(a[1], kDepth),
+                                         words};
+  JF_REQUIRE(in(1).dtype == DType::kU32 && shape(in(1)) == expected, "[grouped_matmul] expected weights ",
+             name(g.weights), " as u32[", expected[0], ",", expected[1], ",", expected[2], ",", expected[3], "], got ",
+             type(1));
+  return {"", stated.dtype, {{a[0]}, {g.columns}}};
+}
+
+}  // namespace jf::ir

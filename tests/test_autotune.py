@@ -1,0 +1,231 @@
+"""Parameters of kernels by measurement: whatever is chosen computes the same, is kept, and is taken later."""
+
+import functools
+
+import arrays
+import jax
+import jax.numpy as jnp
+import pytest
+from test_cuda_sources import assert_no_spills
+from test_tma import hopper_or_skip
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _autotune, _core, _ffi, _tuned, _walk
+
+SIZES = jnp.array([20, 0, 44], jnp.int32)
+
+
+def norm(x, scale):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def norm_gradient(x, scale):
+    return jax.grad(lambda x, scale: jnp.sum(jnp.sin(norm(x, scale))), (0, 1))(x, scale)
+
+
+FUNCTIONS = {
+    "pointwise": (lambda x: jnp.tanh(x) + 1, [(37, 48)]),
+    "transpose": (lambda x: x.T * 2, [(70, 96)]),
+    "norm": (norm, [(65, 96), (96,)]),
+    "columns": (lambda x: jnp.exp(x).sum(0), [(200, 33)]),
+    "norm's gradient": (norm_gradient, [(64, 768), (768,)]),
+}
+
+
+def call_of(name):
+    f, shapes = FUNCTIONS[name]
+    return f, tuple(arrays.array(*shape, scale=1.0) for shape in shapes)
+
+
+def programs(f, args):
+    """The programs of the fused function, each with a call of it."""
+    for call in _autotune._calls(jf.fuse(f), args, {}):
+        for program, target in _autotune._programs(call):
+            yield call, program, target
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_tuned, "_kept", {})
+    return tmp_path / "cache" / "tuned"
+
+
+def check_all_alternatives(f, args):
+    tried = 0
+    for call, program, target in programs(f, args):
+        with _tuned.trial(program, {}):
+            expected = jax.jit(call.__call__)(*call.operands)
+        for kernel, _, others in _core.alternatives(program, target):
+            for other in others:
+                choices = {kernel: other}
+                try:
+                    _core.workspace_bytes(program + _tuned.text_of(choices), target, at_once=True)
+                except jf.UserError:
+                    continue
+                with _tuned.trial(program, choices):
+                    got = jax.jit(call.__call__).lower(*call.operands).compile()(*call.operands)
+                for one, truth in zip(got, expected):
+                    assert_close(one, truth)
+                tried += 1
+    assert tried > 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_alternative_computes_the_same(name, device):
+    check_all_alternatives(*call_of(name))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(64, 96), (8191, 5003), (512, 131072)])
+def test_alternatives_for_cuda_are_refused_as_mistakes_of_the_caller_or_can_be_planned(shape, dtype):
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    text = jf.fuse(norm_gradient).lower(x, jax.ShapeDtypeStruct(shape[1:], dtype)).as_text("fusion", platform="cuda")
+    program = text.split("\n", 1)[1]
+    target = _core.cuda_target_for(90)
+    found = _core.alternatives(program, target)
+    tuned = [program + _tuned.text_of({kernel: other}) for kernel, _, others in found for other in others]
+    possible = [text for text in tuned if _ffi.why_no_kernel(functools.partial(str, text), target) is None]
+    assert len(possible) > 2
+
+
+def product_program(epilogue=None):
+    x, w = jnp.ones((4096, 512), "bfloat16"), jnp.ones((8, 512, 1024), "bfloat16")
+    sizes = jnp.full(8, 512, jnp.int32)
+    call = functools.partial(jf.grouped_matmul, activation=epilogue)
+    with _tuned.programs_seen() as seen:
+        jax.jit(call).trace(x, w, sizes).lower(lowering_platforms=("cuda",))
+    return seen[0], _core.cuda_target_for(90)
+
+
+@pytest.mark.parametrize("epilogue", [None, "gelu", "swiglu"])
+def test_products_have_other_tiles(epilogue):
+    program, target = product_program(epilogue)
+    (kernel, now, others), *_ = _core.alternatives(program, target)
+    assert now in others and len(others) >= 4
+    for other in others:
+        source = _core.stages(program + _tuned.text_of({kernel: other}), target)["source"]
+        fields = dict(word.split("=") for word in other.split())
+        expected = (
+            f"tile={fields['tile_m']}x{fields['tile_n']}x64 stages={fields['stages']} cluster={fields['cluster']}"
+        )
+        assert expected in source
+
+
+def test_tiles_that_no_model_chooses_spill_nothing(tmp_path):
+    """Clusters of one block, where columns are left for two."""
+    program, target = product_program()
+    (kernel, _, others), *_ = _core.alternatives(program, target)
+    alone = [other for other in others if "cluster=1" in other]
+    assert len(alone) == 3
+    for other in alone:
+        assert_no_spills(program + _tuned.text_of({kernel: other}), tmp_path)
+
+
+def test_choices_are_kept_and_taken(folder):
+    f, args = call_of("norm")
+    tuning = jf.autotune(jf.fuse(f), *args, seconds=20, progress=False)
+    assert [k.after <= k.before for k in tuning.kernels] == [True] * len(tuning.kernels)
+    assert f"{len(tuning.kernels)} kernels in" in repr(tuning)
+    ((_, program, target),) = programs(f, args)
+    chosen = {
+        kernel: next(o for o in others if o != now) for kernel, now, others in _core.alternatives(program, target)
+    }
+    _tuned.keep(program, target, chosen)
+    assert [path.read_text() for path in folder.iterdir()] == [_tuned.text_of(chosen)]
+    _tuned._kept.clear()  # as another process has it
+    assert _tuned.with_choices(program, target) == program + _tuned.text_of(chosen)
+    assert_close(jf.fuse(f)(*args), f(*args))
+    _tuned.keep(program, target, {})
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["", "tuned {\n", "tuned {\n  other: threads=3\n}\n", "tuned {\n  x threads\n}\n"])
+def test_files_of_other_kernels_are_not_taken(folder, damage):
+    f, args = call_of("pointwise")
+    ((_, program, target),) = programs(f, args)
+    _tuned.keep(program, target, {"f_0": "lanes=1"})
+    (path,) = folder.iterdir()
+    path.write_text(damage)
+    _tuned._kept.clear()
+    assert _tuned.with_choices(program, target) == program
+
+
+def test_the_line_says_what_is_measured(folder, capsys):
+    f, args = call_of("pointwise")
+    jf.autotune(jf.fuse(f, name="double"), *args, seconds=20)
+    assert "autotune 1/1 double_0: 5/5" in capsys.readouterr().err
+
+
+def test_loops_branches_and_gradients_are_gone_into(folder):
+    scale = jnp.ones(96)
+
+    def f(x, which):
+        def body(carry, _):
+            return jf.fuse(norm)(carry, scale), None
+
+        x, _ = jax.lax.scan(body, x, None, length=2)
+        x = jax.lax.cond(which, jf.fuse(jnp.tanh), lambda x: x, x)
+        x = jax.lax.fori_loop(0, 2, lambda _, x: jf.fuse(lambda x: x * 2 + 1)(x), x)
+        return jnp.sum(x)
+
+    notes = []
+    arguments = (arrays.array(65, 96), True)
+    _walk.walk(jax.value_and_grad(f), arguments, {}, lambda *note: notes.append(note))
+    assert len({str(params) for _, _, params in notes}) >= 4
+    for primitive, operands, params in notes:
+        primitive.bind(*operands, **params)  # with the values that it has there
+
+
+def test_what_cannot_be_measured_is_refused():
+    with pytest.raises(jf.UserError, match="autotune: expected a function, got int"):
+        jf.autotune(3)
+    with pytest.raises(jf.UserError, match="autotune: expected arrays to measure with, got traced values"):
+        jax.jit(lambda x: jf.autotune(jnp.tanh, x))(jnp.ones(3))
+    with pytest.raises(jf.UserError, match="autotune: the function calls no kernel of jax_fuser"):
+        jf.autotune(jnp.tanh, jnp.ones(3), progress=False)
+
+
+def test_parameters_that_no_kernel_has_are_refused():
+    f, args = call_of("norm")
+    ((_, program, target),) = programs(f, args)
+    kernel = _core.alternatives(program, target)[0][0]
+    for choices, message in [
+        ({"nobody": "tasks=2"}, "has no kernel nobody"),
+        ({kernel: "wings=2"}, "no parameter 'wings'"),
+        ({kernel: "tasks=many"}, "tasks: expected an integer"),
+        ({kernel: "tasks"}, "expected name=value, got 'tasks'"),
+    ]:
+        with pytest.raises(jf.UserError, match=message):
+            _core.workspace_bytes(program + _tuned.text_of(choices), target)
+    program, target = product_program()
+    kernel = _core.alternatives(program, target)[0][0]
+    for parameters, message in [
+        ("tile_m=100", "no kernel has the configuration tile=100"),
+        ("wings=2", "expected tile_m"),
+    ]:
+        with pytest.raises(jf.UserError, match=message):
+            _core.stages(program + _tuned.text_of({kernel: parameters}), target)
+
+
+@pytest.mark.gpu
+def test_products_are_tuned(folder):
+    with jax.default_device(hopper_or_skip()):
+        check_products_are_tuned()
+
+
+def check_products_are_tuned():
+    x, w = arrays.array(2048, 512, dtype="bfloat16"), arrays.array(8, 512, 512, dtype="bfloat16")
+    sizes = jnp.array([700, 0, 3, 500, 45, 200, 500, 100], jnp.int32)
+
+    def f(x, w):
+        return jnp.sum(jf.grouped_matmul(x, w, sizes, activation="gelu").astype("float32"))
+
+    before = jax.grad(f, (0, 1))(x, w)
+    tuning = jf.autotune(jax.grad(f, (0, 1)), x, w, seconds=60, progress=False)
+    assert len(tuning.kernels) >= 2
+    jax.clear_caches()
+    for one, other in zip(jax.grad(f, (0, 1))(x, w), before):
+        assert_close(one, other)
