@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import os
 
-from . import epilogue, fuse, grouped, latency, moe, nested, scaled
+from . import epilogue, fuse, grouped, latency, moe, nested, scaled, sweep
 from .report import machine, print_case, save_json, save_plot
+from .sweep_report import print_cell, print_sweep, save_heat_map
 
 BENCHMARKS = {
     "grouped": grouped.cases,
@@ -25,19 +28,29 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="save every number")
     parser.add_argument("--plot", metavar="FILE", help="save a picture")
     parser.add_argument("--only", metavar="TEXT", help="run the cases whose name contains this")
+    parser.add_argument("--sweep", action="store_true", help="fuse: every pattern at many shapes beside a copy")
+    parser.add_argument("--compile-only", action="store_true", help="with --sweep: fill the compile caches")
     arguments = parser.parse_args()
+    run = BENCHMARKS[arguments.benchmark]
+    if arguments.sweep or arguments.compile_only:
+        if arguments.benchmark != "fuse":
+            parser.error("--sweep and --compile-only go with fuse")
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # many processes share the GPU's memory
+        run = functools.partial(sweep.cases, compile_only=arguments.compile_only)
     facts = machine()
     print("machine: " + ", ".join(f"{k} {v}" for k, v in facts.items()))
     done = []
-    for case in BENCHMARKS[arguments.benchmark](quick=arguments.quick, only=arguments.only or ""):
-        print_case(case)
+    for case in run(quick=arguments.quick, only=arguments.only or ""):
+        (print_cell if arguments.sweep else print_case)(case)
         done.append(case)
-    if arguments.benchmark == "fuse":
+    if arguments.sweep:
+        print_sweep(done)
+    elif arguments.benchmark == "fuse":
         fuse.print_summary(done)
     if arguments.json:
         save_json(arguments.json, done)
     if arguments.plot and done:
-        save_plot(arguments.plot, done)
+        (save_heat_map if arguments.sweep else save_plot)(arguments.plot, done)
 
 
 if __name__ == "__main__":

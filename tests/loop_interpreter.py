@@ -285,7 +285,8 @@ class Block:
     def compute(self, active: Active, _: Any, to: str, dtype: str, op: str, operands: str) -> None:
         shape = (self.thread.size, self.kernel.width)
         if op == "constant":
-            number = {"true": True, "false": False}.get(operands.strip(), operands)
+            text = operands.strip().partition(":")[0]  # a NaN is followed by its bits
+            number = {"true": True, "false": False}.get(text, text)
             result = np.full(shape, float(number) if dtype[0] in "fb" else int(number))
         else:
             with np.errstate(all="ignore"):

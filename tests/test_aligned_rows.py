@@ -1,5 +1,8 @@
 """Rows of bf16 that begin anywhere in memory: lanes move to where vectors are aligned, and results stay the same."""
 
+import subprocess
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import loop_interpreter
@@ -8,6 +11,7 @@ import pytest
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser import _core
 
 
 def rms_norm(x, g):
@@ -217,3 +221,53 @@ def test_nothing_is_read_behind_an_array_of_several_matrices():
     x = np.random.default_rng(0).standard_normal((3, 39, 275)).astype(jnp.bfloat16)
     [got] = loop_interpreter.run(jf.ir.schedule(fusion, "reduction", "cuda", chosen), x)
     assert_close(got, np.stack([x[:, p::16].astype(np.float32).max(1) for p in range(16)], axis=1))
+
+
+# Copies the column y, with its lanes moved, to a row that begins anywhere; every other element has to stay.
+MOVED = """
+#include "codegen/cuda_prelude.cuh"
+#include <cstdio>
+template <class M, int W>
+void check() {
+  using T = jf::Compute<M>;
+  for (int n : {1, W - 1, W, W + 1, 5 * W - 1, 5 * W, 5 * W + 3}) {
+    for (int before = 0; before < W; ++before) {
+      alignas(16) M y[8 * W], row[8 * W];
+      for (int i = 0; i < 8 * W; ++i) jf::store_one(y + i, T(i < n ? i + 1 : -7)), jf::store_one(row + i, T(-1));
+      for (int base = 0; base < 7 * W; base += W) {
+        jf::vector_before<W>(base, before, n, base == 0, base + W > n, [&](int i, auto on) {
+          jf::store<W>(row, i + before, jf::load_around<jf::Lanes<T, W>>(y, i, before, n, on), on);
+        });
+      }
+      for (int i = 0; i < 8 * W; ++i) {
+        const T want = i >= before && i < before + n ? i - before + 1 : -1;
+        if (jf::load_one(row + i) == want) continue;
+        std::printf("%d bytes, %d lanes, n %d, before %d: %d\\n", int(sizeof(M)), W, n, before, i);
+      }
+    }
+  }
+}
+int main() {
+  for (bool agree : {true, false}) {
+    jf::ptx::neighbours_agree = agree;
+    check<jf::bf16, 8>(), check<jf::bf16, 2>(), check<jf::s8, 4>(), check<jf::f32, 4>();
+  }
+}
+"""
+
+
+def test_moved_lanes_of_device_text(tmp_path):
+    """By the text of the prelude, with g++ for a GPU's compiler; also where a neighbour has a part of a vector."""
+    compiler = _core.host_compiler()[0]
+    if not compiler.endswith("g++"):
+        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
+    root = Path(__file__).parents[1]
+    (tmp_path / "codegen").mkdir()
+    for name in ("ptx.cuh", "ptx_convert.cuh"):
+        (tmp_path / "codegen" / name).write_text("#pragma once\n")
+    stubs = (root / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
+    (tmp_path / "main.cpp").write_text(stubs + MOVED)
+    flags = ["-std=c++20", "-w", "-fsanitize=undefined,address", f"-I{tmp_path}", f"-I{root / 'csrc'}"]
+    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
+    found = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True)
+    assert found.stdout + found.stderr == ""

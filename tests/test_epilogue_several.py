@@ -67,6 +67,7 @@ inline uint2 ld_shared2(unsigned at) { uint2 w; std::memcpy(&w, memory + at, siz
 inline void st_shared(unsigned at, uint2 words) { std::memcpy(memory + at, &words, sizeof(words)); }
 inline void st_shared(unsigned at, float value) { std::memcpy(memory + at, &value, sizeof(value)); }
 inline unsigned shared_address(const void*) { return 0; }
+inline void stmatrix_x4(unsigned, const unsigned (&)[4]) { std::abort(); }
 inline void stmatrix_x4_trans(unsigned address, const unsigned (&words)[4]) {
   const unsigned lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) {

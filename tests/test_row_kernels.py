@@ -135,3 +135,31 @@ def test_what_a_row_takes_from_memory_is_read_before_its_folds():
     fusion = jf.ir.trace(loss, np.zeros((64, 4096), np.float32), np.zeros(64, np.int32))
     loops = jf.ir.lower(fusion, "cuda").as_text("loops")
     assert max(m.start() for m in re.finditer(" load x", loops)) < loops.index("combine ")
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "threads", "unroll", "keep"),
+    [
+        (1024, "bfloat16", 32, 4, "rows"),
+        (2048, "bfloat16", 32, 8, "rows"),
+        (4096, "bfloat16", 64, 8, "rows"),
+        (8192, "bfloat16", 128, 8, "rows"),
+        (16384, "bfloat16", 256, 8, "rows"),  # two elements in a register
+        (16384, "float16", 512, 2, "nothing"),
+        (5003, "bfloat16", 128, 5, "rows"),  # no whole vectors
+        (4096, "float32", 256, 4, "rows"),
+    ],
+)
+def test_rows_that_are_only_read_give_each_thread_much(columns, dtype, threads, unroll, keep):
+    shapes = jax.ShapeDtypeStruct((16384, columns), dtype), jax.ShapeDtypeStruct((16384,), "int32")
+    p = jf.ir.compute_heuristics(jf.ir.trace(loss, *shapes), "reduction", "cuda")
+    assert (p["threads"], p["unroll"], p["keep"]) == (threads, unroll, keep)
+
+
+@pytest.mark.parametrize("columns", [2048, 16384])
+def test_losses_of_long_rows(columns):
+    x = 4 * jax.random.normal(jax.random.key(columns), (6, columns)).astype(jnp.bfloat16)
+    x = x.at[1].set(-jnp.inf).at[1, 7].set(0).at[2, columns - 1].set(300)
+    labels = jnp.array([0, 7, columns - 1, 5, -1, columns // 2])
+    [got] = loop_interpreter.run(kernel(loss, x, labels), np.asarray(x), np.asarray(labels))
+    assert_close(got, loss(x, labels), "float32")

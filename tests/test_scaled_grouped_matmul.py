@@ -317,7 +317,7 @@ def program(scaled, m=4096, k=2880, n=768, groups=8, dtypes=("f8e4m3fn", "f8e4m3
             {"scaled": "rows", "m": 16384, "dtypes": ("f8e5m2", "f8e4m3fn"), "out": "f32", "starts": True},
             "tile=192x128x128 stages=4 cluster=2",
         ),
-        ({"scaled": "blocks", "m": 16384}, "tile=192x128x128 stages=4 cluster=2"),
+        ({"scaled": "blocks", "m": 16384, "out": "f32", "starts": True}, "tile=128x192x128 stages=5 cluster=2"),
         ({"scaled": "blocks", "m": 200, "n": 128, "dtypes": ("f8e4m3fn", "f8e5m2"), "out": "f16"}, "cluster=1"),
     ],
 )
@@ -370,7 +370,7 @@ def test_programs_of_8_bit_floats_are_checked():
         ("tensor", (E4M3, E5M2), "float16", 1040, 8),
         ("blocks", (E4M3, E4M3), "float32", 2880, 768),
         ("blocks", (E5M2, E5M2), "bfloat16", 144, 136),
-        ("blocks", (E4M3, E5M2), "float16", 16, 264),
+        ("blocks", (E4M3, E5M2), "float16", 16, 584),
     ],
 )
 def test_ragged_edges_on_hopper(formats, dtypes, out, k, n, edge):

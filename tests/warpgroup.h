@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -29,13 +30,20 @@ using std::max;
 using std::min;
 inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a), b); }
 
-inline constexpr int kWarps = 4, kLanes = 32;
-inline unsigned exchanged[kWarps][kLanes];
-inline std::barrier<> meeting[kWarps] = {std::barrier<>(kLanes), std::barrier<>(kLanes), std::barrier<>(kLanes),
-                                         std::barrier<>(kLanes)};
+#ifndef JF_WARPS
+#define JF_WARPS 4
+#endif
+inline constexpr int kLanes = 32;
+inline thread_local unsigned first_warp = 0;  // of this thread's block
+inline unsigned exchanged[JF_WARPS][kLanes];
+inline std::deque<std::barrier<>> meeting = [] {
+  std::deque<std::barrier<>> made;
+  for (int i = 0; i < JF_WARPS; ++i) made.emplace_back(kLanes);
+  return made;
+}();
 template <class Read>
 auto exchange(unsigned value, Read read) {
-  const unsigned warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const unsigned warp = first_warp + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   exchanged[warp][lane] = value;
   meeting[warp].arrive_and_wait();
   const auto result = read(exchanged[warp], lane);
@@ -61,6 +69,9 @@ inline unsigned __ballot_sync(unsigned, bool value) {
     return bits;
   });
 }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) {
+  return static_cast<unsigned>((std::uint64_t{high} << 32 | low) >> (by & 31));
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popcll(unsigned long x) { return __builtin_popcountl(x); }
 inline int __clzll(unsigned long x) { return x == 0 ? 64 : __builtin_clzl(x); }
@@ -83,7 +94,10 @@ inline unsigned short f16_from_f32(float x) { return std::bit_cast<unsigned shor
 inline float f32_from_f16(unsigned short x) { return static_cast<float>(std::bit_cast<_Float16>(x)); }
 inline unsigned bf16x2_from_f32(float x, float y) { return bf16_from_f32(x) | unsigned{bf16_from_f32(y)} << 16; }
 inline unsigned f16x2_from_f32(float x, float y) { return f16_from_f32(x) | unsigned{f16_from_f32(y)} << 16; }
-inline void store_global(void*, unsigned long, unsigned long) { std::abort(); }
+inline void store_global(void* p, unsigned long low, unsigned long high) {
+  const unsigned long words[] = {low, high};
+  std::memcpy(p, words, sizeof(words));
+}
 inline void st_global(void* p, const uint4& words) { std::memcpy(p, &words, sizeof(words)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : std::max(x, y); }
 inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : std::min(x, y); }
@@ -97,6 +111,8 @@ void take_halves(unsigned word, unsigned& low, unsigned& high) {
   low = word << 16, high = word & 0xffff0000;
 }
 inline int mask(bool where) { return where ? -1 : 0; }
+inline bool neighbours_agree = true;  // whether what holds for a thread does for its warp
+inline bool all_of_warp(bool where) { return where && neighbours_agree; }
 
 }  // namespace jf::ptx
 

@@ -17,11 +17,13 @@ struct Some {
 JF_FUNCTION bool is_active(Some on, int lane) { return on.lanes >> lane & 1; }
 
 // Calls body(base - before, lanes that are neither negative nor above the limit). `begins`, `ends`: whether some lanes
-// may be the one or the other, known where loops are unrolled.
+// may be the one or the other, known where loops are unrolled. Where some thread of a warp has a part of a vector, all
+// count lanes, so that none waits for another's body.
 template <int W, class I, class F>
-JF_FUNCTION void vector_before(I base, I before, long limit, bool begins, bool ends, F body) {
-  const I first = base - before;
-  if ((!begins || first >= 0) && (!ends || limit - first >= W)) {
+JF_FUNCTION void vector_before(I base, I before, long up_to, bool begins, bool ends, F body) {
+  const I first = base - before, limit = I(up_to);
+  const bool whole = (!begins || first >= 0) && (!ends || limit - first >= W);
+  if ((!begins && !ends) || ptx::all_of_warp(whole)) {
     body(first, All{});
   } else if (first < limit) {
     const u32 all = (1ul << W) - 1, there = limit - first < W ? (1u << int(limit - first)) - 1 : all;
@@ -106,6 +108,22 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, All) {
   }
 }
 
+// The stored bytes of all lanes.
+template <class M, class T, int W>
+JF_FUNCTION Chunk<Stored<M>, W> encode_lanes(M, const Lanes<T, W>& x) {
+  Chunk<Stored<M>, W> result;
+  if constexpr (is_short<M> && W > 1) {
+    Chunk<Pair<M>, W / 2> pairs;
+#pragma unroll
+    for (int i = 0; i < W; i += 2) pairs.v[i / 2] = encode_pair(M{}, x.v[i], x.v[i + 1]);
+    result = bits_as<Chunk<Stored<M>, W>>(pairs);
+  } else {
+#pragma unroll
+    for (int i = 0; i < W; ++i) result.v[i] = encode(M{}, x.v[i]);
+  }
+  return result;
+}
+
 template <class M>
 JF_FUNCTION Compute<M> load_one(const M* p) {
   return decode(M{}, *reinterpret_cast<const Stored<M>*>(p));
@@ -137,6 +155,21 @@ JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, On on) {
   store_strided(p, 1, x, on);
 }
 
+// Whole vectors among them in one access.
+template <int kMultiple, bool kShared, class M, class T, int W>
+JF_FUNCTION void store_lanes(M* p, const Lanes<T, W>& x, Some on) {
+  if constexpr (kMultiple % W == 0 && W * sizeof(M) <= kMostBytes) {
+    const auto stored = encode_lanes(M{}, x);
+    if (on.lanes == (1ul << W) - 1) return store_piece<kShared>(reinterpret_cast<Chunk<Stored<M>, W>*>(p), stored);
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+      if (is_active(on, i)) reinterpret_cast<Stored<M>*>(p)[i] = stored.v[i];
+    }
+  } else {
+    store_strided(p, 1, x, on);
+  }
+}
+
 // Words from a byte of theirs on.
 template <int kWords>
 JF_FUNCTION Chunk<u32, kWords> from_byte(const u32 (&words)[2 * kWords], u32 byte) {
@@ -153,15 +186,17 @@ JF_FUNCTION Chunk<u32, kWords> from_byte(const u32 (&words)[2 * kWords], u32 byt
   for (int i = 0; i < kWords; ++i) result.v[i] = __funnelshift_r(x[i], x[i + 1], 8 * (byte & 3));
   return result;
 }
-// Elements from any index on, some of which are from 0 on and below `count`: from the two aligned vectors that they are
-// in, as far as some of `count` are there.
-template <class T, int W, class M>
-JF_FUNCTION Lanes<T, W> load_around_lanes(Type<Lanes<T, W>> type, const M* p, long index, long count) {
-  constexpr int kBytes = W * int(sizeof(M)), kWords = kBytes / 4;
+// Elements from any index on, `before` a vector's begin: from the two aligned vectors that they are in, as far as some
+// of `count` are there. On All they all are, and places are the same distance apart for all vectors of a thread.
+template <class T, int W, class M, class I, class On>
+JF_FUNCTION Lanes<T, W> load_around_lanes(Type<Lanes<T, W>> type, const M* p, I index, I before, I count, On) {
+  constexpr int kWords = W * int(sizeof(M)) / 4;
   using Piece = Chunk<u32, kWords>;
-  const long last = (count - 1) & -W, low = index & -W, high = (index + W - 1) & -W;
-  const auto piece_at = [&](long at) {
-    return *reinterpret_cast<const Piece*>(p + (at < 0 ? 0 : at > last ? last : at));
+  const I high = index + before, low = high - (before > 0 ? W : 0);
+  const auto piece_at = [&](I at) {
+    const I last = (count - 1) & -W;
+    if constexpr (!is_same<On, All>) at = at < 0 ? 0 : at > last ? last : at;
+    return *reinterpret_cast<const Piece*>(p + at);
   };
   const Piece a = piece_at(low), b = piece_at(high);
   u32 words[2 * kWords];
@@ -170,7 +205,7 @@ JF_FUNCTION Lanes<T, W> load_around_lanes(Type<Lanes<T, W>> type, const M* p, lo
     words[i] = a.v[i];
     words[kWords + i] = b.v[i];
   }
-  const Piece piece = from_byte<kWords>(words, u32(index & (W - 1)) * u32(sizeof(M)));
+  const Piece piece = from_byte<kWords>(words, (W - u32(before)) % W * u32(sizeof(M)));
   return load_lanes<W>(type, reinterpret_cast<const M*>(&piece), All{});
 }
 
@@ -187,9 +222,9 @@ template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
 }
-template <class L, class M>
-JF_FUNCTION L load_around(const M* p, long index, long count) {
-  return load_around_lanes(Type<L>{}, p, index, count);
+template <class L, class M, class I, class On = Some>
+JF_FUNCTION L load_around(const M* p, I index, I before, long count, On on = {}) {
+  return load_around_lanes(Type<L>{}, p, index, before, I(count), on);
 }
 // The stride of neighbours.
 struct One {

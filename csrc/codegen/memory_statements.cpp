@@ -52,7 +52,7 @@ void MemoryStatements::operator()(const Load& load) {
   } else if (load.whole) {
     line(definition, "jf::load<", type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
   } else if (load.around > 0) {
-    line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", load.around, ");");
+    line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", before, ", ", load.around, on(), ");");
   } else if (!each.empty()) {
     line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
   } else if (load.lane_stride == 0) {

@@ -108,7 +108,8 @@ struct Printer : MemoryStatements {
 
   void operator()(const Vector& vector) {
     JF_CHECK(!in_vector, "kernel ", kernel.name, " nests vectors");
-    const std::string base = index(vector.base), before = vector.before ? index(vector.before) : "";
+    const std::string base = index(vector.base);
+    before = vector.before ? index(vector.before) : "";
     const std::string i = bind(vector.variable, vector.before ? 1 : multiple_of(vector.base, variables));
     const bool differs = varies(vector.base);
     if (differs) thread_variables.insert(vector.variable);
@@ -130,6 +131,7 @@ struct Printer : MemoryStatements {
       divergent -= differs;
     }
     in_vector = masked = false;
+    before.clear();
   }
   void operator()(const Guard& guard) {
     const bool differs = varies(guard.below);

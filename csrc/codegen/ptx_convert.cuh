@@ -113,6 +113,9 @@ static __device__ __forceinline__ void take_halves(unsigned word, unsigned& low,
   }
 }
 
+// Of the threads of a warp that are here together.
+static __device__ __forceinline__ bool all_of_warp(bool where) { return __all_sync(__activemask(), where); }
+
 // All ones or 0, in a way that no compiler turns into a choice.
 static __device__ __forceinline__ int mask(bool where) {
   int result;

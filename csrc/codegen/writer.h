@@ -29,8 +29,9 @@ struct Writer {
   std::string out = {};
   int depth = 1;
   bool in_vector = false;
-  bool masked = false;  // in a vector whose last lanes may not exist; `on` says which do
-  int divergent = 0;    // how many enclosing statements leave out some threads of a block
+  bool masked = false;      // in a vector whose last lanes may not exist; `on` says which do
+  std::string before = {};  // by how many lanes that vector begins earlier, if they are moved
+  int divergent = 0;        // how many enclosing statements leave out some threads of a block
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
   std::set<int> declared = {}, packed = {};
   std::map<int, int> gets = {};             // of packed arrays, so far

@@ -107,6 +107,14 @@ int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target
   return shape.folded >= kWarp * lanes && shape.folded <= most ? lanes : 1;
 }
 
+// Whether nothing but rows of bf16 is kept, two elements in a register: half of what Phases counts.
+bool kept_in_pairs(const Phases& phases) {
+  const int64_t rows = static_cast<int64_t>(phases.rows.size());
+  return rows > 0 && phases.kept_bytes == 4 * rows && phases.column_bytes == 0 &&
+         std::all_of(phases.rows.begin(), phases.rows.end(),
+                     [&](ir::ValueId id) { return phases.fusion.values[id].dtype == DType::kBF16; });
+}
+
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
 void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t kept_bytes = kKeptBytes) {
   const Phases phases = facts.phases(Keep::kRows);
@@ -123,8 +131,9 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t
     return;
   }
   const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kept_bytes;
-  const bool fits = bytes <= most && elements * threads * phases.kept_bytes <=
-                                         (stores_rows(facts.traffic, p.lane_loop) ? kKeptRowBytes : kKeptRowBytes / 2);
+  const bool all = stores_rows(facts.traffic, p.lane_loop) || kept_in_pairs(phases);
+  const int64_t most_of_row = all ? kKeptRowBytes : kKeptRowBytes / 2;
+  const bool fits = bytes <= most && elements * threads * phases.kept_bytes <= most_of_row;
   if (phases.kept_bytes == 0 || !fits) return;
   p.unroll = vectors;
   p.keep = Keep::kRows;
@@ -133,15 +142,19 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t
 // Sets the threads of a row of so many vectors, each of which keeps `bytes` for a vector; returns the vectors of a
 // thread. As few threads as possible idle; equally many of them work on each of the four parts of a multiprocessor.
 int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t bytes, int64_t kept_bytes,
-                       const Target& target) {
+                       bool in_pairs, const Target& target) {
   const int64_t size = narrowest(facts, p.lane_loop);
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
   int64_t wanted = std::clamp<int64_t>(kVectors * kVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
   if (size >= 4 && vectors >= kManyVectors && stores_rows(facts.traffic, p.lane_loop)) wanted /= 2;
-  // Rows that are only read and kept: 16384 of 8192 bf16 took 76 us in 128 threads each and 79 in 256.
-  const bool longest = vectors >= kManyVectors / 2 && vectors * p.lanes * 4 <= kKeptRowBytes / 2;
-  if (size < 4 && longest && !stores_rows(facts.traffic, p.lane_loop)) wanted *= 2;
+  // Rows that are only read and kept: 16384 of 8192 bf16 took 76 us in 128 threads each and 79 in 256. With more of a
+  // row in each thread folds are less of the work: cross entropy of 4096 is 9.3 instructions for an element, not 11.8,
+  // which took as long to issue as the row takes to come.
+  const bool only_read = size < 4 && !stores_rows(facts.traffic, p.lane_loop);
+  const bool whole = in_pairs && vector_lanes(facts.traffic, p.lane_loop) * size == kVectorBytes;
+  const bool fits = vectors * p.lanes * 4 <= (whole ? kKeptRowBytes : kKeptRowBytes / 2);
+  if (only_read && fits && vectors >= (whole ? kManyVectors / 8 : kManyVectors / 2)) wanted *= 2;
   // A block of a cluster has its part of one row at a time, or with sums across rows few of their registers.
   if (p.cluster > 1) wanted = (across ? kElementsWithSums : kElementsOfClusterThread) / p.lanes;
   const int64_t most_kept = p.cluster == 1 ? kept_bytes : across ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
@@ -209,7 +222,8 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t kept = moves ? kKeptBytesMoved : kKeptBytes;
-  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept, target);
+  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept,
+                                kept_in_pairs(phases), target);
   if (moves) {
     // A vector to spare. Few threads: 160 and 224 of such rows took as long or up to 1.2 times as long as 128.
     if (divide_up(shape.folded, p.lanes) % p.threads == 0) p.threads += kWarp;

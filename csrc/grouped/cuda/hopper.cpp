@@ -20,6 +20,8 @@ constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
 constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
+constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
+constexpr int kBlocksColumns = 192;           // at most, of such a tile
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
 constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
@@ -76,15 +78,17 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
     return round_up(stages + kResults + barriers + order, kSharedAlign);
   }
-  const int64_t scales = p.scales == Scales::kBlocks ? int64_t{c.stages} * c.tile_m * 4 : 0;
-  const int64_t pieces = p.scales == Scales::kBlocks ? 0 : 2 * 2 * 8;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
+  if (p.scales == Scales::kBlocks) {
+    return round_up(stages + kResults / 2 + kUnits + barriers - 8, kSharedAlign);
+  }
+  constexpr int64_t kPieces = 2 * 2 * 8;
   int64_t results = kResults;
   if (epilogue && epilogue->several()) {
     results = 2 * 2 * kPieceRows * kRowBytes *
               static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
   }
-  return round_up(stages + results + scales + kUnits + pieces + barriers, kSharedAlign);
+  return round_up(stages + results + kUnits + kPieces + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -141,6 +145,14 @@ HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilog
   return best;
 }
 
+// Sums of a block of k beside those in full precision leave registers for one tile.
+HopperConfig choose_blocks(const Problem& p, const Target& target) {
+  HopperConfig c{.tile_m = kBlocksRows, .tile_n = kBlocksColumns, .stages = 0, .cluster = p.n > kRowsColumns ? 2 : 1};
+  constexpr int kMostStages = 5;
+  fill_stages(p, target, kMostStages, c);
+  return c;
+}
+
 // Rows that are gathered are copied as seldom as can be: by wide tiles. Those of 128 rows leave room for a stage more,
 // which hides more of the copies' latency.
 HopperConfig choose_gathering(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
@@ -167,6 +179,9 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (c.stages < 2 || c.stages > 16) return false;
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
+  }
+  if (p.scales == Scales::kBlocks) {
+    return c.tile_m == kBlocksRows && c.tile_n == kBlocksColumns && (c.cluster == 1 || c.cluster == 2);
   }
   if (c.tile_n == kSharedColumns && (p.lhs_rows == 0 || divide_up(p.k, c.depth) <= c.stages)) return false;
   return (c.tile_n == kRowsColumns || c.tile_n == kSharedColumns) && c.tile_m % 64 == 0 && c.tile_m > 0 &&
@@ -195,9 +210,10 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
             {1, ragged(p.n, p.rhs, depth(p))},
             {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
   }
+  const bool blocks = p.scales == Scales::kBlocks;
+  const int64_t rhs_rows = blocks ? kWarpgroupRows : kRowsColumns / (epilogue ? epilogue->sums : 1);
   const runtime::TensorLayout rhs =
-      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, kRowsColumns / (epilogue ? epilogue->sums : 1))
-                      : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
+      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, rhs_rows) : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
   std::vector<CudaMap> maps{{1, rhs}};
   if (p.lhs_rows == 0) maps.insert(maps.begin(), {0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)});
   const bool several = epilogue && epilogue->several();
@@ -211,7 +227,8 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
       maps.back().layout.extents[0] = static_cast<uint64_t>(result.first + epilogue->n);
     }
   } else {
-    maps.push_back({out, matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p))});
+    const int64_t rows = blocks ? kWarpgroupRows : store_rows(p);
+    maps.push_back({out, matrices(0, p.m, result_columns(p, epilogue), p.out, rows)});
   }
   for (size_t i = 0; epilogue && i < epilogue->tiles.size(); ++i) {
     const RowEpilogue::Tile& tile = epilogue->tiles[i];
@@ -369,9 +386,10 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
 }
 
 HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
-  HopperConfig c = p.mode == Mode::kContraction ? choose_contraction(p, target)
-                   : p.lhs_rows > 0             ? choose_gathering(p, target, epilogue)
-                                                : choose_rows(p, target, epilogue);
+  HopperConfig c = p.mode == Mode::kContraction  ? choose_contraction(p, target)
+                   : p.scales == Scales::kBlocks ? choose_blocks(p, target)
+                   : p.lhs_rows > 0              ? choose_gathering(p, target, epilogue)
+                                                 : choose_rows(p, target, epilogue);
   c.depth = static_cast<int>(depth(p));
   return c;
 }

@@ -237,38 +237,12 @@ struct HopperContraction {
       const unsigned to = ptx::shared_address(shared.results[self][stores++ % kBuffers]);
       if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();
-      put(to, &sums[chunk * kChunkColumns / 2]);
+      put_rows<Out>(to, &sums[chunk * kChunkColumns / 2]);
       ptx::fence_async_shared();
       meet();
       if (issues) {
         ptx::tile_store(&map, to, column, work.row + slice * 64, work.rows.group);
         ptx::bulk_commit();
-      }
-    }
-  }
-
-  // This thread's part of 64 rows of 128 bytes, swizzled as the map says.
-  static __device__ __forceinline__ void put(unsigned to, const float* sums) {
-    const unsigned lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
-    if constexpr (sizeof(Out) == 2) {
-      const unsigned row = warp_row + lane % 16;
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {  // 16 columns
-        const float* s = sums + i * 8;
-        const unsigned words[4] = {Narrow<Out>::pair(s[0], s[1]), Narrow<Out>::pair(s[2], s[3]),
-                                   Narrow<Out>::pair(s[4], s[5]), Narrow<Out>::pair(s[6], s[7])};
-        ptx::stmatrix_x4(to + row * 128 + ((2 * i + lane / 16) ^ row % 8) * 16, words);
-      }
-    } else {
-#pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {  // 8 columns
-#pragma unroll
-        for (unsigned half = 0; half < 2; ++half) {
-          const unsigned row = warp_row + lane / 4 + half * 8, word = i * 8 + lane % 4 * 2;
-          const unsigned at = to + row * 128 + ((word / 4) ^ row % 8) * 16 + word % 4 * 4;
-          ptx::st_shared(at, sums[i * 4 + half * 2]);
-          ptx::st_shared(at + 4, sums[i * 4 + half * 2 + 1]);
-        }
       }
     }
   }

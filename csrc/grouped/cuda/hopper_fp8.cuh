@@ -23,6 +23,11 @@ struct HopperProduct<Fp8<kLhsE5M2, kRhsE5M2>> {
     static_assert(kRhsKMajor, "the instruction takes 8-bit operands K-major alone");
     ptx::Wgmma8<kCount>::template run<kRhsE5M2, kLhsE5M2>(sums, rhs, lhs, add);
   }
+  // With rows of lhs as rows of the instruction.
+  template <int kCount, int kSize>
+  static __device__ __forceinline__ void run_rows(float (&sums)[kSize], unsigned lhs, unsigned rhs, int add) {
+    ptx::Wgmma8<kCount>::template run<kLhsE5M2, kRhsE5M2>(sums, lhs, rhs, add);
+  }
 };
 
 // An epilogue: see hopper_epilogue.cuh.

@@ -15,6 +15,35 @@ constexpr bool kIsBf16 = false;
 template <>
 constexpr bool kIsBf16<bf16> = true;
 
+// The other way: a thread's sums of 64 rows of out that were rows of the product too, and of 128 bytes of columns or
+// the `columns` of them that there are, into a buffer of rows of 128 bytes, swizzled as tensor copies do it.
+template <class Out>
+__device__ __forceinline__ void put_rows(unsigned to, const float* sums, int columns = 128 / sizeof(Out)) {
+  const unsigned lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
+  if constexpr (sizeof(Out) == 2) {
+    const unsigned row = warp_row + lane % 16;
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {  // 16 columns
+      if (static_cast<int>(i) * 16 >= columns) break;
+      const float* s = sums + i * 8;
+      const unsigned words[4] = {Narrow<Out>::pair(s[0], s[1]), Narrow<Out>::pair(s[2], s[3]),
+                                 Narrow<Out>::pair(s[4], s[5]), Narrow<Out>::pair(s[6], s[7])};
+      ptx::stmatrix_x4(to + row * 128 + ((2 * i + lane / 16) ^ row % 8) * 16, words);
+    }
+  } else {
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {  // 8 columns
+#pragma unroll
+      for (unsigned half = 0; half < 2; ++half) {
+        const unsigned row = warp_row + lane / 4 + half * 8, word = i * 8 + lane % 4 * 2;
+        const unsigned at = to + row * 128 + ((word / 4) ^ row % 8) * 16 + word % 4 * 4;
+        ptx::st_shared(at, sums[i * 4 + half * 2]);
+        ptx::st_shared(at + 4, sums[i * 4 + half * 2 + 1]);
+      }
+    }
+  }
+}
+
 template <class Out, int kRows>
 class HopperStore {
   static constexpr int kSize = sizeof(Out), kThreads = 128, kSlice = 64;
