@@ -1,8 +1,10 @@
-"""Time several contenders in turn, so that a change of the machine's mood hits all of them."""
+"""Time several contenders in turn, so that a change of the machine's mood hits all of them, each time in another order:
+what runs behind a kernel of little power looks faster on a GPU."""
 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -38,7 +40,7 @@ class Timing:
 
 
 def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1) -> list[Timing]:
-    """Run every contender `repeats` times in turn and return their timings.
+    """Run every contender `repeats` times, in rounds of random order, and return their timings.
 
     `inner` calls are issued before waiting (GPU calls are asynchronous). `seconds` is the budget of each contender:
     slow ones get fewer repetitions, down to one. A contender that raises is reported with its error and no time.
@@ -58,8 +60,9 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
         except Exception as e:
             failed[c.name] = f"{type(e).__name__}: {str(e).splitlines()[0][:80]}"
     gc.collect()
+    rng = random.Random(0)
     for _ in range(repeats):
-        for c in contenders:
+        for c in rng.sample(contenders, len(contenders)):
             spent = samples[c.name]
             if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner * c.calls > seconds):
                 continue

@@ -145,7 +145,9 @@ def emit_program(
     target = target_text(platform)
     program = _tuned.with_choices(program, target)
     module = id(ctx.module_context.module)
-    workspace = _core.workspace_bytes(program, target, module, at_once=not _is_only_lowered())
+    # What is exported may run on another device, which keeps more between its kernels.
+    portable = ctx.module_context.lowering_parameters.for_export
+    workspace = _core.workspace_bytes(program, target, portable, module, at_once=not _is_only_lowered())
     avals_out = list(ctx.avals_out)
     if workspace:
         avals_out.append(jax.core.ShapedArray((workspace,), np.dtype(np.uint8)))

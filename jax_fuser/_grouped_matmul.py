@@ -60,8 +60,8 @@ def grouped_matmul(
         row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         row_index: integers `(m,)`: row `i` of the product is `lhs[row_index[i]]`; rows `lhs` is then an array of any
             length. An index outside `lhs` stands for a row of zeros. On GPUs of compute capability 9.0 the kernel of
-            a 16-bit product of up to 1024 columns with a gated activation gathers rows as it reads them; others have
-            them copied first.
+            a 16-bit product with an activation and up to 768 columns, 1024 if it is gated, gathers rows as it reads
+            them; others have them copied first.
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_cuda_sources import assert_no_spills, nvrtc_or_skip
 from test_grouped_epilogue import BF16, EDGES, F32, HOPPER, kernels, programs
+from test_grouped_hopper import sass
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
@@ -247,6 +248,11 @@ def test_it_compiles_without_spills(tmp_path):
     [program] = programs(backward, shapes(16, 8192, 2048, 768))
     for used in assert_no_spills(program, tmp_path):
         assert used["STACK"] == 0 and used["REG"] <= 168
+    [product] = [cubin for entry, _, cubin in _core.compile_cuda(program, HOPPER) if entry == "jf_grouped_rows_fused"]
+    (tmp_path / "product.cubin").write_bytes(product)
+    text = sass(tmp_path / "product.cubin")
+    assert "UTMALDG" in text and "UTMASTG" in text
+    assert 0 < text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2  # products overlap
 
 
 @pytest.mark.gpu

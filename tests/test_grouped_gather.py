@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_cuda_sources import nvrtc_or_skip, resources
-from test_grouped_hopper import EDGES
+from test_grouped_hopper import EDGES, sass
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
@@ -32,10 +32,12 @@ def gathered(activation=None, m=2048, tokens=512, k=520, n=256, groups=8, dtype=
     return str(jf.ir.trace(f, S((tokens, k), dtype), rhs, sizes, index))
 
 
-def test_few_columns_are_multiplied_with_rows_as_they_lie():
-    numbers, product = _core.facts(gathered("swiglu"), HOPPER)
+@pytest.mark.parametrize("activation", ["silu", "swiglu"])
+def test_few_columns_are_multiplied_with_rows_as_they_lie(activation):
+    numbers, product = _core.facts(gathered(activation), HOPPER)
     assert product["parameters"] == "wgmma, tile=128x256x64 stages=4 cluster=1, rows by number"
-    assert "gathers its rows from x0" in product["reason"] and product["entry"] == "jf_grouped_gathered_rows_fused"
+    assert "gathers its rows from x0" in product["reason"]
+    assert product["entry"] == "jf_grouped_gathered_rows_fused"
     assert numbers["writes"][0][1:] == ("s32", [2048], 8192)
     assert product["reads"][0][1:] == ("bf16", [512, 520], 512 * 520 * 2)
     assert [r[1:3] for r in product["reads"] if r[0] == numbers["writes"][0][0]] == [("s32", [2048])]
@@ -45,7 +47,8 @@ def test_few_columns_are_multiplied_with_rows_as_they_lie():
     ("options", "why"),
     [
         ({"n": 2048}, "2048 columns read them again and again"),
-        ({"activation": "silu"}, "only products that end with a gated activation gain by that"),
+        ({"activation": "silu", "n": 1024}, "1024 columns read them again and again, 768 at most"),
+        ({"activation": None}, "nothing follows the product"),
         ({"m": 500}, "groups of few rows take longer by wide tiles"),
         ({"k": 256}, "k=256 is too short for tiles of two warpgroups"),
         ({"k": 516}, "k=516 gives rows that are not multiples of 16 bytes"),
@@ -55,6 +58,24 @@ def test_rows_are_copied_where_that_takes_less(options, why):
     copy, product = _core.facts(gathered(**{"activation": "swiglu", **options}), HOPPER)[:2]
     assert f"its rows are copied first: {why}" in copy["reason"]
     assert "rows by number" not in product["parameters"] and "gathered" not in product["entry"]
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({}, 2048 * 520 * 2),  # the rows, and what hands out units
+        ({"activation": "swiglu"}, 2048 * 4),  # their numbers
+        ({"activation": "swiglu", "n": 2048}, 2048 * 520 * 2),
+    ],
+)
+def test_what_no_kernel_of_the_target_writes_takes_no_memory(options, used):
+    program = gathered(**options)
+    assert f" workspace={used + 256}\n" in _core.stages(program, HOPPER)["host"]
+    # An export may run on any target.
+    copied = 2048 * 520 * 2 + 256
+    product = 2048 * options.get("n", 256) * 2 if "activation" in options else 0
+    for sm in (80, 90):
+        assert _core.workspace_bytes(program, _core.cuda_target_for(sm), portable=True) == copied + product
 
 
 def test_older_gpus_copy_rows():
@@ -83,17 +104,29 @@ def test_other_gathers_are_kernels_of_their_own():
     assert "by number" not in program(lambda x, i: x[:, i[:520]])
 
 
-@pytest.mark.parametrize("options", [{}, {"transpose": True, "dtype": "float16"}, {"group_offset": 0}])
-def test_gathering_kernels_compile(options, tmp_path):
+@pytest.mark.parametrize(
+    ("activation", "options"),
+    [
+        ("swiglu", {}),
+        ("swiglu", {"transpose": True, "dtype": "float16"}),
+        ("swiglu", {"group_offset": 0}),
+        ("silu", {}),
+    ],
+)
+def test_gathering_kernels_compile(activation, options, tmp_path):
     nvrtc_or_skip()
-    compiled = {entry: cubin for entry, _, cubin in _core.compile_cuda(gathered("swiglu", **options), HOPPER)}
+    compiled = {entry: cubin for entry, _, cubin in _core.compile_cuda(gathered(activation, **options), HOPPER)}
     [cubin] = [cubin for entry, cubin in compiled.items() if "gathered" in entry]
     [used] = resources(cubin, tmp_path / "kernel.cubin")
     assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
+    text = sass(tmp_path / "kernel.cubin")
+    assert "LDGSTS" in text and "UTMALDG" in text
+    assert 0 < text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2  # products overlap
 
 
 CALLS = {  # dtype, result, k, n, how; the first is copied
     "plain": ("bfloat16", None, 520, 264, {}),
+    "silu": ("bfloat16", None, 392, 520, {"activation": "silu"}),
     "swiglu": ("bfloat16", None, 456, 272, {"activation": "swiglu"}),
     "float32": ("bfloat16", "float32", 584, 528, {"activation": "swiglu"}),
     "transposed": ("float16", None, 328, 80, {"activation": "swiglu", "transpose_rhs": True}),

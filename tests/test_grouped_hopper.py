@@ -31,6 +31,12 @@ def test_few_kernels_serve_any_number_of_rows():
         assert 1 <= len(sources) <= most
 
 
+@pytest.mark.parametrize(("out", "tile"), [("bf16", "tile=192x128"), ("f32", "tile=64x128")])
+def test_tiles_are_estimated_in_the_steps_that_the_kernel_has(out, tile):
+    """Groups of 230 rows: two tiles of 120, where steps are 8 rows, are better than four of 64; two of 128 are not."""
+    assert tile in chosen("rows", False, False, "bf16", out, 2048, 1536, 8 * 230)
+
+
 @pytest.mark.parametrize(
     ("program", "sm", "why"),
     [

@@ -43,6 +43,17 @@ def test_what_follows_a_product_of_f32_is_its_tail_on_cpus_alone():
     assert alone.count(" = ") == 1
 
 
+def test_only_exports_have_memory_for_the_product():
+    """Another machine that loads them may store it between two kernels."""
+    given = arrays([300, 0, 400], "bfloat16", M, 32, 64)[:3]
+    f = jax.jit(activated("silu"))
+    ours = jax.export.DisabledSafetyCheck.custom_call("jax_fuser.program")
+    exported = jax.export.export(f, disabled_checks=[ours])(*given)
+    room = [re.findall(r"tensor<(\d+)xui8>", text) for text in (f.lower(*given).as_text(), exported.mlir_module())]
+    assert not room[0] and room[1] and int(room[1][0]) >= M * 64 * 2
+    np.testing.assert_array_equal(exported.call(*given).astype("float32"), f(*given).astype("float32"))
+
+
 def test_what_reads_other_rows_stays_apart():
     def some(x, w, e):
         return jf.grouped_matmul(x, w, e)[::2] + 1

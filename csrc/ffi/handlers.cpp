@@ -77,7 +77,8 @@ struct Bound {
 
   Bound(const host::Program& program, const xffi::RemainingArgs& args, const xffi::RemainingRets& rets) {
     const size_t inputs = program.input_bytes.size(), outputs = program.output_bytes.size();
-    const size_t extra = program.workspace_bytes > 0 ? 1 : 0;
+    // The workspace of an export is enough for any target.
+    const size_t extra = program.workspace_bytes > 0 || rets.size() > outputs ? 1 : 0;
     JF_REQUIRE(args.size() == inputs && rets.size() == outputs + extra, "[execute] program ", program.name, " has ",
                inputs, " inputs and ", outputs + extra, " outputs, the call has ", args.size(), " and ", rets.size());
     JF_REQUIRE(inputs + outputs + extra <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
@@ -92,8 +93,11 @@ struct Bound {
     buffers.inputs = {pointers.data(), inputs};
     buffers.outputs = {pointers.data() + inputs, outputs};
     if (extra) {
-      buffers.workspace =
-          checked(**rets.get<xffi::AnyBuffer>(outputs), program.workspace_bytes, program.name, "workspace ", 0);
+      const xffi::AnyBuffer& workspace = **rets.get<xffi::AnyBuffer>(outputs);
+      const auto bytes = static_cast<int64_t>(workspace.size_bytes());
+      JF_REQUIRE(bytes >= program.workspace_bytes, "[execute] program ", program.name, " needs a workspace of ",
+                 program.workspace_bytes, " bytes, the call brings ", bytes);
+      buffers.workspace = workspace.untyped_data();
     }
   }
 

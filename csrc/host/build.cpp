@@ -7,6 +7,7 @@
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
 #include "host/gathered_rows.h"
+#include "host/placement.h"
 #include "host/program.h"
 #include "host/zeros.h"
 #include "ir/text.h"
@@ -26,53 +27,6 @@
 
 namespace jf::host {
 namespace {
-
-// Keeps every value between segments aligned like a buffer of XLA's own.
-constexpr int64_t kWorkspaceAlignment = 256;
-
-// Where each value of the whole fusion is in memory.
-class Placement {
- public:
-  explicit Placement(const ir::Fusion& fusion) : fusion_(fusion) {
-    for (size_t i = 0; i < fusion.inputs.size(); ++i) {
-      inputs_[fusion.inputs[i]] = {BufferKind::kInput, static_cast<int64_t>(i)};
-    }
-    for (const ir::Op& op : fusion.ops) {
-      if (op.kind != ir::OpKind::kConcat) continue;
-      for (ir::ValueId id : op.inputs) part_of_[id] = op.output;
-    }
-    for (size_t i = 0; i < fusion.outputs.size(); ++i) {
-      outputs_[fusion.outputs[i]] = {BufferKind::kOutput, static_cast<int64_t>(i)};
-    }
-  }
-
-  BufferRef read(ir::ValueId id) {
-    auto found = inputs_.find(id);
-    return found != inputs_.end() ? found->second : write(id);
-  }
-  BufferRef write(ir::ValueId id) {
-    if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
-    if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
-    const ir::Value& value = fusion_.values[id];
-    return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
-  }
-  // Whether it is an operand of a concat.
-  bool is_part(ir::ValueId id) const { return part_of_.count(id) > 0; }
-  BufferRef scratch(int64_t bytes) { return {BufferKind::kWorkspace, take(bytes)}; }
-  // Where so many bytes of the workspace are.
-  int64_t take(int64_t bytes) {
-    const int64_t begin = bytes_;
-    bytes_ += round_up(bytes, kWorkspaceAlignment);
-    return begin;
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  const ir::Fusion& fusion_;
-  std::map<ir::ValueId, BufferRef> inputs_, outputs_;
-  std::map<ir::ValueId, ir::ValueId> part_of_;  // by operand of a concat: its result, where it is stored
-  int64_t bytes_ = 0;
-};
 
 // A schedule of the planner's own that is refused: the planner's mistake, not the caller's, where nothing mends it.
 class Refused : public InternalError {
@@ -235,7 +189,7 @@ void fill(const plan::Segment& segment, const std::vector<BufferRef>& buffers, c
     const ir::Value& nested = fusion.values[op.inputs[0]];
     const ir::ValueId extents = nested.axes[ir::ragged_axis(nested)].extents;
     Program zeros = build(plan::zeros_in_gaps(fusion, op), target, {}, false);
-    const int64_t workspace = placement.take(zeros.workspace_bytes);
+    const int64_t workspace = placement.take(zeros.portable_workspace_bytes);
     embed(std::move(zeros), {buffers[at(fusion.inputs, op.inputs[1])], buffers[at(fusion.inputs, extents)], out},
           workspace, program);
   }
@@ -257,7 +211,7 @@ void apart(const ir::Fusion& segment, const std::vector<plan::Segment>& parts, c
     }
     Program made = build(part.fusion, target, {}, true);
     for (KernelFacts& facts : made.facts) facts.reason += "; no loops go together for all of what it is a half of";
-    const int64_t workspace = placement.take(made.workspace_bytes);
+    const int64_t workspace = placement.take(made.portable_workspace_bytes);
     embed(std::move(made), own, workspace, program);
   }
 }
@@ -312,6 +266,9 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
       buffers[0] = placement.read(gathered->second.from);
     }
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
+    if (gathers_for != gathers.product_of.end()) {
+      placement.uses(buffers.back(), fusion.values[segment.outputs[0]].axes[0].extent * size_of(DType::kS32));
+    }
     const auto epilogue = std::find_if(epilogues.all.begin(), epilogues.all.end(), [&](const Epilogue& e) {
       return e.product == number || std::find(e.tails.begin(), e.tails.end(), number) != e.tails.end();
     });
@@ -342,7 +299,10 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
       if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
       for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
       all.insert(all.end(), results.begin() + 1, results.end());
-      if (epilogue->sum) all.push_back(placement.write(of_product));
+      if (epilogue->sum) {
+        all.push_back(placement.write(of_product));
+        placement.uses(all.back(), grouped::partial_sums(problem.n) * problem.m * size_of(DType::kF32));
+      }
       program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor, {}, given});
       if (epilogue->sum) {
         const ir::Fusion folding = sum_of_parts(fusion.name, grouped::partial_sums(problem.n), problem.m);
@@ -397,7 +357,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
       case plan::Strategy::kNested: program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers}); break;
     }
   }
-  program.workspace_bytes = placement.bytes();
+  placement.finish(program);
   return program;
 }
 

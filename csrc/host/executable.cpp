@@ -282,14 +282,18 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
   }
 }
 
-int64_t workspace_bytes(const std::string& program, const std::string& target_text, const Ahead& ahead) {
+int64_t workspace_bytes(const std::string& program, const std::string& target_text, bool portable, const Ahead& ahead) {
   const Target target = parse_target(target_text);
+  const bool is_here = is_for_here(target);
+  const auto bytes_of = [&](const Program& planned) {
+    return portable || !is_here ? planned.portable_workspace_bytes : planned.workspace_bytes;
+  };
   const std::string key = key_of(program, target);
-  if (const std::shared_ptr<Executable> found = executables().find(key)) return found->program().workspace_bytes;
+  if (const std::shared_ptr<Executable> found = executables().find(key)) return bytes_of(found->program());
   return reported(program, [&] {
     auto planned = std::make_shared<Program>(build(parse_request(program), target));
-    const int64_t bytes = planned->workspace_bytes;
-    if (!is_for_here(target)) return bytes;
+    const int64_t bytes = bytes_of(*planned);
+    if (!is_here) return bytes;
     auto make_planned = [planned, program, target] {
       return reported(program, [&] { return make(std::move(*planned), program, target); });
     };

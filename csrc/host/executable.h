@@ -69,9 +69,10 @@ class Executable {
   std::array<std::atomic<bool>, kMaxDevices> loaded_{};
 };
 
-// Bytes of the extra uint8 result that holds values between segments. What is planned to say so is kept for instantiate
-// to take, and compiled in the background as `ahead` says.
-int64_t workspace_bytes(const std::string& program, const std::string& target, const Ahead& ahead);
+// Bytes of the extra uint8 result that holds values between segments; `portable`: enough for any target, not only for
+// this one where this process has it. What is planned to say so is kept for instantiate to take, and compiled in the
+// background as `ahead` says.
+int64_t workspace_bytes(const std::string& program, const std::string& target, bool portable, const Ahead& ahead);
 
 // The executable of a program text for a target, shared by equal texts of this process.
 std::shared_ptr<Executable> instantiate(std::string_view program, std::string_view target);

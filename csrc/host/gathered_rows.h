@@ -1,8 +1,7 @@
 // Which grouped products of a plan have rows that a segment of their own only gathers, `where(i[r] is inside, x[i[r]],
 // 0)`: their kernels take the rows from x by number, and the segment computes those numbers instead.
 //
-// The plan is the same on every target, and so is the memory between segments: the numbers lie where the gathered rows
-// would.
+// The plan is the same on every target: the numbers are where the gathered rows would be.
 #pragma once
 
 #include <map>
@@ -17,7 +16,7 @@ namespace jf::host {
 
 struct GatheredRows {
   ir::ValueId from;       // x, the plan's value
-  plan::Segment numbers;  // s32[m], -1 for a row of zeros; its output has the gathered rows' memory
+  plan::Segment numbers;  // s32[m], -1 for a row of zeros; its output takes the place of the gathered rows
 };
 
 struct GatheringProducts {

@@ -64,7 +64,8 @@ struct Program {
   std::string text;                  // what it was built from, for reports; empty where only people ask
   std::vector<int64_t> input_bytes;  // sizes of the call's buffers
   std::vector<int64_t> output_bytes;
-  int64_t workspace_bytes = 0;  // values between segments; does not depend on the target
+  int64_t workspace_bytes = 0;           // values between segments that this target's kernels use
+  int64_t portable_workspace_bytes = 0;  // enough on any target, and the same on all
   std::vector<Step> steps;
   std::string segments;  // the plan and the schedules as text, for people
   std::string schedule;

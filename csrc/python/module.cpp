@@ -348,11 +348,12 @@ void bind_programs(nb::module_& m) {
   m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
   m.def(
       "workspace_bytes",
-      [](const std::string& program, const std::string& target, int64_t module, bool at_once) {
-        return host::workspace_bytes(program, target, {module, at_once});
+      [](const std::string& program, const std::string& target, bool portable, int64_t module, bool at_once) {
+        return host::workspace_bytes(program, target, portable, {module, at_once});
       },
-      "program"_a, "target"_a, "module"_a = 0, "at_once"_a = false, release(),
-      "Bytes that a program needs between its kernels. It is compiled in the background: at once, or with the first "
+      "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, release(),
+      "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
+      "once, or with the first "
       "program of the same module that JAX compiles.");
   m.def(
       "compile_cuda",

@@ -97,14 +97,14 @@ void fill_stages(const Problem& p, const Target& target, int most, HopperConfig&
   for (c.stages = most; c.stages > 2 && shared_bytes(p, c, epilogue) > target.max_shared_bytes;) --c.stages;
 }
 
-// Rows of the tiles that a group of average size is cut into, all of one height.
+// Rows of the tiles that a group of average size is cut into, all of one height, in HopperRows' kStep.
 struct Cut {
   int64_t tiles, rows;
 };
-Cut cut(int64_t rows, int64_t tile_m) {
-  constexpr int64_t kStep = 16;
+Cut cut(const Problem& p, int64_t rows, int64_t tile_m) {
+  const int64_t step = size_of(p.lhs) == 2 && size_of(p.out) == 2 ? 8 : 16;
   const int64_t tiles = divide_up(rows, tile_m);
-  return {tiles, round_up(divide_up(rows, tiles), kStep)};
+  return {tiles, round_up(divide_up(rows, tiles), step)};
 }
 
 // Cycles that HopperRows takes, by the slower of tensor cores and L2 in each stage.
@@ -113,7 +113,7 @@ double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target
   constexpr double kBytesFromL2 = 46;                            // likewise
   constexpr double kStageCycles = 150;                           // the least: its barriers
   constexpr double kTileCycles = 1500;                           // to fill the first stages and to store
-  const Cut average = cut(std::max<int64_t>(divide_up(p.m, p.groups), 1), c.tile_m);
+  const Cut average = cut(p, std::max<int64_t>(divide_up(p.m, p.groups), 1), c.tile_m);
   const int64_t units = p.groups * average.tiles * divide_up(p.n, int64_t{kRowsColumns} * c.cluster);
   const auto rows = static_cast<double>(average.rows);
   // A product of few rows reads as much of rhs as one of many, and power bounds both (H200, bf16: tiles of 128 rows are
@@ -493,14 +493,16 @@ std::string why_not_gather(const Problem& p, const RowEpilogue* epilogue, const 
     return why;
   }
   if (p.scales != Scales::kNone) return "its operands have scales";
-  if (!epilogue || epilogue->sums != 2 || epilogue->several() || !epilogue->tiles.empty()) {
-    return "only products that end with a gated activation gain by that";
+  if (!epilogue) return "nothing follows the product";
+  if (epilogue->several() || !epilogue->tiles.empty()) {
+    return "what follows exchanges more than the sums through shared memory";
   }
   // Copies by threads, without neighbours to share them, make a product take 1.15 to 1.3 times as long, however many
   // columns it has; copying the rows beforehand takes as long as more than a thousand columns do then (H200, bf16).
-  // Where the result has as many columns as the product it gained nothing, at 512.
-  constexpr int64_t kMostColumns = 1024, kLeastRows = 64;
-  if (p.n > kMostColumns) return cat(p.n, " columns read them again and again, ", kMostColumns, " at most");
+  // Where nothing is gated the result is twice as wide, and a product takes 1.3 times as long.
+  const int64_t most_columns = epilogue->sums == 2 ? 1024 : 768;
+  constexpr int64_t kLeastRows = 64;
+  if (p.n > most_columns) return cat(p.n, " columns read them again and again, ", most_columns, " at most");
   if (p.m < kLeastRows * p.groups) return "groups of few rows take longer by wide tiles";
   Problem stored = p;
   stored.out = epilogue->out;
