@@ -10,6 +10,7 @@
 #include "plan/after_folds.h"
 #include "plan/extract.h"
 #include "plan/linear_sums.h"
+#include "plan/merged_axes.h"
 #include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
 #include "plan/segment.h"
@@ -101,7 +102,7 @@ Plan plan(const ir::Fusion& given, Platform platform) {
   const ir::Fusion fusion = ir::without_unused(given);
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
-  const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
+  const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));
   Plan result{in_two_stages(with_linear_sums(cut), platform), {}};
   const ir::Fusion& whole = result.fusion;
   for (const Draft& draft : with_what_follows_folds(whole, draft_segments(whole))) {
