@@ -242,8 +242,9 @@ ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
                        "] = reduce_sum(x0) {dims=[0]}\n}\n"));
 }
 
-Program build(const ir::Fusion& whole, const Target& target, bool fills) {
-  const plan::Plan plan = plan::plan(whole, target.platform);
+Program build_for(const ir::Fusion& whole, const Target& target, bool fills, bool& differs) {
+  const plan::Plan plan = plan::plan(whole, target);
+  differs = plan.differs;
   const ir::Fusion& fusion = plan.fusion;
   Program program;
   program.name = fusion.name;
@@ -370,6 +371,17 @@ Program build(const ir::Fusion& whole, const Target& target, bool fills) {
     }
   }
   program.workspace_bytes = placement.bytes();
+  return program;
+}
+
+Program build(const ir::Fusion& whole, const Target& target, bool fills) {
+  bool differs = false;
+  Program program = build_for(whole, target, fills, differs);
+  if (differs) {
+    // The workspace is asked for where the target that runs the program is not known.
+    const Program other = build_for(whole, cuda_target_for(plan::shares_rows(target) ? 80 : 90), fills, differs);
+    program.workspace_bytes = std::max(program.workspace_bytes, other.workspace_bytes);
+  }
   return program;
 }
 

@@ -74,8 +74,9 @@ class Bits {
 
 class Finder {
  public:
-  explicit Finder(const Fusion& fusion)
+  Finder(const Fusion& fusion, bool share_rows)
       : fusion_(fusion),
+        share_rows_(share_rows),
         source_(fusion.values.size(), -1),
         sealed_(fusion.values.size(), false),
         waits_for_(fusion.values.size()) {
@@ -415,7 +416,9 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const bool fits = parts * blocks_of_row(row, widest) >= kEnoughBlocks && building.cluster.direction == 0;
+    const int64_t blocks = blocks_of_row(row, widest);
+    const bool fits =
+        parts * blocks >= kEnoughBlocks && building.cluster.direction == 0 && (blocks == 1 || share_rows_);
     return innermost && fits && building.column_folds < kMaxColumnFolds;
   }
 
@@ -440,8 +443,8 @@ class Finder {
             kept.cluster.parts == 0 ||
             (kept.cluster.parts == columns.cluster.parts && kept.cluster.in_turn == columns.cluster.in_turn &&
              kept.cluster.split_axis == columns.cluster.split_axis && kept.split_shape == columns.split_shape);
-        const bool fits = kept.column_folds + columns.reductions <= kMaxColumnFolds &&
-                          takes_column_fold(into, columns.cluster.parts);
+        const bool fits =
+            kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into, columns.cluster.parts);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;
         kept.cluster.in_turn = columns.cluster.in_turn;
@@ -455,6 +458,7 @@ class Finder {
   }
 
   const Fusion& fusion_;
+  const bool share_rows_;
   Clusters result_;
   std::vector<ValueId> source_;  // by value: the memory or counter that most of it comes from
   std::vector<bool> sealed_;     // by value: parts, which only memory can hand on
@@ -465,6 +469,6 @@ class Finder {
 
 }  // namespace
 
-Clusters find_clusters(const Fusion& fusion) { return Finder(fusion).finish(); }
+Clusters find_clusters(const Fusion& fusion, bool share_rows) { return Finder(fusion, share_rows).finish(); }
 
 }  // namespace jf::plan

@@ -41,6 +41,7 @@ struct Clusters {
   std::vector<int> beside;
 };
 
-Clusters find_clusters(const ir::Fusion& fusion);
+// `share_rows`: whether several blocks of one kernel can have a row.
+Clusters find_clusters(const ir::Fusion& fusion, bool share_rows);
 
 }  // namespace jf::plan

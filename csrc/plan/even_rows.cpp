@@ -39,8 +39,6 @@ int64_t blocks_of_row(int64_t row, int64_t bytes) {
   return row <= kColumns && row * bytes <= kBytes ? 1 : 0;
 }
 // Blocks of a cluster are neighbours, and some neighbourhoods are too small for another cluster.
-int64_t runs_at_once(int64_t blocks) {
-  return (blocks > 2 ? kMultiprocessors * 10 / 11 : kMultiprocessors) / blocks;
-}
+int64_t runs_at_once(int64_t blocks) { return (blocks > 2 ? kMultiprocessors * 10 / 11 : kMultiprocessors) / blocks; }
 
 }  // namespace jf::plan

@@ -115,8 +115,8 @@ class Merger {
       if (reduce == nullptr && op.kind != OpKind::kSqueeze) return true;
       const int at = *place(op.inputs[0], pair);
       const std::vector<int64_t>& gone = reduce != nullptr ? reduce->dims : dims->dims;
-      return at < 0 || std::binary_search(gone.begin(), gone.end(), at) ==
-                           std::binary_search(gone.begin(), gone.end(), at + 1);
+      return at < 0 ||
+             std::binary_search(gone.begin(), gone.end(), at) == std::binary_search(gone.begin(), gone.end(), at + 1);
     });
   }
   // Whether something folds other axes where there are both.

@@ -123,7 +123,10 @@ class Rewriter {
     }
     for (auto& [folded, parts] : parts_) {
       const auto& [shape, dims] = folded;
-      const bool beside_rows = parts_.count({shape, others(shape, dims)}) > 0;
+      const bool beside_rows =
+          std::any_of(parts_.begin(), parts_.end(), [&, of = &shape, folds = &dims](const auto& entry) {
+            return entry.first.first == *of && longer(*of, entry.first.second) == longer(*of, others(*of, *folds));
+          });
       const Bytes bytes = bytes_of(shape);
       parts = wanted_parts(shape, {dims}, beside_rows, bytes);
       const int64_t vector = kVectorBytes / bytes.narrowest;
@@ -141,6 +144,11 @@ class Rewriter {
     int64_t columns = 1;
     for (size_t a = dims[0] + 1; a < shape.size(); ++a) columns *= shape[a];
     return dims.size() == 1 && columns % vector != 0 && columns >= kFewestColumns && shape[dims[0]] >= vector;
+  }
+  // Those of the axes that have more than one element.
+  static std::vector<int64_t> longer(const std::vector<int64_t>& shape, std::vector<int64_t> axes) {
+    std::erase_if(axes, [&](int64_t axis) { return shape[axis] <= 1; });
+    return axes;
   }
   static std::vector<int64_t> dims_of(const Op& op) { return std::get<Reduce>(op.attribute).dims; }
   static std::vector<int64_t> others(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
@@ -168,7 +176,7 @@ class Rewriter {
   }
   static int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) {
     // Each has its columns' sums to store.
-    if (blocks_of_row > 1) return std::min(runs_at_once(blocks_of_row), rows / kFewRowsOfPart);
+    if (blocks_of_row > 1) return runs_at_once(blocks_of_row);
     if (const int64_t threads = threads_of_even_row(row, bytes); threads > 0) {
       const int64_t blocks = std::min(blocks_of_even_rows(threads), rows / kFewRowsOfPart / kMultiprocessors);
       if (blocks > 0) return blocks * kMultiprocessors;
