@@ -19,7 +19,6 @@ using ir::ValueId;
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 constexpr int kMaxColumnFolds = 4;
-constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
@@ -369,7 +368,7 @@ class Finder {
       const bool same_split = c.parts == reduce.parts && c.in_turn == reduce.in_turn && c.split_axis == dims[0] &&
                               building.split_shape == ir::shape(fusion_.values[op.inputs[0]]);
       if (c.parts > 0 && !same_split) return false;
-      if (across && (reduce.parts < kEnoughParts || !takes_column_fold(cluster))) return false;
+      if (across && (reduce.parts < kFewestPartsBesideRows || !takes_column_fold(cluster))) return false;
     } else if (building.cluster.split_axis >= 0 && space.folded[building.cluster.split_axis]) {
       return false;  // the kernel sees no whole row
     }
@@ -440,7 +439,7 @@ class Finder {
             kept.cluster.parts == 0 ||
             (kept.cluster.parts == columns.cluster.parts && kept.cluster.in_turn == columns.cluster.in_turn &&
              kept.cluster.split_axis == columns.cluster.split_axis && kept.split_shape == columns.split_shape);
-        const bool fits = columns.cluster.parts >= kEnoughParts &&
+        const bool fits = columns.cluster.parts >= kFewestPartsBesideRows &&
                           kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;

@@ -17,6 +17,8 @@ namespace jf::plan {
 // Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns, and rows
 // that are read fit the memory that threads share.
 constexpr int64_t kMaxColumnsBesideRows = 16 << 10, kMaxBytesBesideRows = 64 << 10;
+// Parts of such columns, at least: they are the blocks or tasks of the kernel. See plan/two_stages.cpp for how many.
+constexpr int64_t kFewestPartsBesideRows = 8;
 
 // For each axis of a value, the axis of the space that has its index; -1 where the extent is 1.
 using Place = std::vector<int>;
