@@ -20,7 +20,7 @@ constexpr double kScanCost = 4;
 constexpr int64_t kLongRow = 16;
 // Rows side by side hide it, too, and touch the folds across them once. More of them, a multiple of 4 KB apart, do not
 // stay in the first-level cache together, and those of 16 bits are not worth it: with two instead of four, and one of
-// 16 bits, a core takes 0.72 to 0.79 of the time for norms' derivatives of 4096 columns in f32, 0.60 to 0.70 in bf16.
+// 16 bits, a core takes 0.72 to 0.79 of the time for norms' derivatives of 4096 columns.
 constexpr int64_t kRows = 2;
 // Memory likes whole rows of columns: their accumulators may fill half of the first-level cache. Few of them are in
 // registers.
