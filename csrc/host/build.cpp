@@ -12,6 +12,7 @@
 #include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
+#include "plan/even_rows.h"
 #include "plan/grouped.h"
 #include "plan/halves.h"
 #include "plan/parameters.h"

@@ -65,7 +65,7 @@ struct Program {
   std::vector<int64_t> input_bytes;  // sizes of the call's buffers
   std::vector<int64_t> output_bytes;
   int64_t workspace_bytes = 0;           // values between segments that this target's kernels use
-  int64_t portable_workspace_bytes = 0;  // enough on any target, and the same on all
+  int64_t portable_workspace_bytes = 0;  // enough on any target of the platform, and the same on all
   std::vector<Step> steps;
   std::string segments;  // the plan and the schedules as text, for people
   std::string schedule;

@@ -20,7 +20,8 @@ using ir::ValueId;
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 constexpr int kMaxColumnFolds = 4;
-constexpr int64_t kEnoughBlocks = 120;  // of a kernel that also folds rows: those of each part
+// Blocks or tasks, at least, of a kernel that also folds rows: those of each part.
+constexpr int64_t kEnoughBlocks = 120, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
@@ -74,9 +75,9 @@ class Bits {
 
 class Finder {
  public:
-  Finder(const Fusion& fusion, bool share_rows)
+  Finder(const Fusion& fusion, const Target& target)
       : fusion_(fusion),
-        share_rows_(share_rows),
+        target_(target),
         source_(fusion.values.size(), -1),
         sealed_(fusion.values.size(), false),
         waits_for_(fusion.values.size()) {
@@ -416,10 +417,9 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const int64_t blocks = blocks_of_row(row, widest);
-    const bool fits =
-        parts * blocks >= kEnoughBlocks && building.cluster.direction == 0 && (blocks == 1 || share_rows_);
-    return innermost && fits && building.column_folds < kMaxColumnFolds;
+    const int64_t enough = target_.platform == Platform::kCpu ? kEnoughTasks : kEnoughBlocks;
+    const bool fits = parts * blocks_of_row(row, widest, shares_rows(target_)) >= enough;
+    return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
   }
 
   // Column folds that came before the rows of the same values were folded.
@@ -458,7 +458,7 @@ class Finder {
   }
 
   const Fusion& fusion_;
-  const bool share_rows_;
+  const Target& target_;
   Clusters result_;
   std::vector<ValueId> source_;  // by value: the memory or counter that most of it comes from
   std::vector<bool> sealed_;     // by value: parts, which only memory can hand on
@@ -469,6 +469,6 @@ class Finder {
 
 }  // namespace
 
-Clusters find_clusters(const Fusion& fusion, bool share_rows) { return Finder(fusion, share_rows).finish(); }
+Clusters find_clusters(const Fusion& fusion, const Target& target) { return Finder(fusion, target).finish(); }
 
 }  // namespace jf::plan

@@ -10,6 +10,7 @@
 #include <map>
 #include <vector>
 
+#include "base/target.h"
 #include "ir/fusion.h"
 
 namespace jf::plan {
@@ -41,7 +42,6 @@ struct Clusters {
   std::vector<int> beside;
 };
 
-// `share_rows`: whether several blocks of one kernel can have a row.
-Clusters find_clusters(const ir::Fusion& fusion, bool share_rows);
+Clusters find_clusters(const ir::Fusion& fusion, const Target& target);
 
 }  // namespace jf::plan

@@ -30,14 +30,17 @@ int64_t blocks_of_even_rows(int64_t threads) {
   return most;
 }
 
-int64_t blocks_of_row(int64_t row, int64_t bytes) {
-  for (int64_t blocks = 1; blocks <= kMostBlocksOfCluster; blocks *= 2) {
+bool shares_rows(const Target& target) { return target.platform == Platform::kCuda && target.compute_capability >= 90; }
+
+int64_t blocks_of_row(int64_t row, int64_t bytes, bool share_rows) {
+  for (int64_t blocks = 1; blocks <= (share_rows ? kMostBlocksOfCluster : 1); blocks *= 2) {
     const int64_t part = row / blocks;
     if (blocks > 1 && (row % (blocks * kLanes) != 0 || part * bytes % kBulkBytes != 0)) break;
     if (part <= kColumns && part * bytes <= kSharedBytes) return blocks;
   }
   return row <= kColumns && row * bytes <= kBytes ? 1 : 0;
 }
+
 // Blocks of a cluster are neighbours, and some neighbourhoods are too small for another cluster.
 int64_t runs_at_once(int64_t blocks) { return (blocks > 2 ? kMultiprocessors * 10 / 11 : kMultiprocessors) / blocks; }
 

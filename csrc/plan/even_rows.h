@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "base/target.h"
+
 namespace jf::plan {
 
 // Threads of a row of elements of `bytes` bytes, so that each has 16 or 12 elements and keeps them all in registers as
@@ -13,10 +15,12 @@ namespace jf::plan {
 int64_t threads_of_even_row(int64_t row, int64_t bytes);
 int64_t blocks_of_even_rows(int64_t threads);
 
-// Blocks that share a row: each thread has an accumulator for each of its columns, and the rows that are read fit the
-// memory that the threads of a block share. 0 where the row is too long for that. And how many runs of such rows, each
-// of so many blocks, go on at once.
-int64_t blocks_of_row(int64_t row, int64_t bytes);
+// Whether blocks of a kernel can share rows.
+bool shares_rows(const Target& target);
+// Blocks that share a row, where they can: each thread has an accumulator for each of its columns, and the rows that
+// are read fit the memory that the threads of a block share. 0 where the row is too long for that. And how many runs of
+// such rows, each of so many blocks, go on at once.
+int64_t blocks_of_row(int64_t row, int64_t bytes, bool share_rows);
 int64_t runs_at_once(int64_t blocks);
 
 }  // namespace jf::plan

@@ -8,6 +8,7 @@
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/after_folds.h"
+#include "plan/even_rows.h"
 #include "plan/extract.h"
 #include "plan/linear_sums.h"
 #include "plan/merged_axes.h"
@@ -105,13 +106,16 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));
   Plan result{in_two_stages(with_linear_sums(cut), target.platform), {}};
   const ir::Fusion& whole = result.fusion;
-  const bool share_rows = shares_rows(target);
-  std::vector<Draft> drafts = draft_segments(whole, share_rows);
+  std::vector<Draft> drafts = draft_segments(whole, target);
   const bool in_parts = std::any_of(whole.ops.begin(), whole.ops.end(), [](const ir::Op& op) {
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
     return reduce != nullptr && reduce->parts > 0;
   });
-  result.differs = in_parts && draft_segments(whole, !share_rows).size() != drafts.size();
+  if (in_parts && target.platform == Platform::kCuda) {
+    const std::vector<Draft> others = draft_segments(whole, cuda_target_for(shares_rows(target) ? 80 : 90));
+    result.differs = !std::equal(drafts.begin(), drafts.end(), others.begin(), others.end(),
+                                 [](const Draft& a, const Draft& b) { return a.ops == b.ops; });
+  }
   for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
     Segment segment = extract(whole, draft, segment_name);
@@ -123,8 +127,6 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   link(whole, result);
   return result;
 }
-
-bool shares_rows(const Target& target) { return target.platform == Platform::kCuda && target.compute_capability >= 90; }
 
 std::string print(const Plan& plan) {
   std::string text;

@@ -125,7 +125,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest));
+  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, shares_rows(target)));
   while ((cluster < blocks || !fits()) && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
          rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;

@@ -55,9 +55,9 @@ Place identity_place(const ir::Value& value) {
 
 class Drafter {
  public:
-  Drafter(const Fusion& fusion, bool share_rows)
+  Drafter(const Fusion& fusion, const Target& target)
       : fusion_(fusion),
-        clusters_(find_clusters(fusion, share_rows)),
+        clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
@@ -464,8 +464,8 @@ class Drafter {
 
 }  // namespace
 
-std::vector<Draft> draft_segments(const Fusion& fusion, bool share_rows) {
-  return Drafter(fusion, share_rows).drafts();
+std::vector<Draft> draft_segments(const Fusion& fusion, const Target& target) {
+  return Drafter(fusion, target).drafts();
 }
 
 }  // namespace jf::plan

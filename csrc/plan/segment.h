@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/target.h"
 #include "ir/fusion.h"
 #include "plan/clusters.h"
 
@@ -27,6 +28,6 @@ struct Draft {
 };
 
 // In an order in which they can run.
-std::vector<Draft> draft_segments(const ir::Fusion& fusion, bool share_rows = true);
+std::vector<Draft> draft_segments(const ir::Fusion& fusion, const Target& target);
 
 }  // namespace jf::plan

@@ -86,7 +86,7 @@ Fusion one_kernel(const Fusion& given, std::string_view strategy, const Target& 
              "[transpose] it goes through the shared memory of CUDA devices; use pointwise");
   const Fusion fusion = ir::without_unused(given);
   check_ops(fusion, strategy);
-  const std::vector<Draft> drafts = draft_segments(fusion);
+  const std::vector<Draft> drafts = draft_segments(fusion, target);
   std::string reasons;
   for (const Draft& draft : drafts) reasons += cat(reasons.empty() ? "" : "; ", draft.reason);
   JF_REQUIRE(drafts.size() == 1, "[", strategy, "] ", fusion.name, " takes ", drafts.size(), " kernels (", reasons,
