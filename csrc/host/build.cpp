@@ -367,8 +367,9 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
   bool differs = false;
   Program program = build_for(whole, target, tuning, fills, differs);
   if (differs) {
-    const Program other = build_for(whole, cuda_target_for(plan::shares_rows(target) ? 80 : 90), {}, fills, differs);
-    program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, other.portable_workspace_bytes);
+    const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);
+    const int64_t bytes = build_for(whole, other, {}, fills, differs).portable_workspace_bytes;
+    program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, bytes);
   }
   return program;
 }
