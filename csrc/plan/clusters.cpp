@@ -20,7 +20,9 @@ using ir::ValueId;
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 constexpr int kMaxColumnFolds = 4;
-constexpr int64_t kEnoughBlocks = 120;  // of a kernel that also folds rows: those of each part
+// Parts, and where several blocks share a row blocks, of a kernel that also folds rows. See plan/two_stages.cpp for how
+// many there are.
+constexpr int64_t kFewestParts = 8, kEnoughBlocks = 120;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
@@ -417,9 +419,8 @@ class Finder {
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
     const int64_t blocks = blocks_of_row(row, widest);
-    const bool fits =
-        parts * blocks >= kEnoughBlocks && building.cluster.direction == 0 && (blocks == 1 || share_rows_);
-    return innermost && fits && building.column_folds < kMaxColumnFolds;
+    const bool fits = blocks == 1 ? parts >= kFewestParts : share_rows_ && parts * blocks >= kEnoughBlocks;
+    return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
   }
 
   // Column folds that came before the rows of the same values were folded.

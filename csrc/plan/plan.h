@@ -1,8 +1,8 @@
 // Cuts a fusion into segments, each one kernel or one grouped matrix product, and says which values go through memory.
 // Long reductions with few results are made in two stages, each in a segment of its own.
 //
-// Pure and deterministic: equal fusions give equal plans, with the same memory between segments on every platform but
-// where it is said otherwise, so that this is known wherever the fusion is.
+// Pure and deterministic: equal fusions give equal plans on all targets of a platform, with the same memory between
+// segments, but where a plan says that it differs: so that this is known wherever the fusion is.
 #pragma once
 
 #include <string>
