@@ -154,6 +154,16 @@ def test_long_rows_need_as_much_memory_where_blocks_do_not_share_them():
     assert launches == [2, 4]
 
 
+@pytest.mark.parametrize(("columns", "launches", "parts"), [(16384, 2, 2), (16388, 3, 0), (65536, 3, 0)])
+def test_long_rows_on_the_cpu(columns, launches, parts):
+    """A task has whole rows: beside longer ones the sums are a kernel of their own, in one stage."""
+    x, g = jax.ShapeDtypeStruct((600, columns), "float32"), jax.ShapeDtypeStruct((columns,), "float32")
+    fusion = jf.ir.trace(lambda x, dy, g, b: jax.vjp(layer_norm, x, g, b)[1](dy), x, x, g, g)
+    program = jf.ir.lower(fusion, "cpu")
+    assert program.as_text("host").count("launch") == launches
+    assert program.as_text("segments").count("parts=") == parts
+
+
 def test_scans_stay_in_one_block():
     def f(x):
         return jnp.cumsum(jax.nn.softmax(x, -1), -1)
