@@ -26,8 +26,7 @@ def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Seque
 
     `like(results)` is where the leaves of the results shall lie; those that it has none for are whole.
     """
-    types = (jax.typeof(leaf).sharding for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
-    split = next((t for t in types if not t.mesh.empty and any(t.spec)), None)
+    split = next(filter(None, map(_explicit, jax.tree.leaves(args))), None)
     if split is None:
         return f(*args)
     mesh = jax.sharding.get_abstract_mesh()
@@ -42,6 +41,17 @@ def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Seque
     wanted += [()] * (len(leaves) - len(wanted))
     specs = [_spec(leaf.shape, names, mesh) for leaf, names in zip(leaves, wanted)]
     return jax.sharding.auto_axes(f, out_sharding=jax.tree.unflatten(tree, specs))(*args)
+
+
+def _explicit(leaf: Any) -> Any:
+    """Return the sharding of an array's type if explicit mesh axes split it."""
+    if not isinstance(leaf, jax.Array):
+        return None
+    # An eager array says sooner than its type where it is.
+    if not isinstance(leaf, jax.core.Tracer) and not isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        return None
+    of_type = jax.typeof(leaf).sharding
+    return of_type if not of_type.mesh.empty and any(of_type.spec) else None
 
 
 def _spec(shape: Sequence[int], wanted: Names, mesh: Any) -> jax.P:

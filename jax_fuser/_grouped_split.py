@@ -105,14 +105,15 @@ def split(multiply: Callable[..., Any], axes: Layout, avals: Sequence[Any], out:
         return mesh, run, sharding(axes.result), (*map(sharding, axes.operands), *whole)
 
     f = custom_partitioning(lambda *operands: multiply(*operands, out))
-    f.def_partition(partition, sharding_rule=_rule(axes, extent, units, len(avals) - given))
+    f.def_partition(partition, sharding_rule=lambda mesh, *_: _rule(axes, extent, units, len(avals) - given, mesh))
     return f
 
 
-def _rule(axes: Layout, extent: dict[str, int], units: dict[str, int], indices: int) -> SdyShardingRule:
+def _rule(axes: Layout, extent: dict[str, int], units: dict[str, int], indices: int, mesh: Any) -> SdyShardingRule:
     """Return how shardings pass through the product."""
-    cut = {a: size for a, size in axes.blocks.items() if a in units}
-    whole = {"sizes", *(f"{a}x" for a in cut), *(a for a in extent if a.lower() not in units)}
+    kept = {a for a in axes.blocks if a in units and _split.cuts_a_mesh_axis(mesh, units[a])}
+    cut = {a: size for a, size in axes.blocks.items() if a in units and a not in kept}
+    whole = {"sizes", *(f"{a}x" for a in cut), *(a for a in extent if a.lower() not in units.keys() - kept)}
     summed = {a.upper() if a in cut else a for a in axes.summed} - whole
     factors: dict[str, tuple[str, ...]] = {a: (a.upper(), f"{a}x") if a in cut else (a,) for a in extent}
     # Group sizes are small and every device wants them all.

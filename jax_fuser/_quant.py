@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments, _fp4, _scale_layout
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._reciprocal import reciprocal
@@ -204,7 +205,10 @@ def quantize(
         if len(block) > 1:
             raise ValueError("quantize: blocks of several rows would mix components; use blocks (128,)")
         data = jnp.where(keep, data, 0)
-    elements, scales = _quantize(data, name, block, format == "mxfp8")
+    names = names_of(data)
+    elements, scales = automatically(
+        lambda x: _quantize(x, name, block, format == "mxfp8"), data, like=lambda _: [names, names]
+    )
     return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
 
 
@@ -356,6 +360,10 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     if x.format in _fp4.FORMATS:
         wide = _fp4.dequantize_four_bits(data, scales, x.format)
     else:
-        wide = data.astype(jnp.float32) * spread(_fp4.scale_values(scales), x.block, data.shape)
+
+        def times_scales(data: Any, scales: Any) -> Any:
+            return data.astype(jnp.float32) * spread(_fp4.scale_values(scales), x.block, data.shape)
+
+        wide = automatically(times_scales, data, scales, like=lambda _: [names_of(data)])
     wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _split
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._quant import Block, is_large, quantize_floats, quantize_fused
 
@@ -33,7 +34,12 @@ def quantize_matrices(x: Any, block: Block, transpose: bool) -> tuple[jax.Array,
     explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
     has_kernel = x.ndim == 3 and str(x.dtype) in _FLOATS and (transpose or block != (None,))
     if explicit or not has_kernel or not is_large(x):
-        return plain(x, block=block, transpose=transpose)
+        *outer, rows, columns = names_of(x)
+        names = [*outer, columns, rows] if transpose else [*outer, rows, columns]
+        made: tuple[jax.Array, jax.Array] = automatically(
+            functools.partial(plain, block=block, transpose=transpose), x, like=lambda _: [names, names]
+        )
+        return made
     data, scales = quantize_p.bind(x, block=block, transpose=transpose, mesh=_split.needs_devices())
     return data, scales
 

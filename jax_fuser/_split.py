@@ -10,6 +10,7 @@ JAX's persistent compilation cache does not keep what is wrapped: that is so for
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,21 +131,31 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
                     used.update(over)
         return placed
 
+    f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
+    f.def_partition(partition, sharding_rule=lambda mesh, *_: _rule(builder, names, whole, mesh))
+    return f
+
+
+def _rule(builder: _axes.Builder, names: dict[int, str], whole: set[int], mesh: Any) -> SdyShardingRule:
+    """Return how shardings pass through a program whose axes have these names; those in `whole` are not split."""
     sizes: dict[str, int] = {}
-    kept_whole: dict[str, None] = {}  # in the order in which the rule names them
+    kept_whole: dict[str, bool] = {}  # by name, in the order in which the rule mentions them
 
     def factor(axis: int, extent: int, copy: int) -> Any:
         """Return the class's name, another one for each further axis of an array; where an axis is longer, with a
-        second factor for the rest of it.
+        second factor for the rest of it, or as a whole.
         """
         name = names[axis] + f"c{copy}" * (copy > 0)
-        if axis in whole:
-            kept_whole[name] = None
-        if extent == builder.extent(axis):
+        own = builder.extent(axis)
+        rest = f"{name}x{extent // own}"
+        if extent != own and cuts_a_mesh_axis(mesh, own):
+            kept_whole[rest] = True
+            return rest
+        kept_whole.setdefault(name, axis in whole)
+        if extent == own:
             return name
-        rest = f"{name}x{extent // builder.extent(axis)}"
-        sizes.update({name: builder.extent(axis), rest: extent // builder.extent(axis)})
-        kept_whole[rest] = None
+        sizes.update({name: own, rest: extent // own})
+        kept_whole[rest] = True
         return CompoundFactor(name, rest)
 
     def mapping(values: Sequence[int]) -> tuple[ArrayMapping, ...]:
@@ -155,15 +166,17 @@ def split(builder: _axes.Builder, text: str, avals: Sequence[Any]) -> Callable[.
             arrays.append(ArrayMapping(*map(factor, axes, builder.shape(v, {}), copies)))
         return tuple(arrays)
 
-    f = custom_partitioning(lambda *operands: bind(text, builder.outputs, {}, operands))
     operands, results = mapping(builder.inputs), mapping(builder.outputs)
-    needed_whole = tuple(kept_whole)
+    needed_whole = tuple(name for name, is_whole in kept_whole.items() if is_whole)
     # A size that some array shows must not be given.
     shown = {name for array in (*operands, *results) for name in array if isinstance(name, str)}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if name not in shown}
-    rule = SdyShardingRule(operands, results, need_replication_factors=needed_whole, **given)
-    f.def_partition(partition, sharding_rule=rule)
-    return f
+    return SdyShardingRule(operands, results, need_replication_factors=needed_whole, **given)
+
+
+def cuts_a_mesh_axis(mesh: Any, blocks: int) -> bool:
+    """Whether blocks over a mesh would go over a part of one of its axes, which has no name in JAX."""
+    return any(1 < math.gcd(blocks, size) < size for size in mesh.shape.values())
 
 
 def _collective(fold: _axes.Fold) -> Callable[..., Any] | None:

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import loop_interpreter
 import numpy as np
 import pytest
+from test_cuda_sources import assert_no_spills, nvrtc_or_skip
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser import _core
 
 
 def softmax(x):
@@ -124,6 +126,32 @@ def test_long_rows_are_read_once():
         assert source.count("jf::load<") == 1 and "__cluster_dims__" in source
     only_read = jf.ir.trace(lambda x: jax.nn.logsumexp(x, -1), jax.ShapeDtypeStruct((2048, 16384), "float32"))
     assert jf.ir.compute_heuristics(only_read, "reduction", "cuda")["cluster"] == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "blocks", "parts"),
+    [(131072, "bfloat16", 8, 15), (65536, "bfloat16", 4, 30), (16384, "float32", 2, 66)],
+)
+def test_long_rows_beside_sums_across_them(columns, dtype, blocks, parts, tmp_path):
+    """As planned: all blocks of a cluster fold their own columns, and all clusters run at once."""
+    nvrtc_or_skip()
+    x, g = jax.ShapeDtypeStruct((1024, columns), dtype), jax.ShapeDtypeStruct((columns,), dtype)
+    fusion = jf.ir.trace(lambda x, dy, g, b: jax.vjp(layer_norm, x, g, b)[1](dy), x, x, g, g)
+    first, second = jf.ir.propose(fusion, "cuda")
+    text = str(first.fusion)
+    assert text.count(f"parts={parts}, in_turn") == 2 and len(second.fusion.outputs) == 2
+    assert f" {blocks} cluster" in str(first)
+    assert_no_spills(f"{first.fusion}{first}", tmp_path)
+
+
+def test_long_rows_need_as_much_memory_where_blocks_do_not_share_them():
+    """There the sums are kernels of their own, but who asks for the memory need not know that."""
+    x, g = jax.ShapeDtypeStruct((600, 65536), "bfloat16"), jax.ShapeDtypeStruct((65536,), "bfloat16")
+    fusion = jf.ir.trace(lambda x, dy, g, b: jax.vjp(layer_norm, x, g, b)[1](dy), x, x, g, g)
+    targets = [_core.cuda_target_for(90), _core.cuda_target_for(80), _core.host_target()]
+    assert len({_core.workspace_bytes(str(fusion), target, portable=True) for target in targets}) == 1
+    launches = [_core.stages(str(fusion), target)["host"].count("launch") for target in targets[:2]]
+    assert launches == [2, 4]
 
 
 def test_scans_stay_in_one_block():

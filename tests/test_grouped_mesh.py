@@ -181,3 +181,17 @@ def test_quantized_products_on_explicit_axes():
         w = arrays.array(G, M, N)
         with pytest.raises(ValueError, match="grouped_matmul: operands must be neither unreduced nor reduced"):
             jf.grouped_matmul(part, w, sizes)
+
+
+@pytest.mark.parametrize("devices", [(4,), (2, 2)], ids=str)
+@pytest.mark.parametrize("specs", [(P("a"), P()), (P(None, "a"), P(None, "a")), (P(), P(None, None, "a"))], ids=str)
+def test_floats_are_quantized_on_explicit_axes(devices, specs):
+    """Also over more devices than an axis has blocks, which is then whole on each."""
+    there = jax.make_mesh(devices, ("a", "b")[: len(devices)], axis_types=(AxisType.Explicit,) * len(devices))
+    multiply = jax.jit(functools.partial(jf.scaled_grouped_matmul, format="fp8_block"))
+    x, w = arrays.array(M, 256, scale=1.0), arrays.array(G, 256, 256, scale=1.0)
+    sizes = jnp.array(SIZES["uneven"], jnp.int32)
+    want = multiply(x, w, sizes)
+    with jax.set_mesh(there):
+        got = multiply(*(jax.device_put(a, NamedSharding(there, s)) for a, s in zip((x, w), specs)), sizes)
+    assert_close(got, want, scale=4)

@@ -96,26 +96,53 @@ def test_folds_one_after_the_other(f, columns, meetings):
         assert_close(got, want)
 
 
+def far_from_the_mean(x, y):
+    """What differs from a sixth of the sum and from the mean of something else does not add up to nothing."""
+    total = jnp.sum(x, -1, keepdims=True)
+    return jnp.sum((x - total / 6) * total, -1), jnp.sum((x - jnp.mean(y, -1, keepdims=True)) * total, -1)
+
+
+def test_what_differs_from_its_mean_adds_up_to_nothing():
+    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((600, 256), (600, 256), (256,), (256,))]
+    # x, its variance, and two of the derivative; the fifth is 0
+    assert str(first_kernel(layer_norm_backward, *arrays)).count("reduce_sum(") == 4 + 2
+    x, y = (jax.random.normal(jax.random.key(i), (7, 96)) + i for i in (0, 1))
+    for got, want in zip(jf.fuse(far_from_the_mean)(x, y), far_from_the_mean(x, y)):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("keep_wide", [False, True])
-def test_what_stays_in_registers(keep_wide):
+def test_what_stays_in_registers(keep_wide, cluster):
     """The columns for all rows of a block, the rows as f32 from fold to fold."""
     keys = jax.random.split(jax.random.key(1), 4)
     shapes = [(515, 256)] * 2 + [(256,)] * 2
     arrays = [np.asarray(jax.random.normal(k, s).astype(jnp.bfloat16)) for k, s in zip(keys, shapes)]
     first = first_kernel(layer_norm_backward, *arrays)
-    given = {"threads": 64, "threads_y": 1, "lanes": 4, "unroll": 1, "keep": "rows", "stages": 2}
-    schedule = jf.ir.schedule(first, "reduction", "cuda", {**given, "keep_columns": True, "keep_wide": keep_wide})
+    given = {"threads": 64 // cluster, "threads_y": 1, "lanes": 4, "unroll": 1, "keep": "rows", "stages": 2}
+    schedule = jf.ir.schedule(
+        first, "reduction", "cuda", {**given, "keep_columns": True, "keep_wide": keep_wide, "cluster": cluster}
+    )
     used = arrays[: len(first.inputs)]
     for got, want in zip(loop_interpreter.run(schedule, *used), jf.ir.evaluate(first, *used)):
         assert_close(got, want, "bfloat16")
 
 
-def test_even_rows_of_16_bits_stay_in_registers():
-    """As planned: 16 or 12 elements for each thread, and as many runs of rows as blocks have room."""
-    cases = ((8192, 4096, 256, 2, 264), (16384, 8192, 512, 2, 132), (65536, 768, 64, 3, 1056))
-    for rows, columns, threads, stages, parts in cases:
-        x, g = jax.ShapeDtypeStruct((rows, columns), "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
-        first = first_kernel(layer_norm_backward, x, x, g, g)
-        p = jf.ir.compute_heuristics(first, "reduction", "cuda")
-        assert (p["threads"], p["stages"], p["keep_columns"], p["keep_wide"]) == (threads, stages, True, True)
-        assert f"parts={parts}" in str(first)
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "threads", "stages", "parts"),
+    [
+        (8192, 4096, "bfloat16", 256, 2, 264),
+        (16384, 8192, "bfloat16", 512, 3, 132),
+        (65536, 768, "bfloat16", 64, 3, 1056),
+        (8192, 4096, "float32", 256, 2, 264),
+        (4096, 16384, "bfloat16", 512, 2, 132),  # 32 elements: the columns alone
+    ],
+)
+def test_even_rows_stay_in_registers(rows, columns, dtype, threads, stages, parts):
+    """As planned: 16 or 12 elements for each thread, and as many runs of rows as blocks have room, in turn."""
+    x, g = jax.ShapeDtypeStruct((rows, columns), dtype), jax.ShapeDtypeStruct((columns,), dtype)
+    first = first_kernel(layer_norm_backward, x, x, g, g)
+    p = jf.ir.compute_heuristics(first, "reduction", "cuda")
+    wide = dtype == "bfloat16" and columns < 16384
+    assert (p["threads"], p["stages"], p["keep_columns"], p["keep_wide"]) == (threads, stages, True, wide)
+    assert f"parts={parts}, in_turn" in str(first)

@@ -105,7 +105,7 @@ def test_the_longest_rows_have_a_whole_block(columns):
 
 @pytest.mark.parametrize(("dtype", "rows"), [("float32", 1), ("float32", 4), ("bfloat16", 2), ("bfloat16", 4)])
 def test_rows_side_by_side_on_the_cpu(dtype, rows):
-    """Sums across the rows, in parts of 6 rows, which 4 do not divide."""
+    """Sums across the rows, in parts of 52 rows, the last one of 46, which 4 do not divide."""
 
     def backward(x, dy, g):
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
@@ -114,10 +114,10 @@ def test_rows_side_by_side_on_the_cpu(dtype, rows):
         return (scale * (t - x * scale**2 * jnp.mean(t * x, -1, keepdims=True))).astype(dtype), (dy * x * scale).sum(0)
 
     keys = jax.random.split(jax.random.key(0), 3)
-    arrays = [jax.random.normal(k, shape).astype(dtype) for k, shape in zip(keys, [(768, 72), (768, 72), (72,)])]
+    arrays = [jax.random.normal(k, shape).astype(dtype) for k, shape in zip(keys, [(774, 72), (774, 72), (72,)])]
     first = jf.ir.propose(jf.ir.trace(backward, *arrays), "cpu")[0]
     parameters = jf.ir.compute_heuristics(first.fusion, "reduction", "cpu")
-    assert parameters["rows"] == 2
+    assert parameters["rows"] == (2 if dtype == "float32" else 1)
     edited = jf.ir.schedule(first.fusion, "reduction", "cpu", {**parameters, "rows": rows})
     for got, want in zip(jf.ir.run(edited, *arrays), jf.ir.evaluate(first.fusion, *arrays)):
         assert_close(got, want)

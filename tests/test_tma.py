@@ -506,7 +506,7 @@ def test_rows_come_in_stages(name, store, columns, tmp_path):
     assert text.count("drain bulk") == 2 * store  # before the row is written again, and at the end
     nvrtc_or_skip()
     for used in assert_no_spills(program(schedule), tmp_path):
-        assert used["STACK"] == 0
+        assert used["STACK"] <= 8  # two words for rms norm backward of 768, the fastest of those timed
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,9 @@ ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
                        "] = reduce_sum(x0) {dims=[0]}\n}\n"));
 }
 
-Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
-  const plan::Plan plan = plan::plan(whole, target.platform);
+Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills, bool& differs) {
+  const plan::Plan plan = plan::plan(whole, target);
+  differs = plan.differs;
   const ir::Fusion& fusion = plan.fusion;
   Program program;
   program.name = fusion.name;
@@ -358,6 +359,17 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
     }
   }
   placement.finish(program);
+  return program;
+}
+
+Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
+  bool differs = false;
+  Program program = build_for(whole, target, tuning, fills, differs);
+  if (differs) {
+    const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);
+    const int64_t bytes = build_for(whole, other, {}, fills, differs).portable_workspace_bytes;
+    program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, bytes);
+  }
   return program;
 }
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "plan/even_rows.h"
 #include "schedule/axes.h"
 
 namespace jf::plan {
@@ -19,7 +20,9 @@ using ir::ValueId;
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 constexpr int kMaxColumnFolds = 4;
-constexpr int64_t kEnoughParts = 128;  // of a kernel that also folds rows: they are its blocks
+// Parts, and where several blocks share a row blocks, of a kernel that also folds rows. See plan/two_stages.cpp for how
+// many there are.
+constexpr int64_t kFewestParts = 8, kEnoughBlocks = 120;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
@@ -73,8 +76,9 @@ class Bits {
 
 class Finder {
  public:
-  explicit Finder(const Fusion& fusion)
+  Finder(const Fusion& fusion, bool share_rows)
       : fusion_(fusion),
+        share_rows_(share_rows),
         source_(fusion.values.size(), -1),
         sealed_(fusion.values.size(), false),
         waits_for_(fusion.values.size()) {
@@ -369,7 +373,7 @@ class Finder {
       const bool same_split = c.parts == reduce.parts && c.in_turn == reduce.in_turn && c.split_axis == dims[0] &&
                               building.split_shape == ir::shape(fusion_.values[op.inputs[0]]);
       if (c.parts > 0 && !same_split) return false;
-      if (across && (reduce.parts < kEnoughParts || !takes_column_fold(cluster))) return false;
+      if (across && !takes_column_fold(cluster, reduce.parts)) return false;
     } else if (building.cluster.split_axis >= 0 && space.folded[building.cluster.split_axis]) {
       return false;  // the kernel sees no whole row
     }
@@ -405,7 +409,7 @@ class Finder {
     take(op, cluster, std::move(place));
   }
 
-  bool takes_column_fold(int cluster) const {
+  bool takes_column_fold(int cluster, int64_t parts) const {
     const Building& building = building_[cluster];
     int64_t row = 1;
     for (size_t a = 0; a < building.cluster.space.extents.size(); ++a) {
@@ -414,9 +418,9 @@ class Finder {
     int64_t widest = 1;
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
-    const bool fits =
-        row <= kMaxColumnsBesideRows && row * widest <= kMaxBytesBesideRows && building.cluster.direction == 0;
-    return innermost && fits && building.column_folds < kMaxColumnFolds;
+    const int64_t blocks = blocks_of_row(row, widest);
+    const bool fits = blocks == 1 ? parts >= kFewestParts : share_rows_ && parts * blocks >= kEnoughBlocks;
+    return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
   }
 
   // Column folds that came before the rows of the same values were folded.
@@ -440,8 +444,8 @@ class Finder {
             kept.cluster.parts == 0 ||
             (kept.cluster.parts == columns.cluster.parts && kept.cluster.in_turn == columns.cluster.in_turn &&
              kept.cluster.split_axis == columns.cluster.split_axis && kept.split_shape == columns.split_shape);
-        const bool fits = columns.cluster.parts >= kEnoughParts &&
-                          kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into);
+        const bool fits =
+            kept.column_folds + columns.reductions <= kMaxColumnFolds && takes_column_fold(into, columns.cluster.parts);
         if (!same_parts || !fits || kept.waits_for.test(c) || columns.waits_for.test(into)) continue;
         kept.cluster.parts = columns.cluster.parts;
         kept.cluster.in_turn = columns.cluster.in_turn;
@@ -455,6 +459,7 @@ class Finder {
   }
 
   const Fusion& fusion_;
+  const bool share_rows_;
   Clusters result_;
   std::vector<ValueId> source_;  // by value: the memory or counter that most of it comes from
   std::vector<bool> sealed_;     // by value: parts, which only memory can hand on
@@ -465,6 +470,6 @@ class Finder {
 
 }  // namespace
 
-Clusters find_clusters(const Fusion& fusion) { return Finder(fusion).finish(); }
+Clusters find_clusters(const Fusion& fusion, bool share_rows) { return Finder(fusion, share_rows).finish(); }
 
 }  // namespace jf::plan

@@ -14,10 +14,6 @@
 
 namespace jf::plan {
 
-// Columns that one kernel can fold beside its rows: each thread has an accumulator for each of its columns, and rows
-// that are read fit the memory that threads share.
-constexpr int64_t kMaxColumnsBesideRows = 16 << 10, kMaxBytesBesideRows = 64 << 10;
-
 // For each axis of a value, the axis of the space that has its index; -1 where the extent is 1.
 using Place = std::vector<int>;
 
@@ -45,6 +41,7 @@ struct Clusters {
   std::vector<int> beside;
 };
 
-Clusters find_clusters(const ir::Fusion& fusion);
+// `share_rows`: whether several blocks of one kernel can have a row.
+Clusters find_clusters(const ir::Fusion& fusion, bool share_rows);
 
 }  // namespace jf::plan

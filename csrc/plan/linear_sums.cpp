@@ -100,6 +100,33 @@ class Rewriter {
     return op;
   }
 
+  // The value without broadcasts and squeezes that leave it its elements.
+  const Op* made_by(ValueId id) const {
+    const Op* op = defined_by_[id];
+    while (op != nullptr && (op->kind == OpKind::kBroadcast || op->kind == OpKind::kSqueeze) &&
+           ir::elements(fusion_.values[op->inputs[0]]) == ir::elements(fusion_.values[op->output])) {
+      op = defined_by_[op->inputs[0]];
+    }
+    return op;
+  }
+  // Whether the value is what differs from its own mean, the sum of which is 0 but for rounding.
+  bool is_centred(ValueId id) const {
+    const Op* difference = defined_by_[id];
+    if (difference == nullptr || difference->kind != OpKind::kSub) return false;
+    const Op* along = broadcast_along(difference->inputs[1]);
+    const Op* mean = along == nullptr ? nullptr : made_by(along->inputs[0]);
+    if (mean == nullptr || mean->kind != OpKind::kDiv) return false;
+    const Op *sum = made_by(mean->inputs[0]), *count = defined_by_[mean->inputs[1]];
+    if (count != nullptr && count->kind == OpKind::kBroadcast) count = defined_by_[count->inputs[0]];
+    if (sum == nullptr || sum->kind != OpKind::kReduceSum || sum->inputs[0] != difference->inputs[0]) return false;
+    if (count == nullptr || count->kind != OpKind::kConstant || std::get<Reduce>(sum->attribute).dims != dims_)
+      return false;
+    int64_t folded = 1;
+    for (const int64_t dim : dims_) folded *= fusion_.values[id].axes[dim].extent;
+    const auto* number = std::get_if<double>(&std::get<ir::Constant>(count->attribute).value);
+    return number != nullptr && *number == static_cast<double>(folded);
+  }
+
   // The value as a sum of at most kMostTerms terms, as far as it is seen through.
   std::vector<Term> terms(ValueId id, int depth = 0) {
     const auto known = terms_.find(id);
@@ -162,7 +189,9 @@ class Rewriter {
     dims_ = std::get<Reduce>(op.attribute).dims;
     if (folds_[op.inputs[0]] == 0) return false;
     terms_.clear();
-    const std::vector<Term> all = terms(op.inputs[0]);
+    std::vector<Term> all = terms(op.inputs[0]);
+    const auto is_nothing = [&](const Term& term) { return term.product.size() == 1 && is_centred(term.product[0]); };
+    if (!std::all_of(all.begin(), all.end(), is_nothing)) std::erase_if(all, is_nothing);
     std::set<std::vector<ValueId>> products;
     int most = 0;
     for (const Term& term : all) {

@@ -10,6 +10,7 @@
 #include "plan/after_folds.h"
 #include "plan/extract.h"
 #include "plan/linear_sums.h"
+#include "plan/merged_axes.h"
 #include "plan/ragged_parts.h"
 #include "plan/reshapes.h"
 #include "plan/segment.h"
@@ -97,14 +98,21 @@ void check_spreads(const ir::Fusion& fusion) {
 
 }  // namespace
 
-Plan plan(const ir::Fusion& given, Platform platform) {
+Plan plan(const ir::Fusion& given, const Target& target) {
   const ir::Fusion fusion = ir::without_unused(given);
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
-  const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : without_reshapes(fusion);
-  Plan result{in_two_stages(with_linear_sums(cut), platform), {}};
+  const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));
+  Plan result{in_two_stages(with_linear_sums(cut), target.platform), {}};
   const ir::Fusion& whole = result.fusion;
-  for (const Draft& draft : with_what_follows_folds(whole, draft_segments(whole))) {
+  const bool share_rows = shares_rows(target);
+  std::vector<Draft> drafts = draft_segments(whole, share_rows);
+  const bool in_parts = std::any_of(whole.ops.begin(), whole.ops.end(), [](const ir::Op& op) {
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    return reduce != nullptr && reduce->parts > 0;
+  });
+  result.differs = in_parts && draft_segments(whole, !share_rows).size() != drafts.size();
+  for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
     Segment segment = extract(whole, draft, segment_name);
     segment.strategy = strategy(draft.kind);
@@ -115,6 +123,8 @@ Plan plan(const ir::Fusion& given, Platform platform) {
   link(whole, result);
   return result;
 }
+
+bool shares_rows(const Target& target) { return target.platform == Platform::kCuda && target.compute_capability >= 90; }
 
 std::string print(const Plan& plan) {
   std::string text;

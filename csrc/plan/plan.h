@@ -1,8 +1,8 @@
 // Cuts a fusion into segments, each one kernel or one grouped matrix product, and says which values go through memory.
 // Long reductions with few results are made in two stages, each in a segment of its own.
 //
-// Pure and deterministic: equal fusions give equal plans, with the same memory between segments on every platform, so
-// that this is known wherever the fusion is.
+// Pure and deterministic: equal fusions give equal plans on all targets of a platform, with the same memory between
+// segments, but where a plan says that it differs: so that this is known wherever the fusion is.
 #pragma once
 
 #include <string>
@@ -30,9 +30,13 @@ struct Plan {
   // The same inputs and outputs, in the same order and memory, maybe under other shapes; its ops are in the segments.
   ir::Fusion fusion;
   std::vector<Segment> segments;  // in an order in which they can run
+  // Whether a target whose kernels cannot share rows among blocks, or one whose kernels can, has other segments.
+  bool differs = false;
 };
 
-Plan plan(const ir::Fusion& fusion, Platform platform);
+Plan plan(const ir::Fusion& fusion, const Target& target);
+// Whether blocks of a kernel can share rows.
+bool shares_rows(const Target& target);
 
 std::string print(const Plan& plan);
 

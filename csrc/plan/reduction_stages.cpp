@@ -22,21 +22,21 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 // layer norm backward took 234 us in stages and 380 without, f32 422 and 496, but f32 rms norm backward, with a fold
 // less, the same; elements of a thread, vectors and threads are the fastest of that run. Of 8191 rows of 5003, which
 // no vectors divide, it took 129 and 176 us in bf16, 146 and 205 in f32, and rms norm backward 142 and 165 in f32.
-constexpr int64_t kElements = 32, kLanes = 4;
+constexpr int64_t kElements = 32, kLanes = 4, kMostThreads = 512;
 constexpr int kShortWait = 2;
 constexpr int64_t kShortRows = 8 << 10;
 // Bytes that a thread keeps for each of its 16 elements: more take more than 128 registers.
 constexpr int64_t kWideBytes = 4, kMostWideBytes = 20;
-// Bytes of a multiprocessor that are on their way with two stages, where three are slower: layer norm backward took 54
-// and 59 us for rows of 4096, 206 and 211 for 8192; but with fewer bytes 168 and 155 for 6144, 81 and 77 for 1536. With
-// one fold of the row two are faster in any case: 77 and 83 us for 1536 (rms norm).
+// Bytes of several rows on their way with two stages, where three are slower: layer norm backward, bf16, took 51 and 54
+// us for rows of 4096, 50 and 53 for 2048; but with fewer bytes 82 and 81 for 768, and where a multiprocessor has one
+// row 200 and 191 for 8192. With one fold of the row two are faster in any case: 191 and 200 us for 8192 (rms norm).
 constexpr int64_t kBytesAhead = 28 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
 
 // The rows that bulk copies can bring.
 struct Rows {
-  int64_t elements = 1, bytes = 0, narrowest = 16;
+  int64_t elements = 1, bytes = 0, narrowest = 16, widest = 1;
   int phases = 0;
 };
 Rows rows_of(const RowFacts& facts, Keep keep) {
@@ -50,6 +50,7 @@ Rows rows_of(const RowFacts& facts, Keep keep) {
     const int64_t size = size_of(phases.fusion.values[id].dtype);
     rows.bytes += size * rows.elements;
     rows.narrowest = std::min(rows.narrowest, size);
+    rows.widest = std::max(rows.widest, size);
   }
   return rows;
 }
@@ -124,7 +125,8 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  while (!fits() && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
+  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest));
+  while ((cluster < blocks || !fits()) && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
          rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;
     rows.elements /= 2;
@@ -142,23 +144,25 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
       divide_up(rows.elements, kLanes) % taken != 0) {
     lanes = kLanes;
   }
-  const bool waits = rows.narrowest < 4 || lanes < kLanes || (rows.phases > kShortWait && rows.bytes > kShortRows);
+  const bool moves = lanes > std::gcd(rows.elements, kLanes);
+  const int64_t even = cluster == 1 ? threads_of_even_row(rows.elements, rows.narrowest) : 0;
+  const bool waits = rows.narrowest < 4 || lanes < kLanes || moves || even > 0 || cluster > 1 ||
+                     (rows.phases > kShortWait && rows.bytes > kShortRows);
   if (rows.bytes == 0 || !fits() || !waits) return;
   // With few elements of a thread all f32 values stay in its registers, and the threads of a row meet only in its
   // folds. Microseconds of layer norm backward, bf16, with and without: 54 and 63 for 8192 rows of 4096, 206 and 216
   // for 16384 of 8192, 77 and 82 for 32768 of 1536, 82 and 88 for 65536 of 768.
-  const int64_t column_folds = facts.phases(Keep::kRows).column_bytes / kWideBytes;
-  const int64_t even =
-      cluster == 1 && rows.narrowest < kWideBytes ? threads_of_even_row(rows.elements, column_folds) : 0;
   if (even > 0 && !facts.traffic.scans) {
     p.lanes = kLanes;
     p.threads = even;
     p.threads_y = 1;
     p.unroll = rows.elements / (even * kLanes);
     p.keep = Keep::kRows;
-    const bool ahead = rows.bytes * blocks_of_even_rows(even) >= kBytesAhead || rows.phases <= kShortWait;
-    p.stages = ahead ? 2 : kUsualStages;
+    const int64_t at_once = blocks_of_even_rows(even);
+    const bool ahead = rows.phases <= kShortWait || (at_once > 1 && rows.bytes * at_once >= kBytesAhead);
+    p.stages = ahead || kUsualStages * rows.bytes + kSpareBytes > target.max_shared_bytes ? 2 : kUsualStages;
     p.keep_columns = true;
+    if (rows.narrowest >= kWideBytes) return;
     const KeepMore wide = {.rows = true, .columns = true, .converted = true};
     const Phases phases = split_phases(facts.segment, facts.traffic, Keep::kRows, wide);
     p.keep_wide = phases.kept_bytes + phases.column_bytes <= kMostWideBytes;
@@ -171,7 +175,11 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   p.threads_y = 1;
   p.unroll = std::max(each, divide_up(rows.elements, p.lanes * p.threads));
   p.keep = Keep::kRows;
-  p.stages = kUsualStages * rows.bytes <= target.max_shared_bytes / 2 ? kUsualStages : 2;
+  // Rows of 5003 f32, 264 runs: layer norm backward 127 us with two stages and 141 with three, rms 128 and 136.
+  p.stages = !moves && kUsualStages * rows.bytes <= target.max_shared_bytes / 2 ? kUsualStages : 2;
+  // Threads that have all the registers there are read columns once: 4096 rows of 16384 bf16 took 105 us and 116, 1024
+  // of 131072 in clusters of 8 blocks 231 and 309.
+  p.keep_columns = !moves && p.threads == kMostThreads;
 }
 
 std::vector<StoredRows> store_rows_in_bulk(Phases& phases) {

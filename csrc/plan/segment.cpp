@@ -55,9 +55,9 @@ Place identity_place(const ir::Value& value) {
 
 class Drafter {
  public:
-  explicit Drafter(const Fusion& fusion)
+  Drafter(const Fusion& fusion, bool share_rows)
       : fusion_(fusion),
-        clusters_(find_clusters(fusion)),
+        clusters_(find_clusters(fusion, share_rows)),
         recompute_(fusion, clusters_),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
@@ -464,6 +464,8 @@ class Drafter {
 
 }  // namespace
 
-std::vector<Draft> draft_segments(const Fusion& fusion) { return Drafter(fusion).drafts(); }
+std::vector<Draft> draft_segments(const Fusion& fusion, bool share_rows) {
+  return Drafter(fusion, share_rows).drafts();
+}
 
 }  // namespace jf::plan

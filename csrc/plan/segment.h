@@ -27,6 +27,6 @@ struct Draft {
 };
 
 // In an order in which they can run.
-std::vector<Draft> draft_segments(const ir::Fusion& fusion);
+std::vector<Draft> draft_segments(const ir::Fusion& fusion, bool share_rows = true);
 
 }  // namespace jf::plan
