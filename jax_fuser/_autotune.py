@@ -76,7 +76,8 @@ def autotune(f: Callable[..., Any], *args: Any, seconds: float = 300.0, progress
     shapes do. What is fastest (by 2 % at least) is kept in the folder of the compile cache, for this package's version
     and this machine's device, and taken by whatever is compiled later with the same program: equal function, shapes
     and dtypes. What was compiled before keeps its kernels; `jax.clear_caches()` forgets it. Exports have the compiler's
-    choices: the machine that loads them may be another. Calls inside of `shard_map` are not seen.
+    choices: the machine that loads them may be another. What is split over several devices, by `shard_map` or by where
+    arrays lie, is not seen: tune what one of them computes.
 
     Parameters change the speed and never what is computed; only the order of sums, hence their last bits, may change.
     What computes anything else than the compiler's choice is not taken.
@@ -125,8 +126,9 @@ def autotune(f: Callable[..., Any], *args: Any, seconds: float = 300.0, progress
                 complete &= search.complete
     if not tuned:
         raise _core.UserError(
-            "autotune: the function calls no kernel of jax_fuser that has parameters to choose (inside of shard_map "
-            "none is seen); jax_fuser.explain and jax_fuser.doctor say what runs"
+            "autotune: the function calls no kernel of jax_fuser that has parameters to choose; jax_fuser.explain and "
+            "jax_fuser.doctor say what runs. Inside of shard_map and for arrays that lie on several devices none is "
+            "seen: pass what one device computes, with its part of the arrays"
         )
     return Tuning(tuple(tuned), time.monotonic() - begin, complete)
 
