@@ -6,6 +6,8 @@ import argparse
 import functools
 import os
 
+import jax
+
 from . import epilogue, fuse, grouped, latency, moe, nested, scaled, sweep
 from .report import machine, print_case, save_json, save_plot
 from .sweep_report import print_cell, print_sweep, save_heat_map
@@ -35,6 +37,8 @@ def main() -> None:
     if arguments.sweep or arguments.compile_only:
         if arguments.benchmark != "fuse":
             parser.error("--sweep and --compile-only go with fuse")
+        if jax.default_backend() != "gpu":
+            parser.error(f"--sweep times kernels on an NVIDIA GPU; here JAX has {jax.devices()[0].device_kind} alone")
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # many processes share the GPU's memory
         run = functools.partial(sweep.cases, compile_only=arguments.compile_only)
     facts = machine()
@@ -43,6 +47,8 @@ def main() -> None:
     for case in run(quick=arguments.quick, only=arguments.only or ""):
         (print_cell if arguments.sweep else print_case)(case)
         done.append(case)
+    if arguments.only and not done and not arguments.compile_only:
+        parser.error(f"no case of {arguments.benchmark} has {arguments.only!r} in its name")
     if arguments.sweep:
         print_sweep(done)
     elif arguments.benchmark == "fuse":

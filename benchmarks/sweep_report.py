@@ -71,8 +71,6 @@ def print_sweep(done: list[Case]) -> None:
             good = [s for s in shares if not math.isnan(s)]
             print(line + (f"{statistics.geometric_mean(good):>8.2f}" if good else ""))
         known = {k: share_of(c) for k, c in at.items() if not math.isnan(share_of(c))}
-        if not known:
-            continue
         even = {k: s for k, s in known.items() if at[k].parameters["rows"] % 2 == 0}
         for what, part in (("all", known), ("even sizes", even)):
             if part:
@@ -86,10 +84,11 @@ def print_sweep(done: list[Case]) -> None:
             mean = statistics.geometric_mean(leads.values())
             print(f"against the fastest peer: {mean:.2f}x, {len(behind)} of {len(leads)} slower than {TIE}x")
         worst = sorted(known, key=lambda k: known[k])[:24]
-        print("worst: " + ", ".join(f"{p} {s} {known[p, s]:.2f}" for p, s in worst))
-        print(
-            "behind: " + ", ".join(f"{p} {s} {behind[p, s]:.2f}x" for p, s in sorted(behind, key=lambda k: behind[k]))
-        )
+        if worst:
+            print("worst: " + ", ".join(f"{p} {s} {known[p, s]:.2f}" for p, s in worst))
+        if behind:
+            by_lead = sorted(behind, key=lambda k: behind[k])
+            print("behind: " + ", ".join(f"{p} {s} {behind[p, s]:.2f}x" for p, s in by_lead))
         wrong = [(k, t.error) for k, c in at.items() for t in c.timings if t.error is not None and not t.error < 0.02]
         if wrong:
             print(f"differs from jax.jit: {wrong}")

@@ -143,10 +143,11 @@ def emit_program(
     The program's shapes are those of the buffers: XLA must not split this call by itself.
     """
     target = target_text(platform)
-    program = _tuned.with_choices(program, target)
     module = id(ctx.module_context.module)
-    # What is exported may run on another device, which keeps more between its kernels.
+    # What is exported may run on another device, which keeps more between its kernels, and has parameters of its own.
     portable = ctx.module_context.lowering_parameters.for_export
+    if not portable:
+        program = _tuned.with_choices(program, target)
     workspace = _core.workspace_bytes(program, target, portable, module, at_once=not _is_only_lowered())
     avals_out = list(ctx.avals_out)
     if workspace:

@@ -6,13 +6,14 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 
 import jax_fuser
 
 from . import _core
 
-_kept: dict[tuple[str, str], str] = {}  # by program and target: what this process measured
+_kept: dict[str, str] = {}  # by `_key` of program and target: what was measured for it
 _trial: dict[str, str] = {}  # by program: what a measurement tries instead
 _seen: list[list[str]] = []  # of each `programs_seen` that is open
 
@@ -23,53 +24,75 @@ def text_of(choices: dict[str, str]) -> str:
     return f"tuned {{\n{lines}}}\n" if choices else ""
 
 
+def choices_of(text: str) -> dict[str, str]:
+    """Return the choices whose `text_of` this is."""
+    return dict(line.strip().split(": ", 1) for line in text.splitlines()[1:-1])
+
+
 def with_choices(program: str, target: str) -> str:
     """Return the program with the parameters that were measured for it, where there are any."""
     for seen in _seen:
         seen.append(program)
     if program in _trial:
         return program + _trial[program]
-    chosen = _kept.get((program, target))
-    if chosen is None:
-        chosen = _kept[program, target] = _read(program, target)
-    return program + chosen
+    return program + kept(program, target)
 
 
-def _path(program: str, target: str) -> str | None:
+def kept(program: str, target: str) -> str:
+    """Return the text of what was chosen for a program, by this process or another."""
+    key = _key(program, target)
+    if key not in _kept:
+        _kept[key] = _read(program, target, key)
+    return _kept[key]
+
+
+def _key(program: str, target: str) -> str:
+    return hashlib.sha256(f"{jax_fuser.__version__}\n{target}\n{program}".encode()).hexdigest()
+
+
+def _path(key: str) -> str | None:
     folder = _core.cache_folder()
-    if folder is None:
-        return None
-    key = hashlib.sha256(f"{jax_fuser.__version__}\n{target}\n{program}".encode()).hexdigest()
-    return os.path.join(folder, "tuned", f"{key}.txt")
+    return os.path.join(folder, "tuned", f"{key}.txt") if folder is not None else None
 
 
-def _read(program: str, target: str) -> str:
-    path = _path(program, target)
+def _read(program: str, target: str, key: str) -> str:
     try:
-        with open(path or "") as file:
+        with open(_path(key) or "", encoding="utf-8") as file:
             chosen = file.read()
         _core.workspace_bytes(program + chosen, target)
-    except (OSError, _core.UserError):
-        return ""  # none, or of other kernels
+    except (OSError, ValueError, _core.UserError, _core.InternalError):
+        return ""  # none, or damaged, or of other kernels
     return chosen
 
 
 def keep(program: str, target: str, choices: dict[str, str]) -> None:
     """Keep what was chosen for a program: in this process and, where there is a cache, for others of this user."""
-    _kept[program, target] = text_of(choices)
-    path = _path(program, target)
+    key = _key(program, target)
+    _kept[key] = text_of(choices)
+    path = _path(key)
     if path is None:
         return
-    if not choices:
-        with contextlib.suppress(OSError):
+    try:
+        if choices:
+            _write(path, text_of(choices))
+        elif os.path.exists(path):
             os.unlink(path)
-        return
-    with contextlib.suppress(OSError):  # a full disk costs what would be kept, no more
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        # Another process reads the whole file or none.
-        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False) as file:
-            file.write(text_of(choices))
+    except OSError as error:
+        warnings.warn(f"autotune: what was measured is kept for this process alone: {error}", stacklevel=2)
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file that another process reads whole or not at all."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    file = tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), delete=False, encoding="utf-8")  # noqa: SIM115
+    try:
+        with file:
+            file.write(text)
         os.replace(file.name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(file.name)
+        raise
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Literal
 
 from jax_fuser import _trace
@@ -19,16 +20,18 @@ def walk(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], not
     """Evaluate `f(*args, **kwargs)` op by op; call `note(primitive, operands, params)` for each primitive of ours.
 
     Loops are gone into once, with the values of their first turn; of branches the one that is taken is seen. What is
-    inside of `shard_map` is not.
+    inside of `shard_map` is not. Arguments that are no arrays stay what they are: `f` may be static in them.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, (jax.Array, np.ndarray))}
 
     def flat(*values: Any) -> Any:
-        given, named = jax.tree.unflatten(tree, values)
+        now = dict(zip(arrays, values))
+        given, named = jax.tree.unflatten(tree, [now.get(i, x) for i, x in enumerate(leaves)])
         return f(*given, **named)
 
-    closed = jax.make_jaxpr(flat)(*leaves)
-    _evaluate(closed, leaves, note)
+    closed = jax.make_jaxpr(flat)(*arrays.values())
+    _evaluate(closed, list(arrays.values()), note)
 
 
 def _evaluate(body: ClosedJaxpr | Jaxpr, args: Sequence[Any], note: Note) -> list[Any]:
@@ -46,6 +49,9 @@ def _evaluate(body: ClosedJaxpr | Jaxpr, args: Sequence[Any], note: Note) -> lis
         for v in eqn.invars:  # gives memory back
             if not isinstance(v, Literal) and last[v] == i and v not in kept:
                 values.pop(v, None)
+        for v in eqn.outvars:  # and what nobody reads
+            if v not in last and v not in kept:
+                values.pop(v, None)
     return [read(v) for v in jaxpr.outvars]
 
 
@@ -57,11 +63,15 @@ def _results(eqn: Any, operands: list[Any], note: Note) -> Sequence[Any]:
     if body is not None and len(getattr(body, "jaxpr", body).invars) == len(operands):
         return _evaluate(body, operands, note)
     if name == "scan":
-        carry = eqn.params["num_consts"] + eqn.params["num_carry"]
         if eqn.params["length"] > 0:
-            _evaluate(eqn.params["jaxpr"], [*operands[:carry], *(x[0] for x in operands[carry:])], note)
+            body = eqn.params["jaxpr"]
+            # Which operands are sliced: versions of JAX name their number differently.
+            shapes = [v.aval.shape for v in body.jaxpr.invars]
+            _evaluate(body, [x if np.shape(x) == s else x[0] for x, s in zip(operands, shapes)], note)
     elif name == "while":
-        _evaluate(eqn.params["body_jaxpr"], operands[eqn.params["cond_nconsts"] :], note)
+        tests, turns = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        _evaluate(eqn.params["cond_jaxpr"], [*operands[:tests], *operands[tests + turns :]], note)
+        _evaluate(eqn.params["body_jaxpr"], operands[tests:], note)
     elif name == "cond":
         branches = eqn.params["branches"]
         taken = min(max(int(operands[0]), 0), len(branches) - 1)

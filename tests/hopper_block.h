@@ -1,11 +1,14 @@
 // The blocks of a cluster on a CPU, behind warpgroup.h: every CUDA thread a thread, shared memory, barriers, tensor
-// copies and the products of 8-bit floats as sm_90a has them. Copies and products are done when they begin.
+// copies and the products of 8-bit floats as sm_90a has them. Products and copies are done when they begin, but copies
+// from shared memory as late as may be: when their thread waits for them.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 struct int4 {
   int x, y, z, w;
@@ -148,15 +151,24 @@ inline void tile_load_multicast(unsigned shared, const void* map, unsigned barri
     if (blocks >> i & 1) tile_load(in_cluster(shared, i), map, in_cluster(barrier, i), element, row);
   }
 }
+// Of this thread: those since the last commit, and groups of those before.
+inline thread_local std::vector<std::function<void()>> begun;
+inline thread_local std::deque<std::vector<std::function<void()>>> committed;
 inline void tile_store(const void* map, unsigned shared, int element, int row) {
-  for_box(map, shared, element, row, 0, [](auto* from, auto* to) {
-    if (to) *to = *from;
+  begun.push_back([=] {
+    for_box(map, shared, element, row, 0, [](auto* from, auto* to) {
+      if (to) *to = *from;
+    });
   });
 }
 inline void prefetch_map(const TensorMap&) {}
-template <int>
-void bulk_wait_read() {}
-inline void bulk_commit() {}
+template <int kPending>
+void bulk_wait_read() {
+  for (; committed.size() > kPending; committed.pop_front()) {
+    for (const auto& store : committed.front()) store();
+  }
+}
+inline void bulk_commit() { committed.push_back(std::exchange(begun, {})); }
 inline void fence_async_shared() {}
 template <int>
 void give_registers() {}

@@ -1,10 +1,12 @@
 """Parameters of kernels by measurement: whatever is chosen computes the same, is kept, and is taken later."""
 
 import functools
+import sys
 
 import arrays
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_cuda_sources import assert_no_spills
 from test_tma import hopper_or_skip
@@ -128,7 +130,7 @@ def test_choices_are_kept_and_taken(folder):
     f, args = call_of("norm")
     tuning = jf.autotune(jf.fuse(f), *args, seconds=20, progress=False)
     assert [k.after <= k.before for k in tuning.kernels] == [True] * len(tuning.kernels)
-    assert f"{len(tuning.kernels)} kernels in" in repr(tuning)
+    assert f"\n{len(tuning.kernels)} kernel" in repr(tuning)
     ((_, program, target),) = programs(f, args)
     chosen = {
         kernel: next(o for o in others if o != now) for kernel, now, others in _core.alternatives(program, target)
@@ -142,21 +144,98 @@ def test_choices_are_kept_and_taken(folder):
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["", "tuned {\n", "tuned {\n  other: threads=3\n}\n", "tuned {\n  x threads\n}\n"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"tuned {\n", b"tuned {\n  other: threads=3\n}\n", b"tuned {\n  x threads\n}\n", b"\xff\0"]
+)
 def test_files_of_other_kernels_are_not_taken(folder, damage):
     f, args = call_of("pointwise")
     ((_, program, target),) = programs(f, args)
     _tuned.keep(program, target, {"f_0": "lanes=1"})
     (path,) = folder.iterdir()
-    path.write_text(damage)
+    path.write_bytes(damage)
     _tuned._kept.clear()
     assert _tuned.with_choices(program, target) == program
 
 
-def test_the_line_says_what_is_measured(folder, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_line_says_what_is_measured(folder, capsys, monkeypatch, terminal):
     f, args = call_of("pointwise")
-    jf.autotune(jf.fuse(f, name="double"), *args, seconds=20)
-    assert "autotune 1/1 double_0: 5/5" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    jf.autotune(jf.fuse(f, name="double"), *args, seconds=0.01)
+    said = capsys.readouterr().err
+    assert said.startswith("\r\x1b[Kautotune 1/1 double_0: " if terminal else "autotune 1/1 double_0: 0.")
+    assert ("5/5" in said) == terminal and said.endswith("\n") and said.count("\n") == 1
+
+
+def test_what_an_earlier_run_found_is_not_lost(folder):
+    f, args = call_of("norm")
+    ((_, program, target),) = programs(f, args)
+    ((kernel, now, others),) = _core.alternatives(program, target)
+    _tuned.keep(program, target, {kernel: next(other for other in others if other != now)})
+    kept = _tuned.kept(program, target)
+    tuning = jf.autotune(jf.fuse(f), *args, seconds=1e-3, progress=False)  # too short for any candidate
+    assert not tuning.complete and _tuned.kept(program, target) == kept != ""
+
+
+def test_a_measurement_that_is_broken_off_leaves_nothing_behind(folder, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    f, args = call_of("pointwise")
+    monkeypatch.setattr(_autotune._Search, "_times", stop)
+    with pytest.raises(KeyboardInterrupt):
+        jf.autotune(jf.fuse(f), *args, progress=False)
+    assert not _tuned._trial and not _tuned._seen and not folder.exists()
+
+
+def test_a_folder_that_takes_nothing_is_said_once(folder):
+    folder.parent.mkdir(mode=0o700)
+    folder.write_text("a file where the folder would be")
+    with pytest.warns(UserWarning, match="autotune: what was measured is kept for this process alone"):
+        _tuned.keep("program", "target", {"kernel": "tasks=2"})
+    assert _tuned.kept("program", "target")
+
+
+def test_files_are_written_whole_or_not_at_all(folder, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(_tuned.os, "replace", full)
+    with pytest.warns(UserWarning, match="no space left"):
+        _tuned.keep("program", "target", {"kernel": "tasks=2"})
+    assert not list(folder.iterdir())
+
+
+def test_exports_have_the_choices_of_the_compiler(folder):
+    """The machine that loads them may be another, whose kernels have no such parameters."""
+    f, args = call_of("pointwise")
+    ((_, program, target),) = programs(f, args)
+    ((kernel, _, others),) = _core.alternatives(program, target)
+    _tuned.keep(program, target, {kernel: next(other for other in others if "tasks=2" in other)})
+    ours = jax.export.DisabledSafetyCheck.custom_call("jax_fuser.program")
+    exported = jax.export.export(jax.jit(jf.fuse(f)), disabled_checks=[ours])(*args)
+    assert "jax_fuser.program" in exported.mlir_module() and "tuned {" not in exported.mlir_module()
+    assert "tuned {" in jax.jit(jf.fuse(f)).lower(*args).as_text()
+
+
+def test_arguments_that_are_no_arrays_and_arrays_of_numpy(folder):
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="mode")
+    def f(x, times, *, mode):
+        return jf.fuse(jnp.tanh)(x) * times if mode == "fused" else x
+
+    x = np.ones((8, 96), np.float32)
+    assert len(_autotune._calls(f, (x, 2), {"mode": "fused"})) == 1
+    notes = _autotune._calls(jf.fuse(lambda x, y: x + y), (x, 2.0), {})
+    assert all(isinstance(operand, jax.Array) for call in notes for operand in call.operands)
+    assert jf.autotune(f, x, 2, mode="fused", seconds=1e-3, progress=False).kernels
+
+
+def test_sums_of_f64_and_of_bf16_are_compared_as_closely_as_they_are_computed():
+    with jax.enable_x64(True):
+        one = jnp.float64([1 + 2**-25, 1.0])
+        assert _autotune._are_close(one, one * (1 + 2**-52)) and not _autotune._are_close(one, one + 1e-9)
+    one = jnp.bfloat16([1, 2, -3])
+    assert _autotune._are_close(one, one * jnp.bfloat16(1 + 2**-7)) and not _autotune._are_close(one, one * 1.25)
 
 
 def test_loops_branches_and_gradients_are_gone_into(folder):
@@ -169,12 +248,18 @@ def test_loops_branches_and_gradients_are_gone_into(folder):
         x, _ = jax.lax.scan(body, x, None, length=2)
         x = jax.lax.cond(which, jf.fuse(jnp.tanh), lambda x: x, x)
         x = jax.lax.fori_loop(0, 2, lambda _, x: jf.fuse(lambda x: x * 2 + 1)(x), x)
-        return jnp.sum(x)
+        sliced, _ = jax.lax.scan(lambda carry, row: (jf.fuse(jnp.sin)(carry + row), None), x[0], x)
+        return jnp.sum(x) + jnp.sum(sliced)
+
+    def ends(x):  # what a loop asks before each turn is seen, too
+        return jax.lax.while_loop(lambda x: jf.fuse(lambda x: jnp.tanh(x).sum())(x) > 1, lambda x: x / 2, x)
 
     notes = []
-    arguments = (arrays.array(65, 96), True)
+    arguments = (arrays.array(65, 96), jnp.array(True))
     _walk.walk(jax.value_and_grad(f), arguments, {}, lambda *note: notes.append(note))
-    assert len({str(params) for _, _, params in notes}) >= 4
+    assert len({str(params) for _, _, params in notes}) >= 5
+    _walk.walk(ends, arguments[:1], {}, lambda *note: notes.append(note))
+    assert len({str(params) for _, _, params in notes}) >= 6
     for primitive, operands, params in notes:
         primitive.bind(*operands, **params)  # with the values that it has there
 
@@ -184,6 +269,13 @@ def test_what_cannot_be_measured_is_refused():
         jf.autotune(3)
     with pytest.raises(jf.UserError, match="autotune: expected arrays to measure with, got traced values"):
         jax.jit(lambda x: jf.autotune(jnp.tanh, x))(jnp.ones(3))
+    with pytest.raises(jf.UserError, match="autotune: expected arrays to measure with, got traced values"):
+        jax.jit(lambda x: jf.autotune(lambda: jf.fuse(jnp.tanh)(x), progress=False))(jnp.ones(3))
+    with pytest.raises(jf.UserError, match="autotune: expected arrays to measure with, got ShapeDtypeStruct"):
+        jf.autotune(jnp.tanh, jax.ShapeDtypeStruct((3,), "float32"))
+    for seconds in ("5", 0, float("nan")):
+        with pytest.raises(jf.UserError, match="autotune: expected seconds to be a positive number, got"):
+            jf.autotune(jnp.tanh, jnp.ones(3), seconds=seconds)
     with pytest.raises(jf.UserError, match="autotune: the function calls no kernel of jax_fuser"):
         jf.autotune(jnp.tanh, jnp.ones(3), progress=False)
 

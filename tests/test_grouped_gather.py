@@ -2,6 +2,7 @@
 GPU of compute capability 9.0 the numbers at every ragged edge."""
 
 import functools
+import re
 
 import grouped_reference as ref
 import jax
@@ -14,7 +15,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core
+from jax_fuser import _core, _tuned
 
 HOPPER = _core.cuda_target_for(90)
 
@@ -76,6 +77,16 @@ def test_what_no_kernel_of_the_target_writes_takes_no_memory(options, used):
     product = 2048 * options.get("n", 256) * 2 if "activation" in options else 0
     for sm in (80, 90):
         assert _core.workspace_bytes(program, _core.cuda_target_for(sm), portable=True) == copied + product
+
+
+def test_only_tiles_that_rows_by_number_have_are_tried():
+    """A lane keeps the addresses of up to 128 rows, and a block copies its own."""
+    program = gathered("silu")
+    [(kernel, now, others)] = [found for found in _core.alternatives(program, HOPPER) if "tile_m" in found[1]]
+    assert now in others and {re.search(r"cluster=1 .*tile_m=(\d+)", other)[1] for other in others} == {"64", "128"}
+    for refused in ("tile_m=192 stages=3", "cluster=2"):
+        with pytest.raises(jf.UserError, match="no kernel has the configuration"):
+            _core.stages(program + _tuned.text_of({kernel: refused}), HOPPER)
 
 
 def test_older_gpus_copy_rows():

@@ -315,6 +315,12 @@ ERRORS = {
     "mlp: w13 must be (num_experts, d, columns), got (3, 2)": lambda: jf.moe.mlp(
         jnp.ones((2, 3)), jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.ones((3, 2)), jnp.ones((1, 1, 3))
     ),
+    "for x (.., d), got (1, 4, 2), (1, 1, 3) and (2, 3)": lambda: jf.moe.mlp(
+        jnp.ones((2, 3)), jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.ones((1, 4, 2)), jnp.ones((1, 1, 3))
+    ),
+    "mlp: w13 must have 4 columns for activation 'swiglu' and w2 (1, 2, 3)": lambda: jf.moe.mlp(
+        jnp.ones((2, 3)), jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1)), jnp.ones((1, 3, 2)), jnp.ones((1, 2, 3))
+    ),
 }
 
 

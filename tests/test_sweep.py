@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
+from benchmarks import __main__ as benchmarks_main
 from benchmarks import kernel_times, sweep
 from benchmarks.measure import Timing
 from benchmarks.report import OURS, Case
@@ -56,6 +57,32 @@ def test_tables_name_what_is_slow_and_what_failed(capsys):
     assert "1 of 2 below 0.85" in told
     assert "behind: softmax 64x128 0.50x" in told
     assert "failed: [(('softmax', '63x128'), 'jax.jit', '')]" in told
+
+
+def test_tables_of_what_failed_everywhere_say_why(capsys):
+    failed = case("softmax bfloat16", {OURS: float("nan")})
+    failed.timings[0].note = "FileNotFoundError: CUPTI is needed"
+    print_sweep([failed])
+    told = capsys.readouterr().out
+    assert "CUPTI is needed" in told and "worst" not in told and "behind" not in told
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("grouped --sweep", "--sweep and --compile-only go with fuse"),
+        ("fuse --compile-only", "times kernels on an NVIDIA GPU; here JAX has cpu"),
+        ("nested --quick --only nobody", "no case of nested has 'nobody' in its name"),
+    ],
+)
+def test_the_command_line_says_what_it_cannot_do(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments.split()])
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    monkeypatch.setitem(benchmarks_main.BENCHMARKS, "nested", lambda quick, only: iter(()))
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    with pytest.raises(SystemExit):
+        benchmarks_main.main()
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("pattern", ["layer norm backward", "cross entropy"])

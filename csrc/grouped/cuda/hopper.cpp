@@ -20,6 +20,7 @@ constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
 constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
+constexpr int kGatheredRows = 128;            // of a tile of HopperRows at most, whose rows numbers name
 constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
 constexpr int kBlocksColumns = 192;           // at most, of such a tile
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
@@ -72,23 +73,22 @@ constexpr int64_t kPieceRows = 32;
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
-  const int64_t barriers = (2 * c.stages + 2) * 8;
+  const int64_t barriers = 2 * c.stages * 8;
+  constexpr int64_t kTurns = 2 * 8;
   constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
-    return round_up(stages + kResults + barriers + order, kSharedAlign);
+    return round_up(stages + kResults + barriers + kTurns + order, kSharedAlign);
   }
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  if (p.scales == Scales::kBlocks) {
-    return round_up(stages + kResults / 2 + kUnits + barriers - 8, kSharedAlign);
-  }
+  if (p.scales == Scales::kBlocks) return round_up(stages + kResults / 2 + kUnits + barriers, kSharedAlign);
   constexpr int64_t kPieces = 2 * 2 * 8;
   int64_t results = kResults;
   if (epilogue && epilogue->several()) {
     results = 2 * 2 * kPieceRows * kRowBytes *
               static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
   }
-  return round_up(stages + results + kUnits + kPieces + barriers, kSharedAlign);
+  return round_up(stages + results + kUnits + kPieces + kTurns + barriers, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -183,6 +183,7 @@ bool fits(const Problem& p, const HopperConfig& c) {
   if (p.scales == Scales::kBlocks) {
     return c.tile_m == kBlocksRows && c.tile_n == kBlocksColumns && (c.cluster == 1 || c.cluster == 2);
   }
+  if (p.lhs_rows > 0 && (c.tile_m > kGatheredRows || c.cluster > 1)) return false;
   if (c.tile_n == kSharedColumns && (p.lhs_rows == 0 || divide_up(p.k, c.depth) <= c.stages)) return false;
   return (c.tile_n == kRowsColumns || c.tile_n == kSharedColumns) && c.tile_m % 64 == 0 && c.tile_m > 0 &&
          c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
@@ -408,9 +409,7 @@ std::vector<HopperConfig> hopper_configs(const Problem& p, const Target& target,
     return result;
   }
   for (const int tile_m : {192, 128, 64}) {
-    for (const int cluster : {2, 1}) {
-      if (p.lhs_rows == 0 || cluster == 1) add(tile_m, chosen.tile_n, cluster, kMostStages);
-    }
+    for (const int cluster : {2, 1}) add(tile_m, chosen.tile_n, cluster, kMostStages);
   }
   return result;
 }
