@@ -164,6 +164,13 @@ def test_long_rows_on_the_cpu(columns, launches, parts):
     assert program.as_text("segments").count("parts=") == parts
 
 
+@pytest.mark.parametrize("columns", [128, 131])
+def test_tasks_on_the_cpu_have_equally_many_rows(columns):
+    x, g = jax.ShapeDtypeStruct((600, columns), "bfloat16"), jax.ShapeDtypeStruct((columns,), "bfloat16")
+    fusion = jf.ir.trace(lambda x, dy, g, b: jax.vjp(layer_norm, x, g, b)[1](dy), x, x, g, g)
+    assert jf.ir.lower(fusion, "cpu").as_text("segments").count("parts=15}") == 2
+
+
 def test_scans_stay_in_one_block():
     def f(x):
         return jnp.cumsum(jax.nn.softmax(x, -1), -1)
