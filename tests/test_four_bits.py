@@ -247,7 +247,7 @@ HOPPER = _core.cuda_target_for(90)
 @pytest.mark.parametrize(
     ("weights", "m", "dtype", "starts", "tile"),
     [
-        ("mxfp4", 20, "bf16", False, "tile=32x128 stages=5 blocks=2"),
+        ("mxfp4", 20, "bf16", False, "tile=32x128 stages=5 blocks=2 units=shared"),
         ("nvfp4", 20, "f32", True, "tile=32x128 stages=4 blocks=2"),
         ("int4x32", 150, "bf16", False, "tile=64x128 stages=7 blocks=1"),
         ("int4x64", 300, "f16", True, "tile=128x128 stages=4 blocks=1"),
@@ -267,8 +267,16 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     products = re.findall(r"HGMMA\.64x\d+x16\.F32\.BF16 R\d+, (\w+)", lines)
     assert len(products) >= 8 and all(operand.startswith("R") for operand in products)
     assert "UBLKCP" in lines and "UTMALDG" in lines
+    # One scale for both of a pair is half a register, not one made for it.
+    assert re.search(r"HMUL2\.BF16_V2 R\d+, R\d+, R\d+(\.reuse)?\.H0_H0", lines)
     # Products that wait for each other would meet at a barrier of their own after each.
     assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
+
+
+def test_units_come_from_a_queue_where_they_take_unlike_times():
+    for m, n, units in ((128, 4096, "shared"), (132, 4096, "queued"), (132, 136, "shared")):
+        [facts] = _core.facts(program("mxfp4", m, n=n), HOPPER)
+        assert facts["parameters"].endswith(f"units={units}")
 
 
 def test_few_kernels_serve_any_number_of_rows():

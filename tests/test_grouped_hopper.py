@@ -48,6 +48,13 @@ def test_other_kernels_say_why(program, sm, why):
     assert "mma.sync" in chosen(*program, sm=sm) and f"no wgmma: {why}" in chosen(*program, sm=sm)
 
 
+def test_units_come_from_a_queue_where_they_take_unlike_times():
+    """Few rows wait for weights, and what all clusters begin at once is not taken in turn."""
+    for m, n, units in ((256, 8192, "shared"), (257, 8192, "queued"), (1024, 256, "shared")):
+        assert f"units={units}" in chosen("rows", False, False, "bf16", "bf16", 2048, n, m)
+    assert "units" not in chosen("contraction", False, False, "bf16", "bf16", 2048, 1536)
+
+
 @pytest.mark.parametrize(
     ("program", "tile"),
     [

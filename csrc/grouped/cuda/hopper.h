@@ -28,6 +28,10 @@ std::string why_not_hopper(const Problem& problem, const Target& target);
 // few. `epilogue` may be null.
 HopperConfig choose_hopper(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
+// Whether every cluster computes as many units of work as the others, and none are taken from a queue.
+bool shares_units(const Problem& problem, const HopperConfig& config, const Target& target,
+                  const RowEpilogue* epilogue = nullptr);
+
 // Throws UserError for a configuration that no kernel has or that does not fit the target.
 CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
 
