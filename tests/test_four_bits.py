@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_cuda_sources import nvrtc_or_skip, resources
 from test_grouped_hopper import EDGES, sass
+from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -153,6 +154,21 @@ def test_every_tile(m, dtype, device):
     # Without a kernel the factor is part of the weights, which are rounded to bfloat16.
     assert_close(multiply(x, jf.repack_weights(w), extents, dtype=dtype), want, dtype=dtype,
                  scale=1 if dtype == jnp.bfloat16 else 200)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [200, 3000])
+def test_many_groups_and_tiles_on_hopper(m):
+    """Every block takes several tiles, its share of them where rows are few, else from a queue."""
+    device, groups, k, n = hopper_or_skip(), 40, 192, 1152
+    extents = rng.multinomial(m - 10, rng.dirichlet(np.full(groups, 0.3)))
+    w = weights(groups, n, k, "mxfp4", 32)
+    x = np.asarray(rng.normal(size=(m, k)), ml_dtypes.bfloat16)
+    want = truth(x, w, extents)
+    x[-10:] = np.nan
+    with jax.default_device(device):
+        packed = jax.device_put(jf.repack_weights(w), device)
+        assert_close(multiply(jnp.asarray(x), packed, extents), want, dtype="float32", scale=2)
 
 
 def test_a_nan_stays_in_its_group(device):
