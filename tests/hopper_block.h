@@ -3,8 +3,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
-#include <condition_variable>
 #include <map>
 #include <mutex>
 
@@ -17,9 +15,7 @@ template <class T>
 T __ldg(const T* from) {
   return *from;
 }
-inline void __syncwarp() {
-  exchange(0, [](auto&, unsigned) { return 0; });
-}
+inline void __syncwarp() { meeting[first_warp + threadIdx.x / 32].arrive_and_wait(); }
 inline bool __any_sync(unsigned, bool value) { return __ballot_sync(~0u, value) != 0; }
 inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::atomic_ref(*to).fetch_add(value); }
 
@@ -50,23 +46,22 @@ inline unsigned shared_address(const void* p) {
 inline int cluster_rank() { return static_cast<int>(blockIdx.x) % cluster; }
 inline unsigned in_cluster(unsigned shared, int rank) { return shared + (blockIdx.x - cluster_rank() + rank + 1) * kOwn; }
 
-inline std::deque<std::barrier<>> all;  // of each cluster
+inline std::deque<::Barrier> all;  // of each cluster
 inline void cluster_meet() { all[blockIdx.x / cluster].arrive_and_wait(); }
 #define __syncthreads ptx::cluster_meet  // where a cluster is a block
 template <int kCount>
 void meet(int number) {
-  static std::deque<std::barrier<>> barriers = [] {
-    std::deque<std::barrier<>> made;
+  static std::deque<::Barrier> barriers = [] {
+    std::deque<::Barrier> made;
     for (int i = 0; i < kBlocks * 16; ++i) made.emplace_back(kCount);
     return made;
   }();
   barriers[blockIdx.x * 16 + number].arrive_and_wait();
 }
 
-struct Barrier {
+struct MBarrier {
   int arrivals, awaited, bytes = 0;
-  unsigned phase = 0;
-  std::condition_variable changed;
+  std::atomic<int> phase = 0;
   void advance() {
     if (awaited > 0 || bytes != 0) return;
     awaited = arrivals;
@@ -74,35 +69,37 @@ struct Barrier {
   }
 };
 inline std::mutex lock;
-inline std::map<const void*, Barrier> barriers;
+inline std::map<const void*, MBarrier> barriers;
 template <class Change>
 void change(unsigned address, Change change) {
   const std::lock_guard guard(lock);
-  Barrier& barrier = barriers.at(at(address));
-  const unsigned phase = barrier.phase;
+  MBarrier& barrier = barriers.at(at(address));
+  const int phase = barrier.phase;
   change(barrier);
   barrier.advance();
-  if (barrier.phase != phase) barrier.changed.notify_all();
+  if (barrier.phase != phase) barrier.phase.notify_all();
 }
 inline void mbarrier_init(unsigned address, unsigned arrivals) {
   const std::lock_guard guard(lock);
   barriers.erase(at(address));
-  Barrier& barrier = barriers[at(address)];
+  MBarrier& barrier = barriers[at(address)];
   barrier.arrivals = barrier.awaited = static_cast<int>(arrivals);
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(unsigned address) {
-  change(address, [](Barrier& b) { --b.awaited; });
+  change(address, [](MBarrier& b) { --b.awaited; });
 }
 inline void mbarrier_arrive_cluster(unsigned address) { mbarrier_arrive(address); }
 inline void mbarrier_publish_cluster(unsigned address) { mbarrier_arrive(address); }
 inline void mbarrier_arrive_expect(unsigned address, unsigned bytes) {
-  change(address, [&](Barrier& b) { b.bytes += static_cast<int>(bytes), --b.awaited; });
+  change(address, [&](MBarrier& b) { b.bytes += static_cast<int>(bytes), --b.awaited; });
 }
 inline void mbarrier_wait(unsigned address, unsigned parity) {
-  std::unique_lock guard(lock);
-  Barrier& barrier = barriers.at(at(address));
-  barrier.changed.wait(guard, [&] { return (barrier.phase & 1) != parity; });
+  const std::atomic<int>& phase = [&]() -> auto& {
+    const std::lock_guard guard(lock);
+    return barriers.at(at(address)).phase;
+  }();
+  for (int now = phase; now % 2 == static_cast<int>(parity); now = phase) phase.wait(now);
 }
 inline void mbarrier_wait_cluster(unsigned address, unsigned parity) { mbarrier_wait(address, parity); }
 
@@ -157,11 +154,11 @@ void for_box(const void* from, unsigned shared, int element, int row, int matrix
 }
 inline void tile_load(unsigned shared, const void* map, unsigned barrier, int element, int row, int matrix = 0) {
   for_box(map, shared, element, row, matrix, [](auto* to, auto* from) { *to = from ? *from : 0; });
-  change(barrier, [&](Barrier& b) { b.bytes -= static_cast<const TensorMap*>(map)->box * 128; });
+  change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<const TensorMap*>(map)->box * 128; });
 }
 inline void bulk_load(unsigned shared, const void* from, unsigned bytes, unsigned barrier) {
   std::memcpy(at(shared), from, bytes);
-  change(barrier, [&](Barrier& b) { b.bytes -= static_cast<int>(bytes); });
+  change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<int>(bytes); });
 }
 inline void tile_load_multicast(unsigned shared, const void* map, unsigned barrier, unsigned short blocks, int element,
                                 int row) {
@@ -189,11 +186,11 @@ template <int>
 void take_registers() {}
 
 inline unsigned wgmma_operand(unsigned shared) { return shared / 16; }
-inline void wgmma_fence() { __syncwarp(); }
+inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
 void wgmma_wait() {
-  __syncwarp();  // where a lane goes on, all have multiplied
+  __syncwarp();  // a lane that goes on gives operands away that all have read
 }
 template <int kSize>
 void keep(float (&)[kSize]) {}
@@ -256,16 +253,17 @@ template <int kColumns>
 struct WgmmaRegisters {
   template <int kSize>
   static void run(float (&sums)[kSize], const unsigned* words, unsigned b, int add) {
-    static unsigned of_warps[JF_WARPS][32][4];
-    const unsigned warp = first_warp + threadIdx.x / 32, lane = threadIdx.x % 32;
-    std::copy_n(words, 4, of_warps[warp][lane]);
-    meeting[warp].arrive_and_wait();
+    // Of two products, so that lanes may go on to the next.
+    static unsigned of_warps[JF_WARPS][2][32][4];
+    static thread_local unsigned turn = 0;
+    auto& of_lanes = of_warps[first_warp + threadIdx.x / 32][turn++ % 2];
+    std::copy_n(words, 4, of_lanes[threadIdx.x % 32]);
+    __syncwarp();
     const auto a = [&](int row, int i) {
-      const unsigned word = of_warps[warp][row % 8 * 4 + i % 8 / 2][row % 16 / 8 + i / 8 * 2];
+      const unsigned word = of_lanes[row % 8 * 4 + i % 8 / 2][row % 16 / 8 + i / 8 * 2];
       return bf16_value(i % 2 ? word >> 16 : word & 0xffff);
     };
     multiply<kColumns, 16>(sums, add, a, [&](int column, int i) { return wide<true>(b, column, i); });
-    meeting[warp].arrive_and_wait();
   }
 };
 template <class Compute>
