@@ -44,7 +44,9 @@ inline unsigned shared_address(const void* p) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(p) - memory[blockIdx.x].bytes);
 }
 inline int cluster_rank() { return static_cast<int>(blockIdx.x) % cluster; }
-inline unsigned in_cluster(unsigned shared, int rank) { return shared + (blockIdx.x - cluster_rank() + rank + 1) * kOwn; }
+inline unsigned in_cluster(unsigned shared, int rank) {
+  return shared + (blockIdx.x - cluster_rank() + rank + 1) * kOwn;
+}
 
 inline std::deque<::Barrier> all;  // of each cluster
 inline void cluster_meet() { all[blockIdx.x / cluster].arrive_and_wait(); }
@@ -172,7 +174,9 @@ inline void tile_store(const void* map, unsigned shared, int element, int row) {
   });
 }
 template <int>
-void cp_async(unsigned, const void*, bool) { std::abort(); }
+void cp_async(unsigned, const void*, bool) {
+  std::abort();
+}
 inline void cp_async_arrive(unsigned) { std::abort(); }
 inline void cp_async_wait_all() { std::abort(); }
 inline void prefetch_map(const TensorMap&) {}
@@ -186,11 +190,11 @@ template <int>
 void take_registers() {}
 
 inline unsigned wgmma_operand(unsigned shared) { return shared / 16; }
-inline void wgmma_fence() {}
+inline void wgmma_fence() { __syncwarp(); }
 inline void wgmma_commit() {}
 template <int>
 void wgmma_wait() {
-  __syncwarp();  // a lane that goes on gives operands away that all have read
+  __syncwarp();
 }
 template <int kSize>
 void keep(float (&)[kSize]) {}
@@ -227,8 +231,9 @@ struct Wgmma {
   template <bool kBf16, bool kKMajorA, bool kKMajorB, int kSize>
   static void run(float (&sums)[kSize], unsigned a, unsigned b, int add) {
     static_assert(kBf16);
-    multiply<kColumns, 16>(sums, add, [&](int row, int i) { return wide<kKMajorA>(a, row, i); },
-                           [&](int column, int i) { return wide<kKMajorB>(b, column, i); });
+    multiply<kColumns, 16>(
+        sums, add, [&](int row, int i) { return wide<kKMajorA>(a, row, i); },
+        [&](int column, int i) { return wide<kKMajorB>(b, column, i); });
   }
 };
 template <int kColumns>
@@ -243,8 +248,9 @@ struct Wgmma8 {
     const auto read = [](unsigned operand, int row, int i, bool e5m2) {
       return values[e5m2 * 256 + *at(swizzled(operand * 16 + row * 128 + i))];
     };
-    multiply<kColumns, 32>(sums, add, [&](int row, int i) { return read(a, row, i, kE5M2A); },
-                           [&](int column, int i) { return read(b, column, i, kE5M2B); });
+    multiply<kColumns, 32>(
+        sums, add, [&](int row, int i) { return read(a, row, i, kE5M2A); },
+        [&](int column, int i) { return read(b, column, i, kE5M2B); });
   }
 };
 // Four words of each of the lanes of a row: this and the next index of the rows lane / 4 and 8 further, then 8 indices
