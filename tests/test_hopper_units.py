@@ -4,7 +4,6 @@ evenly compute the same, and every block ends."""
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import pytest
 from grouped_reference import owned_rows, rows
 from test_fp8_blocks import run_on_cpu
 from tolerances import assert_close
