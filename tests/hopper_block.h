@@ -102,6 +102,8 @@ inline void mbarrier_wait(unsigned address, unsigned parity) {
     return barriers.at(at(address)).phase;
   }();
   for (int now = phase; now % 2 == static_cast<int>(parity); now = phase) phase.wait(now);
+  // Of the first warp one thread waits. Others wait together: no lane acts before all have seen the phase.
+  if (threadIdx.x >= 32) __syncwarp();
 }
 inline void mbarrier_wait_cluster(unsigned address, unsigned parity) { mbarrier_wait(address, parity); }
 
@@ -190,7 +192,7 @@ template <int>
 void take_registers() {}
 
 inline unsigned wgmma_operand(unsigned shared) { return shared / 16; }
-inline void wgmma_fence() { __syncwarp(); }
+inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
 void wgmma_wait() {

@@ -41,11 +41,9 @@ class UnitQueue {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
       ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
-      // Before the unit is there: its readers may end the phase that a lane which runs apart still waits for.
-      const bool end = __any_sync(~0u, found && unit.group == RowUnit::kEnd);
       if (found) put(place.index, unit, kColumns);
       place.advance();
-      if (end) {
+      if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
       } else {
         if (next != nullptr) {
