@@ -33,7 +33,7 @@ inline std::atomic<unsigned> phases[64];
 inline int awaited[64];
 template <int kThreads>
 void meet(int) {
-  static std::barrier<> barrier(kThreads);
+  static Barrier barrier(kThreads);
   barrier.arrive_and_wait();
 }
 template <int>

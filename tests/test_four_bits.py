@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_cuda_sources import nvrtc_or_skip, resources
 from test_grouped_hopper import EDGES, sass
+from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -155,6 +156,21 @@ def test_every_tile(m, dtype, device):
                  scale=1 if dtype == jnp.bfloat16 else 200)  # fmt: skip
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [200, 3000])
+def test_many_groups_and_tiles_on_hopper(m):
+    """Every block takes several tiles, its share of them where rows are few, else from a queue."""
+    device, groups, k, n = hopper_or_skip(), 40, 192, 1152
+    extents = rng.multinomial(m - 10, rng.dirichlet(np.full(groups, 0.3)))
+    w = weights(groups, n, k, "mxfp4", 32)
+    x = np.asarray(rng.normal(size=(m, k)), ml_dtypes.bfloat16)
+    want = truth(x, w, extents)
+    x[-10:] = np.nan
+    with jax.default_device(device):
+        packed = jax.device_put(jf.repack_weights(w), device)
+        assert_close(multiply(jnp.asarray(x), packed, extents), want, dtype="float32", scale=2)
+
+
 def test_a_nan_stays_in_its_group(device):
     w = weights(3, 64, 64, "mxfp4", 32)
     scales = w.scales.view(jnp.uint8).at[1, 5, 0].set(255).view(jnp.float8_e8m0fnu)
@@ -247,7 +263,7 @@ HOPPER = _core.cuda_target_for(90)
 @pytest.mark.parametrize(
     ("weights", "m", "dtype", "starts", "tile"),
     [
-        ("mxfp4", 20, "bf16", False, "tile=32x128 stages=5 blocks=2"),
+        ("mxfp4", 20, "bf16", False, "tile=32x128 stages=5 blocks=2 units=shared"),
         ("nvfp4", 20, "f32", True, "tile=32x128 stages=4 blocks=2"),
         ("int4x32", 150, "bf16", False, "tile=64x128 stages=7 blocks=1"),
         ("int4x64", 300, "f16", True, "tile=128x128 stages=4 blocks=1"),
@@ -267,8 +283,16 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     products = re.findall(r"HGMMA\.64x\d+x16\.F32\.BF16 R\d+, (\w+)", lines)
     assert len(products) >= 8 and all(operand.startswith("R") for operand in products)
     assert "UBLKCP" in lines and "UTMALDG" in lines
+    # One scale for both of a pair is half a register, not one made for it.
+    assert re.search(r"HMUL2\.BF16_V2 R\d+, R\d+, R\d+(\.reuse)?\.H0_H0", lines)
     # Products that wait for each other would meet at a barrier of their own after each.
     assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
+
+
+def test_units_come_from_a_queue_where_they_take_unlike_times():
+    for m, n, units in ((128, 4096, "shared"), (132, 4096, "queued"), (132, 136, "shared")):
+        [facts] = _core.facts(program("mxfp4", m, n=n), HOPPER)
+        assert facts["parameters"].endswith(f"units={units}")
 
 
 def test_few_kernels_serve_any_number_of_rows():

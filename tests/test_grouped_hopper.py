@@ -54,6 +54,13 @@ def test_other_kernels_say_why(program, sm, why):
     assert "mma.sync" in chosen(*program, sm=sm) and f"no wgmma: {why}" in chosen(*program, sm=sm)
 
 
+def test_units_come_from_a_queue_where_they_take_unlike_times():
+    """Few rows wait for weights, and what all clusters begin at once is not taken in turn."""
+    for m, n, units in ((256, 8192, "shared"), (257, 8192, "queued"), (1024, 256, "shared")):
+        assert f"units={units}" in chosen("rows", False, False, "bf16", "bf16", 2048, n, m)
+    assert "units" not in chosen("contraction", False, False, "bf16", "bf16", 2048, 1536)
+
+
 @pytest.mark.parametrize(
     ("program", "tile"),
     [
@@ -139,13 +146,16 @@ def test_ragged_edges_on_hopper(mode, dtype, out, k, n, edge):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mode", ["rows", "rows_t", "contraction"])
-def test_many_groups_and_tiles_on_hopper(mode):
-    """Every block takes several tiles, of groups with very different sizes."""
+@pytest.mark.parametrize(
+    ("mode", "rows"), [("rows", 6000), ("rows_t", 6000), ("contraction", 6000), ("rows", 1000), ("rows_t", 1000)]
+)
+def test_many_groups_and_tiles_on_hopper(mode, rows):
+    """Every block takes several tiles, of groups with very different sizes, from a queue or where rows are few its
+    share."""
     device = hopper_or_skip()
     rng = np.random.default_rng(0)
-    extents = rng.multinomial(6000, rng.dirichlet(np.full(130, 0.3))).astype(np.int32)
-    lhs, rhs = ref.make(mode, extents, 6100, 320, 1152)
+    extents = rng.multinomial(rows, rng.dirichlet(np.full(130, 0.3))).astype(np.int32)
+    lhs, rhs = ref.make(mode, extents, rows + 100, 320, 1152)
     lhs, rhs = (jnp.asarray(x, "bfloat16") for x in (lhs, rhs))
     with jax.default_device(device):
         got = ref.run(mode, *jax.device_put((lhs, rhs), device), extents)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <barrier>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -36,8 +36,24 @@ inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a
 inline constexpr int kLanes = 32;
 inline thread_local unsigned first_warp = 0;  // of this thread's block
 inline unsigned exchanged[JF_WARPS][kLanes];
-inline std::deque<std::barrier<>> meeting = [] {
-  std::deque<std::barrier<>> made;
+// std::barrier wakes the threads of others with its own.
+class Barrier {
+ public:
+  explicit Barrier(int count) : count_(count) {}
+  void arrive_and_wait() {
+    const int phase = phase_;
+    if (++arrived_ < count_) return phase_.wait(phase);
+    arrived_ = 0;
+    ++phase_;
+    phase_.notify_all();
+  }
+
+ private:
+  const int count_;
+  std::atomic<int> arrived_ = 0, phase_ = 0;
+};
+inline std::deque<Barrier> meeting = [] {
+  std::deque<Barrier> made;
   for (int i = 0; i < JF_WARPS; ++i) made.emplace_back(kLanes);
   return made;
 }();

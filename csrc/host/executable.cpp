@@ -275,6 +275,7 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
       runtime::encode(maps[m], launch.maps[m].layout, addresses.data[launch.maps[m].buffer]);
       arguments[n++] = &maps[m];
     }
+    if (launch.null) addresses.data[*launch.null] = nullptr;
     if (launch.counter) runtime::clear_word(addresses.data[*launch.counter], stream);
     for (const int64_t& scalar : launch.scalars) arguments[n++] = const_cast<int64_t*>(&scalar);
     runtime::launch(program_.name, launch.entry, steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes,

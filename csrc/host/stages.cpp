@@ -69,6 +69,7 @@ StepSource grouped_source(const GroupedStep& step, const Target& target) {
   StepSource result = written_source(
       kernel, {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.lhs_rows > 0 ? p.lhs_rows : p.rows});
   if (kernel.counts) result.launch.counter = scratch_buffer(p);
+  if (kernel.shares) result.launch.null = scratch_buffer(p);
   return result;
 }
 
@@ -122,7 +123,7 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     return result;
   }
   CompiledStep result{step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
-  if (result.source && !result.source->launch.counter) {
+  if (result.source && !result.source->launch.counter && !result.source->launch.null) {
     result.buffers.resize(scratch_buffer(std::get<GroupedStep>(step).problem));  // this kernel does not take it
   }
   return result;

@@ -27,6 +27,7 @@ struct StepLaunch {
   runtime::Dim3 block;
   int shared_bytes = 0;
   std::optional<int> counter;  // the buffer whose first 32-bit word is made zero before
+  std::optional<int> null;     // the buffer that the kernel gets a null pointer for
   std::vector<StepMap> maps;
   std::vector<int64_t> scalars;
 };

@@ -75,11 +75,13 @@ __device__ __forceinline__ void decode(const Codes<Format>& codes, int first, un
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const unsigned both = Format::scales(codes.scales, (first + step) / Format::kSteps);
-    const unsigned near = __byte_perm(both, both, 0x1010), far = __byte_perm(both, both, 0x3232);
     unsigned pair[4];
     Format::pairs(codes.words[first + step], pair);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[step * 4 + i] = ptx::mul_bf16x2(pair[i], i % 2 == 0 ? near : far);
+    for (int i = 0; i < 4; i += 2) {
+      a[step * 4 + i] = ptx::mul_bf16x2_low(pair[i], both);
+      a[step * 4 + i + 1] = ptx::mul_bf16x2_high(pair[i + 1], both);
+    }
   }
 }
 

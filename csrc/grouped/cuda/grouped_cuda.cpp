@@ -318,10 +318,14 @@ void require_kernel(const Problem& p, const Target& target) {
 }
 
 std::string describe(const Problem& p, const Target& target, const Parameters& given) {
-  if (p.weights != Weights::kNumbers) return print(choose_four_bit(p, target));
+  const auto described = [&](const auto& config) {
+    return cat(print(config),
+               p.mode == Mode::kRows ? shares_units(p, config, target) ? " units=shared" : " units=queued" : "");
+  };
+  if (p.weights != Weights::kNumbers) return described(choose_four_bit(p, target));
   const std::string why = why_not_hopper(p, target);
   if (why.empty()) {
-    return cat("wgmma, ", print(edited(choose_hopper(p, target), given)), p.lhs_rows > 0 ? ", rows by number" : "");
+    return cat("wgmma, ", described(edited(choose_hopper(p, target), given)), p.lhs_rows > 0 ? ", rows by number" : "");
   }
   const CudaConfig c = choose(p, target);
   return cat(c.tensor_cores ? "mma.sync" : "multiply-adds", ", ", print(c), "; no wgmma: ", why);

@@ -76,12 +76,14 @@ int64_t partial_sums(int64_t n);
 int64_t cuda_scratch_bytes(const Problem& problem);
 
 // One kernel launch. Arguments: lhs, rhs, extents, starts and scales (only if the problem has them), out, the scratch
-// memory (only if `counts`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups and rows as
-// 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch nothing.
+// memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups
+// and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch
+// nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
   bool counts = false;        // takes scratch memory, whose first 32-bit word is zero when it starts
+  bool shares = false;        // would, but is given null: its blocks share the work evenly, and nothing is made zero
   std::vector<CudaMap> maps;
   int64_t grid = 0;  // blocks, along x
   int block = 0;

@@ -37,6 +37,10 @@ std::vector<HopperConfig> hopper_configs(const Problem& problem, const Target& t
 Parameters fields_of(const HopperConfig& config);
 HopperConfig edited(HopperConfig config, const Parameters& given);
 
+// Whether every cluster computes as many units of work as the others, and none are taken from a queue.
+bool shares_units(const Problem& problem, const HopperConfig& config, const Target& target,
+                  const RowEpilogue* epilogue = nullptr);
+
 // Throws UserError for a configuration that no kernel has or that does not fit the target.
 CudaKernel hopper_kernel(const Problem& problem, const HopperConfig& config, const Target& target);
 

@@ -9,7 +9,7 @@
 //   shared    kSharedBytes, aligned to 1024
 //   grid      about kBlocks blocks for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows}; all swizzled by 128
-//   next      zero when the kernel starts: blocks take units as they come
+//   next      zero when the kernel starts: blocks take units as they come; or null: each takes as many as the others
 #pragma once
 
 #include "grouped/cuda/four_bit.cuh"

@@ -25,6 +25,8 @@ std::string why_not_four_bit(const Problem& problem, const Target& target);
 // For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
 // four.
 FourBitConfig choose_four_bit(const Problem& problem, const Target& target);
+// As in hopper.h.
+bool shares_units(const Problem& problem, const FourBitConfig& config, const Target& target);
 CudaKernel four_bit_kernel(const Problem& problem, const FourBitConfig& config, const Target& target);
 
 }  // namespace jf::grouped

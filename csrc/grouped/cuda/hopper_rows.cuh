@@ -18,7 +18,7 @@
 //             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
-//   next      zero when the kernel starts: clusters take units as they come
+//   next      zero when the kernel starts: clusters take units as they come; or null: each takes as many as the others
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.

@@ -31,7 +31,7 @@ class UnitQueue {
 
   // One warp of the cluster, of its first block. A unit's columns are kColumns in each block; kEnds: how many times the
   // end is told, once for each reader that takes turns with others. `next`: how many units were taken by clusters that
-  // have done their first.
+  // have done their first; null: each takes as many as the others, unasked.
   template <class Schedule, int kColumns, int kEnds>
   __device__ __forceinline__ void fill(Schedule schedule, unsigned* next) {
     const unsigned clusters = gridDim.x / kCluster;
@@ -46,8 +46,11 @@ class UnitQueue {
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
       } else {
-        if (lane_id() == 0) wanted = atomicAdd(next, 1) + clusters;
-        wanted = __shfl_sync(~0u, wanted, 0);
+        if (next != nullptr) {
+          if (lane_id() == 0) wanted = atomicAdd(next, 1);
+          wanted = __shfl_sync(~0u, wanted, 0);
+        }
+        wanted += clusters;
       }
     }
   }

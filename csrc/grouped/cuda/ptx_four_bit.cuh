@@ -10,10 +10,21 @@
 
 namespace jf::ptx {
 
-// Of both halves.
-__device__ __forceinline__ unsigned mul_bf16x2(unsigned a, unsigned b) {
+// Both halves by one half of b: the instruction chooses it, where the compiler sees that it is one.
+__device__ __forceinline__ unsigned mul_bf16x2_low(unsigned a, unsigned b) {
   unsigned product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  asm("{.reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %2; mov.b32 twice, {low, low}; "
+      "mul.rn.bf16x2 %0, %1, twice;}"
+      : "=r"(product)
+      : "r"(a), "r"(b));
+  return product;
+}
+__device__ __forceinline__ unsigned mul_bf16x2_high(unsigned a, unsigned b) {
+  unsigned product;
+  asm("{.reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %2; mov.b32 twice, {high, high}; "
+      "mul.rn.bf16x2 %0, %1, twice;}"
+      : "=r"(product)
+      : "r"(a), "r"(b));
   return product;
 }
 __device__ __forceinline__ unsigned sub_bf16x2(unsigned a, unsigned b) {

@@ -1,0 +1,151 @@
+"""Hopper kernels on a CPU (hopper_block.h): blocks that take units of work from a queue and blocks that share them
+evenly compute the same, and every block ends."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from grouped_reference import owned_rows, rows
+from test_fp8_blocks import run_on_cpu
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+BF16 = ml_dtypes.bfloat16
+# More units than blocks; groups of a row, of part of a tile, of several tiles; none; one with all rows.
+M, LAST = 380, 367  # rows; what lies behind is nobody's
+EXTENTS = np.int32([[0, 1, 64, 0, 0, 65, 13, 217, 0], [0] * 9, [0, 0, 0, 0, 0, 0, 0, 0, 100]])
+STARTS = np.int32([[0, 0, 3, 70, 70, 70, 135, 150, 380], [0] * 9, [0, 0, 0, 0, 0, 0, 0, 0, 8]])
+
+ROWS = """
+using namespace jf;
+constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
+
+template <class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
+void run(int blocks) {
+  using Kernel = grouped::HopperRows<bf16, Out, Tile, kRhsKMajor, kHasStarts>;
+  constexpr int size = sizeof(Out);
+  auto lhs = read("lhs"), rhs = read(kRhsKMajor ? "rhs_t" : "rhs"), extents = read("extents"), starts = read("starts");
+  for (int problem = 0; problem < %(problems)d; ++problem) {
+    for (const bool shares : {false, true}) {
+      std::vector<unsigned char> out(size * m * n, 255);  // NaN
+      const TensorMap lhs_map = {lhs.data(), k * 2, m, 2}, out_map = {out.data(), n * size, m, size, 128 / size};
+      const TensorMap rhs_map = {rhs.data(), (kRhsKMajor ? k : n) * 2, kRhsKMajor ? n : k, 2, kRhsKMajor ? 128 : 64};
+      const int first = problem * groups;
+      const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
+      unsigned next = 0;
+      ptx::launch(blocks, Tile::kCluster, [&](void* memory) {
+        Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, data<Out>(out), shares ? nullptr : &next, k, n);
+      });
+      std::fwrite(out.data(), 1, out.size(), stdout);
+    }
+  }
+}
+
+int main() {
+  run<bf16, grouped::HopperTile<64, 2, 1>, false, false>(3);
+  run<bf16, grouped::HopperTile<128, 3, 2>, true, true>(4);
+  run<float, grouped::HopperTile<192, 2, 2>, false, true>(4);
+}
+"""
+
+
+FOUR_BIT = """
+#include "grouped/cuda/hopper_four_bit.cuh"
+using namespace jf;
+constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
+
+template <class Format, class Out, class Tile, bool kHasStarts>
+void run(const char* weights) {
+  using Kernel = grouped::HopperFourBit<Format, Out, Tile, kHasStarts>;
+  constexpr int size = sizeof(Out);
+  auto lhs = read("lhs"), pieces = read(weights), extents = read("extents"), starts = read("starts");
+  for (int problem = 0; problem < %(problems)d; ++problem) {
+    for (const bool shares : {false, true}) {
+      std::vector<unsigned char> out(size * m * n, 255);  // NaN
+      const int first = problem * groups, box = Tile::kRows < 64 ? 16 : 64;
+      const TensorMap lhs_map = {lhs.data(), k * 2, m, 2, box};
+      const TensorMap out_map = {out.data(), n * size, m, size, std::min(Tile::kRows, 128 / size)};
+      const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
+      unsigned next = 0;
+      ptx::launch(3, 1, [&](void* memory) {
+        Kernel::run(memory, lhs_map, pieces.data(), out_map, ragged, data<Out>(out), shares ? nullptr : &next, k, n);
+      });
+      std::fwrite(out.data(), 1, out.size(), stdout);
+    }
+  }
+}
+
+int main() {
+  using namespace grouped;
+  run<Mxfp4, float, FourBitTile<32, 3, 2>, false>("mxfp4_32");
+  run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true>("nvfp4_16");
+  run<Int4<32>, float, FourBitTile<128, 2, 1>, true>("int4_32");
+  run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false>("int4_64");
+}
+"""
+
+
+def results(raw, kinds, n):
+    """(with starts, from a queue, shared) of each problem of each kernel, for kernels (type of out, with starts)."""
+    at = 0
+    for dtype, starts in kinds:
+        for problem in range(len(EXTENTS)):
+            pair = np.frombuffer(raw, dtype, 2 * M * n, at).reshape(2, M, n)
+            at += pair.nbytes
+            yield EXTENTS[problem], STARTS[problem] if starts else None, *pair
+    assert at == len(raw)
+
+
+def check(queued, shared, want, extents, starts, **tolerance):
+    np.testing.assert_array_equal(queued.view(np.uint8), shared.view(np.uint8))
+    owned = owned_rows(extents, M, starts)
+    assert (shared[~owned] == 0).all()
+    assert_close(shared[owned], want[owned], dtype=shared.dtype.name, **tolerance)
+
+
+def test_rows(tmp_path):
+    k, n, groups = 136, 328, EXTENTS.shape[1]
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.normal(size=s).astype(BF16) for s in ((M, k), (groups, k, n)))
+    lhs[LAST:] = np.nan
+    arrays = {"lhs": lhs, "rhs": rhs, "rhs_t": rhs.swapaxes(1, 2), "extents": EXTENTS, "starts": STARTS}
+    raw = run_on_cpu(ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}, arrays, 4, tmp_path)
+    kinds = [(BF16, False), (BF16, True), (np.float32, True)]
+    for extents, starts, queued, shared in results(raw, kinds, n):
+        check(queued, shared, rows(lhs, rhs, extents, starts), extents, starts)
+
+
+def with_every_code(w, group, rng):
+    """`w`, but in one group all codes, and scales from all over their range."""
+    codes = np.resize(np.arange(16, dtype=np.uint8), w.shape[1:])
+    if w.format == "int4":
+        scales = rng.uniform(0.5, 2, w.scales.shape[1:]).astype(BF16)
+    else:
+        choice = np.delete(np.arange(256), [127, 255]) if w.format == "nvfp4" else np.arange(130, 253)
+        scales = rng.choice(choice, w.scales.shape[1:]).astype(np.uint8).view(w.scales.dtype)
+    return jf.ScaledTensor(w.data.at[group].set(codes[:, 0::2] | codes[:, 1::2] << 4), w.scales.at[group].set(scales),
+                           None, w.format, w.block)  # fmt: skip
+
+
+def test_weights_of_four_bits(tmp_path):
+    k, n, groups = 192, 136, EXTENTS.shape[1]
+    rng = np.random.default_rng(0)
+    kinds = {("mxfp4", 32): (np.float32, False), ("nvfp4", 16): (BF16, True), ("int4", 32): (np.float32, True),
+             ("int4", 64): (BF16, False)}  # fmt: skip
+    lhs = rng.normal(size=(M, k)).astype(BF16)
+    once = slice(143, LAST)  # rows that each read one weight of every column, of all groups with every code among them
+    lhs[once] = np.resize(np.eye(k), (once.stop - once.start, k))
+    lhs[LAST:] = np.nan
+    arrays = {"lhs": lhs, "extents": EXTENTS, "starts": STARTS}
+    wide = []
+    for format, block in kinds:
+        w = jf.quantize(jnp.asarray(rng.normal(size=(groups, n, k)), jnp.float32), format, block=(block,))
+        w = with_every_code(w, 7, rng)
+        arrays[f"{format}_{block}"] = jf.repack_weights(w).pieces
+        wide += [np.asarray(jf.dequantize(w)).astype(BF16).swapaxes(1, 2)] * len(EXTENTS)
+    raw = run_on_cpu(FOUR_BIT % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}, arrays, 3,
+                     tmp_path)  # fmt: skip
+    for rhs, (extents, starts, queued, shared) in zip(wide, results(raw, kinds.values(), n), strict=True):
+        want = rows(lhs, rhs, extents, starts)
+        check(queued, shared, want, extents, starts)
+        np.testing.assert_array_equal(shared[once], want[once].astype(shared.dtype))
