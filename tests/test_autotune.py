@@ -107,6 +107,8 @@ def test_products_have_other_tiles(epilogue):
     program, target = product_program(epilogue)
     (kernel, now, others), *_ = _core.alternatives(program, target)
     assert now in others and len(others) >= 4
+    (tile,) = [line[3:] for line in _core.stages(program, target)["source"].splitlines() if line.startswith("// tile=")]
+    assert tile in _core.facts(program, target)[0]["parameters"]  # what is said is what runs
     for other in others:
         source = _core.stages(program + _tuned.text_of({kernel: other}), target)["source"]
         fields = dict(word.split("=") for word in other.split())

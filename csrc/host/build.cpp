@@ -65,21 +65,21 @@ class Kernels {
         const bool again = plan::folds_again(segment);
         return several(again ? plan::with_rows_again(segment) : segment, again);
       }
-      const plan::NestedParameters parameters =
-          plan::edited(plan::propose_nested(segment, target_), tuning_.of(segment.name), target_);
+      const Parameters& given = tuning_.of(segment.name);
+      const plan::NestedParameters parameters = plan::edited(plan::propose_nested(segment, target_), given, target_);
       const bool again = plan::folds_again(segment);
       const ir::Fusion fusion = !again            ? segment
                                 : parameters.keep ? plan::with_rows_widened_again(segment)
                                                   : plan::with_rows_again(segment);
-      return or_else(
-          [&] {
-            return lowered_by("nested", fusion, parameters, again,
-                              plan::nested_schedule(fusion, parameters, target_.platform));
-          },
-          // Values that are turned, and folded on the way: whatever loops all of them have in common.
-          [&] {
-            return several(plan::with_turned_rows_again(again ? plan::with_rows_again(segment) : segment), true);
-          });
+      const auto own_loops = [&] {
+        return lowered_by("nested", fusion, parameters, again,
+                          plan::nested_schedule(fusion, parameters, target_.platform));
+      };
+      if (!given.empty()) return own_loops();  // that are asked for, or refused
+      // Values that are turned, and folded on the way: whatever loops all of them have in common.
+      return or_else(own_loops, [&] {
+        return several(plan::with_turned_rows_again(again ? plan::with_rows_again(segment) : segment), true);
+      });
     });
   }
 
@@ -297,7 +297,7 @@ Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& t
       grouped::Problem stored = problem;
       stored.out = epilogue->functor.out;
       const Parameters& given = tuning.of(product.fusion.name);
-      program.facts.back().parameters = grouped::describe(stored, target, given);
+      program.facts.back().parameters = grouped::describe(stored, target, &epilogue->functor, given);
       if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
       for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
       all.insert(all.end(), results.begin() + 1, results.end());
@@ -333,7 +333,7 @@ Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& t
         grouped::require_kernel(problem, target);
         program.facts.back().strategy = "grouped";
         if (target.platform == Platform::kCuda) {
-          program.facts.back().parameters = grouped::describe(problem, target, tuning.of(segment.fusion.name));
+          program.facts.back().parameters = grouped::describe(problem, target, nullptr, tuning.of(segment.fusion.name));
           if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
         }
         program.steps.push_back(

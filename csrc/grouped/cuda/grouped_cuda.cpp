@@ -317,15 +317,19 @@ void require_kernel(const Problem& p, const Target& target) {
              "; dequantize the operands and use grouped_matmul");
 }
 
-std::string describe(const Problem& p, const Target& target, const Parameters& given) {
-  const auto described = [&](const auto& config) {
-    return cat(print(config),
-               p.mode == Mode::kRows ? shares_units(p, config, target) ? " units=shared" : " units=queued" : "");
+std::string describe(const Problem& p, const Target& target, const RowEpilogue* epilogue, const Parameters& given) {
+  const auto units = [&](bool shares) {
+    return p.mode != Mode::kRows ? "" : shares ? " units=shared" : " units=queued";
   };
-  if (p.weights != Weights::kNumbers) return described(choose_four_bit(p, target));
+  if (p.weights != Weights::kNumbers) {
+    const FourBitConfig c = choose_four_bit(p, target);
+    return cat(print(c), units(shares_units(p, c, target)));
+  }
   const std::string why = why_not_hopper(p, target);
   if (why.empty()) {
-    return cat("wgmma, ", described(edited(choose_hopper(p, target), given)), p.lhs_rows > 0 ? ", rows by number" : "");
+    const HopperConfig c = edited(choose_hopper(p, target, epilogue), given);
+    return cat("wgmma, ", print(c), units(shares_units(p, c, target, epilogue)),
+               p.lhs_rows > 0 ? ", rows by number" : "");
   }
   const CudaConfig c = choose(p, target);
   return cat(c.tensor_cores ? "mma.sync" : "multiply-adds", ", ", print(c), "; no wgmma: ", why);

@@ -104,7 +104,9 @@ std::vector<Parameters> alternatives(const Problem& problem, const Target& targe
 // Throws UserError where a scaled product has no kernel: its callers convert operands instead.
 void require_kernel(const Problem& problem, const Target& target);
 // Which one that is, and why not another, for people: "wgmma, tile=192x128x64 stages=4 cluster=2".
-std::string describe(const Problem& problem, const Target& target, const Parameters& given = {});
+// `epilogue` may be null.
+std::string describe(const Problem& problem, const Target& target, const RowEpilogue* epilogue,
+                     const Parameters& given);
 
 // The element type as the kernels' text spells it; throws UserError for one that has no product.
 std::string_view device_type(DType dtype);
