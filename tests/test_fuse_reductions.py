@@ -151,6 +151,17 @@ def test_nan_and_infinity(device):
         assert_close(got, want)
 
 
+@pytest.mark.parametrize("columns", [264, 1001, 4096])
+def test_largest_and_smallest_of_rows_of_bf16(columns, device):
+    x = np.array(jax.random.normal(jax.random.key(columns), (8, columns)))
+    x[1, 0], x[2, -1], x[3, :], x[4, 5], x[5, :] = np.nan, np.nan, -np.inf, np.inf, -0.0
+    x = jnp.asarray(x, jnp.bfloat16)
+    wide = np.asarray(x.astype(jnp.float32))
+    f = lambda x: [g(y, axis=-1) for y in (x, x.astype(jnp.float32)) for g in (jnp.max, jnp.min)]  # noqa: E731
+    for got, want in zip(jf.fuse(f)(x), 2 * [wide.max(-1), wide.min(-1)]):
+        np.testing.assert_array_equal(got.astype(jnp.float32), want)
+
+
 def test_no_element(device):
     f = lambda x: ((x + 1).sum(0), (x * 2).sum(), x.sum(0) * 3)  # noqa: E731
     for shape in [(0, 3), (0,), (3, 0)]:

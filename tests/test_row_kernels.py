@@ -97,6 +97,22 @@ def test_rows_as_they_were_read_are_kept_in_pairs(f, dtype, packed):
         assert uses and all(written or read.endswith(">(") for read, written in uses)
 
 
+@pytest.mark.parametrize(
+    ("f", "dtype", "pairs"),
+    [
+        (softmax, "bfloat16", ["t2"]),
+        (lambda x: x.min(-1), "bfloat16", ["t1"]),
+        (lambda x: abs(x).max(-1), "bfloat16", []),  # computed
+        (softmax, "float16", []),
+        (softmax, "float32", []),
+        (centered, "bfloat16", []),  # sums have more digits
+    ],
+)
+def test_the_largest_of_what_was_read_is_found_in_pairs(f, dtype, pairs):
+    source = jf.ir.lower(jf.ir.trace(f, jax.ShapeDtypeStruct((8192, 4096), dtype)), "cuda").as_text("source")
+    assert re.findall(r"jf::Packed<8> \w+_(\w+)_pairs;", source) == pairs
+
+
 @pytest.mark.parametrize("columns", [1 << 18, 1 << 19, 1 << 21])
 def test_the_longest_rows_have_a_whole_block(columns):
     fusion = jf.ir.trace(lambda x: jax.nn.softmax(x, -1), jax.ShapeDtypeStruct((512, columns), "float32"))

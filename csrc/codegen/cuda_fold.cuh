@@ -36,3 +36,22 @@ JF_FUNCTION Lanes<T, W> folded(const Lanes<T, W>& x) {
 }  // namespace jf
 
 #include "codegen/fold.h"
+
+namespace jf {
+
+// The largest and smallest of what was loaded as bf16, in pairs.
+JF_FUNCTION u32 fold_pair(fold::max, u32 a, u32 b) { return ptx::max_nan_bf16x2(a, b); }
+JF_FUNCTION u32 fold_pair(fold::min, u32 a, u32 b) { return ptx::min_nan_bf16x2(a, b); }
+template <class Op, int W>
+JF_FUNCTION void fill(Packed<W>& x) {
+  x = pack(constant<Lanes<f32, W>>(Op::template identity<f32>()));
+}
+template <class Op, int W, class On = All>
+JF_FUNCTION void accumulate(Packed<W>& element, const Lanes<f32, W>& value, On on = {}) {
+  const auto others = constant<Lanes<f32, W>>(Op::template identity<f32>());
+  const Packed<W> pairs = pack(first_lanes(on, value, others));
+#pragma unroll
+  for (int i = 0; i < W / 2; ++i) element.v[i] = fold_pair(Op{}, element.v[i], pairs.v[i]);
+}
+
+}  // namespace jf

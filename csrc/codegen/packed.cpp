@@ -50,7 +50,59 @@ struct Finder {
   }
 };
 
+struct FoldFinder {
+  const Kernel& kernel;
+  std::set<RegisterId> loaded = {};  // from a buffer of bf16, as it is or as f32
+  std::set<int> open = {}, joined = {}, other = {};
+
+  void operator()(const Load& load) {
+    if (kernel.buffers.at(load.buffer).dtype == DType::kBF16) loaded.insert(load.result);
+  }
+  void operator()(const Compute& compute) {
+    const bool widens = compute.op == ir::OpKind::kConvert && kernel.registers.at(compute.result) == DType::kF32;
+    if (widens && loaded.count(compute.operands[0]) > 0) loaded.insert(compute.result);
+  }
+  void operator()(const Declare& declare) {
+    const Array& own = kernel.arrays.at(declare.array);
+    const bool finds = declare.fill == ir::OpKind::kMax || declare.fill == ir::OpKind::kMin;
+    if (finds && own.size == 1 && compute_dtype(own.dtype) == DType::kF32) open.insert(declare.array);
+  }
+  void operator()(const Accumulate& accumulate) {
+    if (open.count(accumulate.array) == 0 || loaded.count(accumulate.value) == 0) other.insert(accumulate.array);
+  }
+  void operator()(const Combine& combine) {
+    for (int array : combine.arrays) {
+      if (open.erase(array) > 0) joined.insert(array);
+    }
+  }
+  void operator()(const Get& get) { use(get.array); }
+  void operator()(const Set& set) { use(set.array); }
+  void operator()(const Scan& scan) { use(scan.carry); }
+  void operator()(const ScanThreads& scan) { use(scan.array), use(scan.carry); }
+  void operator()(const TurnedLoad& load) { use(load.array); }
+  void operator()(const For& loop) { body(loop.body); }
+  void operator()(const Vector& vector) { body(vector.body); }
+  void operator()(const Guard& guard) { body(guard.body); }
+  template <class Statement>
+  void operator()(const Statement&) {}
+
+  void use(int array) {
+    if (joined.count(array) == 0) other.insert(array);
+  }
+  void body(const Body& statements) {
+    for (const Stmt& stmt : statements) std::visit(*this, stmt.node);
+  }
+};
+
 }  // namespace
+
+std::set<int> paired_folds(const Kernel& kernel) {
+  if (kernel.width < 2) return {};
+  FoldFinder finder{.kernel = kernel};
+  finder.body(kernel.body);
+  for (int array : finder.other) finder.joined.erase(array);
+  return finder.joined;
+}
 
 std::set<int> packed_arrays(const Kernel& kernel) {
   if (kernel.width < 2) return {};

@@ -169,6 +169,10 @@ struct Printer : MemoryStatements {
     const std::string type = packed.count(declare.array) > 0 ? cat("jf::Packed<", kernel.width, ">")
                                                              : std::string(jf::name(compute_dtype(of.dtype)));
     line(type, " ", name, of.size == 1 ? "" : cat("[", of.size, "]"), ";");
+    if (paired.count(declare.array) > 0) {
+      line("jf::Packed<", kernel.width, "> ", pairs(declare.array), ";");
+      return line("jf::fill<", fold(*declare.fill), ">(", pairs(declare.array), ");");
+    }
     if (declare.fill) line("jf::fill<", fold(*declare.fill), ">(", name, ");");
   }
   void operator()(const Get& get) {
@@ -182,7 +186,12 @@ struct Printer : MemoryStatements {
     const bool masks = set.existing && masked;
     line(to, " = ", masks ? cat("jf::first_lanes(on, ", use(set.value), ", ", to, ")") : use(set.value), ";");
   }
+  // What the threads of a paired fold have until they are joined.
+  std::string pairs(int array) const { return arrays[array] + "_pairs"; }
   void operator()(const Accumulate& a) {
+    if (paired.count(a.array) > 0) {
+      return line("jf::accumulate<", fold(a.op), ">(", pairs(a.array), ", ", use(a.value), on(), ");");
+    }
     const std::string to = element(a.array, a.at);
     if (masked) {
       line("jf::accumulate<", fold(a.op), ">(", to, ", ", use(a.value), on(), ");");
@@ -197,6 +206,9 @@ struct Printer : MemoryStatements {
     return cat("jf::Scratch<", own.bytes, ">{", from, "}");
   }
   void operator()(const Combine& combine) {
+    for (int id : combine.arrays) {
+      if (paired.count(id) > 0) line(array(id), " = jf::unpack<0>(", pairs(id), ");");
+    }
     if (!combine.threads && !combine.threads_y && !combine.cluster) {
       for (int id : combine.arrays) {
         if (combine.lanes) line("jf::fold_lanes<", fold(combine.op), ">(", array(id), ");");
@@ -287,7 +299,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
-  if (dialect.packs) printer.packed = packed_arrays(kernel);
+  if (dialect.packs) printer.packed = packed_arrays(kernel), printer.paired = paired_folds(kernel);
   printer.lane_types();
   printer.first_line = printer.out.size();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {

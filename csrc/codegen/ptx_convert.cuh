@@ -65,6 +65,17 @@ static __device__ __forceinline__ float min_nan(float x, float y) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
   return result;
 }
+// The same of two bf16 each.
+static __device__ __forceinline__ unsigned max_nan_bf16x2(unsigned x, unsigned y) {
+  unsigned result;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+  return result;
+}
+static __device__ __forceinline__ unsigned min_nan_bf16x2(unsigned x, unsigned y) {
+  unsigned result;
+  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+  return result;
+}
 
 // 1 / x rounded to nearest.
 static __device__ __forceinline__ float reciprocal(float x) {

@@ -33,7 +33,7 @@ struct Writer {
   std::string before = {};  // by how many lanes that vector begins earlier, if they are moved
   int divergent = 0;        // how many enclosing statements leave out some threads of a block
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
-  std::set<int> declared = {}, packed = {};
+  std::set<int> declared = {}, packed = {}, paired = {};
   std::map<int, int> gets = {};             // of packed arrays, so far
   std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
   std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
