@@ -149,8 +149,20 @@ def test_rows_side_by_side_need_a_fold_across_them():
 
 def test_what_a_row_takes_from_memory_is_read_before_its_folds():
     fusion = jf.ir.trace(loss, np.zeros((64, 4096), np.float32), np.zeros(64, np.int32))
-    loops = jf.ir.lower(fusion, "cuda").as_text("loops")
+    lowered = jf.ir.lower(fusion, "cuda")
+    loops, source = lowered.as_text("loops"), lowered.as_text("source")
     assert max(m.start() for m in re.finditer(" load x", loops)) < loops.index("combine ")
+    # Neither the label nor what lies there is left to a compiler that would read them last.
+    assert len(re.findall(r"jf::load_ahead<(s32|f32)>\(", source)) == 2 and "load_splat" not in source
+
+
+def test_rows_that_no_cache_holds_leave_it_after_what_is_written():
+    def source(rows):
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 8192), (8192,))]
+        return jf.ir.lower(jf.ir.trace(lambda x, g: centered(x) * g, *shapes), "cuda").as_text("source")
+
+    assert re.findall(r"jf::load_lasting<f32, 8>\((\w+),", source(4096)) == ["buffer0_x0"]
+    assert "load_lasting" not in source(4095)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,18 @@ struct alignas(sizeof(E) * N) Chunk {
 template <class T>
 struct Type {};
 
-template <int kMultiple, class T, int W, class M>
+// kLasts: what is read leaves the second-level cache after what is written.
+template <bool kLasts, class Piece>
+JF_FUNCTION Piece load_piece(const Piece* p) {
+  if constexpr (kLasts && sizeof(Piece) == 16) {
+    Chunk<u64, 2> words;
+    ptx::load_lasting(p, words.v[0], words.v[1]);
+    return bits_as<Piece>(words);
+  } else {
+    return *p;
+  }
+}
+template <int kMultiple, bool kLasts = false, class T, int W, class M>
 JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
   constexpr int kCount = kChunk<M, W, kMultiple>;
   Lanes<T, W> x;
@@ -54,7 +65,7 @@ JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
     using Piece = Chunk<Pair<M>, kCount / 2>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
-      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
+      const Piece piece = load_piece<kLasts>(reinterpret_cast<const Piece*>(p) + i);
 #pragma unroll
       for (int j = 0; j < kCount; j += 2) {
         x.v[i * kCount + j] = decode_low(M{}, piece.v[j / 2]);
@@ -65,7 +76,7 @@ JF_FUNCTION Lanes<T, W> load_lanes(Type<Lanes<T, W>>, const M* p, All) {
     using Piece = Chunk<Stored<M>, kCount>;
 #pragma unroll
     for (int i = 0; i < W / kCount; ++i) {
-      const Piece piece = reinterpret_cast<const Piece*>(p)[i];
+      const Piece piece = load_piece<kLasts>(reinterpret_cast<const Piece*>(p) + i);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) x.v[i * kCount + j] = decode(M{}, piece.v[j]);
     }
@@ -218,6 +229,16 @@ template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {
   return load_lanes<kMultiple>(Type<L>{}, p + offset, on);
 }
+// The same of an array that no cache holds: what is written goes on to memory before what was read is forgotten, in
+// longer runs. 16384 x 8192 bf16: a norm of rows took 126 us instead of 131.
+template <class L, int kMultiple = 1, class M>
+JF_FUNCTION L load_lasting(const M* p, long offset, All = {}) {
+  return load_lanes<kMultiple, true>(Type<L>{}, p + offset, All{});
+}
+template <class L, int kMultiple = 1, class M>
+JF_FUNCTION L load_lasting(const M* p, long offset, First on) {
+  return load<L, kMultiple>(p, offset, on);
+}
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);
@@ -312,6 +333,12 @@ JF_FUNCTION Lanes<T, W> load_splat_of(Type<Lanes<T, W>> type, const M* p) {
 template <class L, class M>
 JF_FUNCTION L load_splat(const M* p, long offset) {
   return load_splat_of(Type<L>{}, p + offset);
+}
+// The same, and no later than here, by all threads of a warp. Compilers read it when they need it, and what lies at the
+// address that it tells after that: cross entropy's label and its logit, each of which a row then waits for.
+template <class L, class M>
+JF_FUNCTION L load_ahead(const M* p, long offset) {
+  return splat(Type<L>{}, decode(M{}, ptx::load_now(reinterpret_cast<const Stored<M>*>(p + offset))));
 }
 template <class T, int W, class V>
 JF_FUNCTION Lanes<T, W> constant_of(Type<Lanes<T, W>> type, V value) {

@@ -42,6 +42,7 @@ struct Dialect {
   std::string_view sync;     // waits for the threads of the block; empty where there are none
   // Whether a caller may ask for stores of large results past the caches: a parameter `past_caches` of kernels.
   bool past_caches;
+  bool hints;            // whether loads say how long caches should keep what they read, and what is read first
   bool packs;            // whether registers may hold pairs of bf16
   bool divides_by_same;  // whether the prelude divides faster by what a loop does not change
   bool keeps_places;     // whether searches begin where the one before ended

@@ -10,6 +10,18 @@ namespace jf::codegen {
 
 using namespace loops;
 
+namespace {
+
+// Bytes of an array of which the second-level cache keeps little for the next kernel.
+constexpr int64_t kBeyondLastCache = int64_t{64} << 20;
+
+}  // namespace
+
+bool MemoryStatements::is_index(const Load& load) const {
+  const DType dtype = kernel.registers.at(load.result);
+  return !load.steps.empty() || dtype == DType::kS32 || dtype == DType::kS64;
+}
+
 void MemoryStatements::operator()(const Load& load) {
   const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
   std::string at = offset(load.offset), each;
@@ -39,6 +51,10 @@ void MemoryStatements::operator()(const Load& load) {
     definition += cat(where, " ? ");
     end = cat(") : ", type, "{};");
   }
+  const Buffer& from = kernel.buffers.at(load.buffer);
+  const bool given = from.shared_size == 0 && !from.written;
+  const std::string_view vector_load =
+      dialect.hints && given && from.bytes >= kBeyondLastCache ? "jf::load_lasting<" : "jf::load<";
   if (load.rows) {
     line(definition, "jf::load_rows<", type, ">(", buffer, ", ", at, ", ",
          load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", load.rows->last, " - (",
@@ -50,16 +66,18 @@ void MemoryStatements::operator()(const Load& load) {
          load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", index(lanes->index), ", ", lanes->begin,
          ", ", last, on(), end);
   } else if (load.whole) {
-    line(definition, "jf::load<", type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
+    line(definition, vector_load, type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
   } else if (load.around > 0) {
     line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", before, ", ", load.around, on(), ");");
   } else if (!each.empty()) {
     line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
   } else if (load.lane_stride == 0) {
-    line(definition, "jf::load_splat<", type, ">(", buffer, ", ", at, end);
+    const bool ahead = dialect.hints && given && where.empty() && divergent == 0 && loops_now == 0 && is_index(load);
+    line(definition, ahead ? "jf::load_ahead<" : "jf::load_splat<", type, ">(", buffer, ", ", at, end);
   } else if (load.lane_stride == 1) {
     const int64_t n = std::gcd(multiple(load.offset), multiple_of_steps);
-    line(definition, "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
+    line(definition, n > 1 ? vector_load : "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(),
+         end);
   } else {
     line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
   }

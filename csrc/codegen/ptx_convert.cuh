@@ -54,6 +54,32 @@ static __device__ __forceinline__ void store_global(void* p, unsigned long low, 
   asm volatile("st.global.v2.b64 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "l"(low), "l"(high));
 }
 
+// 16 bytes at such an address, which nobody writes, that leave the second-level cache after others.
+static __device__ __forceinline__ void load_lasting(const void* p, unsigned long& low, unsigned long& high) {
+  unsigned long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("ld.global.nc.L1::evict_last.L2::cache_hint.v2.b64 {%0, %1}, [%2], %3;"
+      : "=l"(low), "=l"(high)
+      : "l"(__cvta_generic_to_global(p)), "l"(policy));
+}
+// Reads in the order of the program: a strong read does not cross the warp's barrier, which is no instruction.
+template <class T>
+static __device__ __forceinline__ T load_now(const T* p) {
+  T x = {};
+  const auto from = __cvta_generic_to_global(p);
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("ld.relaxed.cta.global.b64 %0, [%1];" : "=l"(reinterpret_cast<unsigned long&>(x)) : "l"(from));
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("ld.relaxed.cta.global.b32 %0, [%1];" : "=r"(reinterpret_cast<unsigned&>(x)) : "l"(from));
+  } else if constexpr (sizeof(T) == 2) {
+    asm volatile("ld.relaxed.cta.global.b16 %0, [%1];" : "=h"(reinterpret_cast<unsigned short&>(x)) : "l"(from));
+  } else {
+    x = *p;
+  }
+  asm volatile("bar.warp.sync 0xffffffff;");
+  return x;
+}
+
 // NaN when either is; +0 is larger than -0.
 static __device__ __forceinline__ float max_nan(float x, float y) {
   float result;
