@@ -18,7 +18,9 @@ import numpy as np
 from . import _core, _ffi, _tuned, _walk
 from ._progress import ProgressLine
 
-_COPIES = 4  # of a call in what is timed: launches one after the other hide what starting the program costs
+# Copies of a call in what is timed: launches one after the other hide what starting the program costs. Of small calls
+# as many as make up bytes that take longer than that.
+_COPIES, _MOST_COPIES, _BYTES = 4, 32, 256 << 20
 _ROUNDS = 5  # timings of each candidate, in another order each time
 _STEPS = 3  # from a kernel's parameters to those of a neighbour
 _GAIN = 0.98  # of the time: less is noise
@@ -179,6 +181,8 @@ class _Search:
         self._call, self._program, self._target, self._line, self._number = call, program, target, line, number
         self._end = end
         self._expected: Sequence[Any] | None = None  # what the compiler's choice computes
+        size = sum(operand.nbytes for operand in call.operands)
+        self._copies = min(max(_COPIES, _BYTES // max(size, 1)), _MOST_COPIES)
         self.complete = True
 
     def run(self) -> list[TunedKernel]:
@@ -258,7 +262,7 @@ class _Search:
             for i in random.sample(list(runs), len(runs)):
                 begin = time.perf_counter()
                 runs[i]()
-                samples[i].append((time.perf_counter() - begin) / _COPIES)
+                samples[i].append((time.perf_counter() - begin) / self._copies)
             done = {i: statistics.median(s) for i, s in samples.items()}
             best = min(done, key=lambda i: done[i])
             parameters = candidates[best].get(kernel, "as it is")
@@ -277,7 +281,7 @@ class _Search:
         """Return what runs copies of the call."""
 
         def copies(*operands: Any) -> Any:
-            for _ in range(_COPIES):
+            for _ in range(self._copies):
                 results = self._call(*operands)
                 # The next begins when this one has ended, and is not taken for the same.
                 operands, results = jax.lax.optimization_barrier((operands, results))

@@ -19,6 +19,9 @@ constexpr int64_t kMostThreads = 1024;
 constexpr const char* kCounts[] = {"threads", "threads_y", "unroll", "tile", "chunk", "rows", "columns", "tasks"};
 constexpr std::pair<const char*, const char*> kPairs[] = {
     {"threads", "unroll"}, {"threads", "threads_y"}, {"columns", "rows"}, {"rows", "unroll"}, {"cluster", "unroll"}};
+// Two that grow or shrink together, and those that are so or not.
+constexpr std::pair<const char*, const char*> kTogether[] = {{"tile", "threads"}};
+constexpr const char* kSwitches[] = {"keep_columns", "keep_wide"};
 
 const int64_t* number(const Parameters& fields, const char* name) {
   const auto found = fields.find(name);
@@ -47,6 +50,18 @@ std::vector<Parameters> neighbours(const Parameters& fields) {
     if (!a || !b) continue;
     if (*b % 2 == 0) add({{one, *a * 2}, {other, *b / 2}});
     if (*a % 2 == 0) add({{one, *a / 2}, {other, *b * 2}});
+  }
+  for (const auto& [one, other] : kTogether) {
+    const int64_t *a = number(fields, one), *b = number(fields, other);
+    if (!a || !b) continue;
+    add({{one, *a * 2}, {other, *b * 2}});
+    if (*a % 2 == 0 && *b % 2 == 0) add({{one, *a / 2}, {other, *b / 2}});
+  }
+  for (const char* name : kSwitches) {
+    const auto found = fields.find(name);
+    if (found == fields.end()) continue;
+    result.push_back(fields);
+    result.back()[name] = !std::get<bool>(found->second);
   }
   if (const int64_t* stages = number(fields, "stages"); stages && *stages > 1) {
     add({{"stages", *stages + 1}});
