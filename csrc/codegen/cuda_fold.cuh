@@ -46,12 +46,25 @@ template <class Op, int W>
 JF_FUNCTION void fill(Packed<W>& x) {
   x = pack(constant<Lanes<f32, W>>(Op::template identity<f32>()));
 }
+template <class Op, int W>
+JF_FUNCTION void accumulate(Packed<W>& element, const Packed<W>& value, All = {}) {
+#pragma unroll
+  for (int i = 0; i < W / 2; ++i) element.v[i] = fold_pair(Op{}, element.v[i], value.v[i]);
+}
+template <class Op, int W, class On>
+JF_FUNCTION void accumulate(Packed<W>& element, Packed<W> value, On on) {
+  constexpr u32 kLow = 0xffff;
+  const u32 other = encode_pair(bf16{}, Op::template identity<f32>(), Op::template identity<f32>());
+#pragma unroll
+  for (int i = 0; i < W / 2; ++i) {
+    const u32 there = (is_active(on, 2 * i) ? kLow : 0) | (is_active(on, 2 * i + 1) ? ~kLow : 0);
+    value.v[i] = (value.v[i] & there) | (other & ~there);
+  }
+  accumulate<Op>(element, value);
+}
 template <class Op, int W, class On = All>
 JF_FUNCTION void accumulate(Packed<W>& element, const Lanes<f32, W>& value, On on = {}) {
-  const auto others = constant<Lanes<f32, W>>(Op::template identity<f32>());
-  const Packed<W> pairs = pack(first_lanes(on, value, others));
-#pragma unroll
-  for (int i = 0; i < W / 2; ++i) element.v[i] = fold_pair(Op{}, element.v[i], pairs.v[i]);
+  accumulate<Op>(element, pack(value), on);
 }
 
 }  // namespace jf

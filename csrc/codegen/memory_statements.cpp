@@ -1,5 +1,6 @@
 #include "codegen/memory_statements.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/error.h"
@@ -14,8 +15,15 @@ namespace {
 
 // Bytes of an array of which the second-level cache keeps little for the next kernel.
 constexpr int64_t kBeyondLastCache = int64_t{64} << 20;
+bool is_long(const Buffer& buffer) { return buffer.shared_size == 0 && buffer.bytes >= kBeyondLastCache; }
 
 }  // namespace
+
+bool MemoryStatements::lasts(const Buffer& from) const {
+  return dialect.hints && !from.written && is_long(from) &&
+         std::any_of(kernel.buffers.begin(), kernel.buffers.end(),
+                     [](const Buffer& buffer) { return buffer.written && is_long(buffer); });
+}
 
 bool MemoryStatements::is_index(const Load& load) const {
   const DType dtype = kernel.registers.at(load.result);
@@ -52,9 +60,7 @@ void MemoryStatements::operator()(const Load& load) {
     end = cat(") : ", type, "{};");
   }
   const Buffer& from = kernel.buffers.at(load.buffer);
-  const bool given = from.shared_size == 0 && !from.written;
-  const std::string_view vector_load =
-      dialect.hints && given && from.bytes >= kBeyondLastCache ? "jf::load_lasting<" : "jf::load<";
+  const std::string_view vector_load = lasts(from) ? "jf::load_lasting<" : "jf::load<";
   if (load.rows) {
     line(definition, "jf::load_rows<", type, ">(", buffer, ", ", at, ", ",
          load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", load.rows->last, " - (",
@@ -72,6 +78,7 @@ void MemoryStatements::operator()(const Load& load) {
   } else if (!each.empty()) {
     line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
   } else if (load.lane_stride == 0) {
+    const bool given = from.shared_size == 0 && !from.written;
     const bool ahead = dialect.hints && given && where.empty() && divergent == 0 && loops_now == 0 && is_index(load);
     line(definition, ahead ? "jf::load_ahead<" : "jf::load_splat<", type, ">(", buffer, ", ", at, end);
   } else if (load.lane_stride == 1) {

@@ -27,6 +27,7 @@ struct MemoryStatements : Writer {
   void operator()(const loops::AwaitRing&);
 
  private:
+  bool lasts(const loops::Buffer& from) const;
   bool is_index(const loops::Load& load) const;  // of another address, or what lies at such a one
   void check_bulk(const char* what) const;
   const loops::Ring& ring(int number, const char* what) const;

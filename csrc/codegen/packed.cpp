@@ -1,6 +1,7 @@
 #include "codegen/packed.h"
 
 #include <map>
+#include <utility>
 
 namespace jf::codegen {
 namespace {
@@ -52,15 +53,17 @@ struct Finder {
 
 struct FoldFinder {
   const Kernel& kernel;
-  std::set<RegisterId> loaded = {};  // from a buffer of bf16, as it is or as f32
+  const std::set<int>& packed;
+  std::map<RegisterId, RegisterId> loaded = {};  // as it is or as f32
   std::set<int> open = {}, joined = {}, other = {};
 
   void operator()(const Load& load) {
-    if (kernel.buffers.at(load.buffer).dtype == DType::kBF16) loaded.insert(load.result);
+    if (kernel.buffers.at(load.buffer).dtype == DType::kBF16) loaded[load.result] = load.result;
   }
   void operator()(const Compute& compute) {
     const bool widens = compute.op == ir::OpKind::kConvert && kernel.registers.at(compute.result) == DType::kF32;
-    if (widens && loaded.count(compute.operands[0]) > 0) loaded.insert(compute.result);
+    if (!widens) return;
+    if (const auto from = loaded.find(compute.operands[0]); from != loaded.end()) loaded[compute.result] = from->second;
   }
   void operator()(const Declare& declare) {
     const Array& own = kernel.arrays.at(declare.array);
@@ -75,7 +78,10 @@ struct FoldFinder {
       if (open.erase(array) > 0) joined.insert(array);
     }
   }
-  void operator()(const Get& get) { use(get.array); }
+  void operator()(const Get& get) {
+    use(get.array);
+    if (packed.count(get.array) > 0) loaded[get.result] = get.result;
+  }
   void operator()(const Set& set) { use(set.array); }
   void operator()(const Scan& scan) { use(scan.carry); }
   void operator()(const ScanThreads& scan) { use(scan.array), use(scan.carry); }
@@ -96,12 +102,12 @@ struct FoldFinder {
 
 }  // namespace
 
-std::set<int> paired_folds(const Kernel& kernel) {
+PairedFolds paired_folds(const Kernel& kernel, const std::set<int>& packed) {
   if (kernel.width < 2) return {};
-  FoldFinder finder{.kernel = kernel};
+  FoldFinder finder{.kernel = kernel, .packed = packed};
   finder.body(kernel.body);
   for (int array : finder.other) finder.joined.erase(array);
-  return finder.joined;
+  return {std::move(finder.joined), std::move(finder.loaded)};
 }
 
 std::set<int> packed_arrays(const Kernel& kernel) {

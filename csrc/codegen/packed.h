@@ -1,6 +1,7 @@
 // Arrays that hold nothing but what was loaded as bf16. Kept in pairs as they were read, two need one register.
 #pragma once
 
+#include <map>
 #include <set>
 
 #include "loops/kernel.h"
@@ -9,7 +10,11 @@ namespace jf::codegen {
 
 std::set<int> packed_arrays(const loops::Kernel& kernel);
 // Those that find the largest or smallest of it, until threads join what they have: exact in pairs, and few
-// instructions.
-std::set<int> paired_folds(const loops::Kernel& kernel);
+// instructions. And what was loaded, or comes from a packed array, as the registers that go into them.
+struct PairedFolds {
+  std::set<int> arrays = {};
+  std::map<loops::RegisterId, loops::RegisterId> loaded = {};
+};
+PairedFolds paired_folds(const loops::Kernel& kernel, const std::set<int>& packed);
 
 }  // namespace jf::codegen

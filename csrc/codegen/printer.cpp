@@ -169,7 +169,7 @@ struct Printer : MemoryStatements {
     const std::string type = packed.count(declare.array) > 0 ? cat("jf::Packed<", kernel.width, ">")
                                                              : std::string(jf::name(compute_dtype(of.dtype)));
     line(type, " ", name, of.size == 1 ? "" : cat("[", of.size, "]"), ";");
-    if (paired.count(declare.array) > 0) {
+    if (paired.arrays.count(declare.array) > 0) {
       line("jf::Packed<", kernel.width, "> ", pairs(declare.array), ";");
       return line("jf::fill<", fold(*declare.fill), ">(", pairs(declare.array), ");");
     }
@@ -178,6 +178,7 @@ struct Printer : MemoryStatements {
   void operator()(const Get& get) {
     const std::string from = element(get.array, get.at);
     const bool packs = packed.count(get.array) > 0;
+    if (packs) pairs_of[get.result] = from;
     line(define(get.result, "x", loads), packs ? cat("jf::unpack<", ++gets[get.array], ">(", from, ")") : from, ";");
   }
   void operator()(const Set& set) {
@@ -189,8 +190,10 @@ struct Printer : MemoryStatements {
   // What the threads of a paired fold have until they are joined.
   std::string pairs(int array) const { return arrays[array] + "_pairs"; }
   void operator()(const Accumulate& a) {
-    if (paired.count(a.array) > 0) {
-      return line("jf::accumulate<", fold(a.op), ">(", pairs(a.array), ", ", use(a.value), on(), ");");
+    if (paired.arrays.count(a.array) > 0) {
+      const auto as_pairs = pairs_of.find(paired.loaded.at(a.value));
+      const std::string& value = as_pairs == pairs_of.end() ? use(a.value) : as_pairs->second;
+      return line("jf::accumulate<", fold(a.op), ">(", pairs(a.array), ", ", value, on(), ");");
     }
     const std::string to = element(a.array, a.at);
     if (masked) {
@@ -207,7 +210,7 @@ struct Printer : MemoryStatements {
   }
   void operator()(const Combine& combine) {
     for (int id : combine.arrays) {
-      if (paired.count(id) > 0) line(array(id), " = jf::unpack<0>(", pairs(id), ");");
+      if (paired.arrays.count(id) > 0) line(array(id), " = jf::unpack<0>(", pairs(id), ");");
     }
     if (!combine.threads && !combine.threads_y && !combine.cluster) {
       for (int id : combine.arrays) {
@@ -299,7 +302,10 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   printer.maps = maps;
   printer.registers.resize(kernel.registers.size());
   printer.loops_around.resize(kernel.registers.size());
-  if (dialect.packs) printer.packed = packed_arrays(kernel), printer.paired = paired_folds(kernel);
+  if (dialect.packs) {
+    printer.packed = packed_arrays(kernel);
+    printer.paired = paired_folds(kernel, printer.packed);
+  }
   printer.lane_types();
   printer.first_line = printer.out.size();
   if (const int64_t words = printer.memory.cluster_words; words > 0) {

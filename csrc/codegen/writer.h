@@ -15,6 +15,7 @@
 #include "codegen/condition_text.h"
 #include "codegen/dialect.h"
 #include "codegen/index_text.h"
+#include "codegen/packed.h"
 #include "loops/kernel.h"
 
 namespace jf::codegen {
@@ -33,12 +34,14 @@ struct Writer {
   std::string before = {};  // by how many lanes that vector begins earlier, if they are moved
   int divergent = 0;        // how many enclosing statements leave out some threads of a block
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
-  std::set<int> declared = {}, packed = {}, paired = {};
-  std::map<int, int> gets = {};             // of packed arrays, so far
-  std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
-  std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
-  std::vector<std::string> registers = {};  // empty until defined
-  std::vector<int> loops_around = {};       // of each register's definition
+  std::set<int> declared = {}, packed = {};
+  PairedFolds paired = {};
+  std::map<loops::RegisterId, std::string> pairs_of = {};  // of registers: the elements of packed arrays they are
+  std::map<int, int> gets = {};                            // of packed arrays, so far
+  std::string unrolled = {};                               // ", i1, i2": the variables of the enclosing unrolled loops
+  std::set<int64_t> thread_variables = {};                 // those whose value differs between the threads of a block
+  std::vector<std::string> registers = {};                 // empty until defined
+  std::vector<int> loops_around = {};                      // of each register's definition
   int loops_now = 0;
   int loads = 0, results = 0, folds = 0;
   Variables variables = {};
