@@ -169,19 +169,61 @@ def test_rows_that_no_cache_holds_leave_it_after_what_is_written():
     ("columns", "dtype", "threads", "unroll", "keep"),
     [
         (1024, "bfloat16", 32, 4, "rows"),
-        (2048, "bfloat16", 32, 8, "rows"),
-        (4096, "bfloat16", 64, 8, "rows"),
-        (8192, "bfloat16", 128, 8, "rows"),
-        (16384, "bfloat16", 256, 8, "rows"),  # two elements in a register
+        (2048, "bfloat16", 64, 4, "rows"),
+        (4096, "bfloat16", 128, 4, "rows"),
+        (8192, "bfloat16", 256, 4, "rows"),
+        (16384, "bfloat16", 512, 4, "rows"),  # two elements in a register
+        (8192, "float16", 128, 8, "rows"),
         (16384, "float16", 512, 2, "nothing"),
         (5003, "bfloat16", 128, 5, "rows"),  # no whole vectors
         (4096, "float32", 256, 4, "rows"),
     ],
 )
-def test_rows_that_are_only_read_give_each_thread_much(columns, dtype, threads, unroll, keep):
+def test_threads_of_rows_that_are_only_read(columns, dtype, threads, unroll, keep):
     shapes = jax.ShapeDtypeStruct((16384, columns), dtype), jax.ShapeDtypeStruct((16384,), "int32")
     p = jf.ir.compute_heuristics(jf.ir.trace(loss, *shapes), "reduction", "cuda")
     assert (p["threads"], p["unroll"], p["keep"]) == (threads, unroll, keep)
+
+
+def layer_norm(x, g, b):
+    y = centered(x.astype(jnp.float32))
+    return (y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True)) * g + b).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "threads", "rows", "unroll", "more"),
+    [
+        (768, "bfloat16", 32, 4, 3, True),
+        (768, "float32", 64, 1, 3, False),
+        (2048, "bfloat16", 64, 1, 4, False),
+        (4096, "bfloat16", 64, 2, 8, False),
+        (16384, "bfloat16", 256, 1, 8, False),
+        (8192, "float16", 256, 1, 4, False),  # not in pairs
+        (8192, "float32", 512, 1, 4, False),
+    ],
+)
+def test_threads_of_rows_that_are_folded_twice(columns, dtype, threads, rows, unroll, more):
+    x, g = jax.ShapeDtypeStruct((16384, columns), dtype), jax.ShapeDtypeStruct((columns,), dtype)
+    p = jf.ir.compute_heuristics(jf.ir.trace(layer_norm, x, g, g), "reduction", "cuda")
+    assert (p["threads"], p["threads_y"], p["unroll"], p["keep"]) == (threads, rows, unroll, "rows")
+    assert (p["keep_columns"], p["keep_wide"]) == (more, more)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "tile", "threads"),
+    [
+        (2048, 768, "bfloat16", 64, 256),
+        (16384, 768, "bfloat16", 64, 256),
+        (16384, 8192, "bfloat16", 128, 512),
+        (2048, 2048, "float32", 32, 128),
+        (16384, 2048, "float32", 64, 256),
+        (2047, 769, "bfloat16", 128, 512),  # one element at a time
+    ],
+)
+def test_few_tiles_are_small(rows, columns, dtype, tile, threads):
+    fusion = jf.ir.trace(lambda x: x.T * 2, jax.ShapeDtypeStruct((rows, columns), dtype))
+    p = jf.ir.compute_heuristics(fusion, "transpose", "cuda")
+    assert (p["tile"], p["threads"]) == (tile, threads)
 
 
 @pytest.mark.parametrize("columns", [2048, 16384])

@@ -25,8 +25,8 @@ constexpr int64_t kKeptBytesOfWarp = 96 * 4;
 constexpr int64_t kFewColumns = 8;
 // Bytes of the widest access.
 constexpr int64_t kVectorBytes = 16;
-// Of rows of f32 so long, twice as many threads take half as much each: 1 to 3 % faster for rows of 8192.
-constexpr int64_t kManyVectors = 2048;
+// Of rows of so many vectors each thread may take more.
+constexpr int64_t kManyVectors = 512;
 // Elements of a row that is one warp's where sums go across rows: no row waits for another warp. 65536 bf16 rows of 768
 // took 91 us instead of 112.
 constexpr int64_t kRowOfWarp = 1024;
@@ -142,19 +142,20 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t
 // Sets the threads of a row of so many vectors, each of which keeps `bytes` for a vector; returns the vectors of a
 // thread. As few threads as possible idle; equally many of them work on each of the four parts of a multiprocessor.
 int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t bytes, int64_t kept_bytes,
-                       bool in_pairs, const Target& target) {
+                       const Phases& phases, const Target& target) {
   const int64_t size = narrowest(facts, p.lane_loop);
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
   int64_t wanted = std::clamp<int64_t>(kVectors * kVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
-  if (size >= 4 && vectors >= kManyVectors && stores_rows(facts.traffic, p.lane_loop)) wanted /= 2;
-  // Rows that are only read and kept: 16384 of 8192 bf16 took 76 us in 128 threads each and 79 in 256. With more of a
-  // row in each thread folds are less of the work: cross entropy of 4096 is 9.3 instructions for an element, not 11.8,
-  // which took as long to issue as the row takes to come.
-  const bool only_read = size < 4 && !stores_rows(facts.traffic, p.lane_loop);
-  const bool whole = in_pairs && vector_lanes(facts.traffic, p.lane_loop) * size == kVectorBytes;
-  const bool fits = vectors * p.lanes * 4 <= (whole ? kKeptRowBytes : kKeptRowBytes / 2);
-  if (only_read && fits && vectors >= (whole ? kManyVectors / 8 : kManyVectors / 2)) wanted *= 2;
+  // Rows that are folded twice and stored need more registers than rows that are folded once; of fewer threads that
+  // keep more each, more rows are on their way. Layer norm, 16384 bf16: 251 us instead of 265 in rows of 16384, 19.3
+  // instead of 20.1 in 2048 rows of 8192, softmax 248 instead of 259.
+  const bool stored = stores_rows(facts.traffic, p.lane_loop), pairs = kept_in_pairs(phases);
+  const bool whole = pairs && vector_lanes(facts.traffic, p.lane_loop) * size == kVectorBytes;
+  if (stored && whole && phases.count > 2 && vectors >= kManyVectors) wanted *= 2;
+  // Rows of 16 bits that are only read and kept, but not in pairs: folds are less of the work.
+  const bool fits = vectors * p.lanes * 4 <= kKeptRowBytes / 2;
+  if (!stored && !pairs && size < 4 && fits && vectors >= 2 * kManyVectors) wanted *= 2;
   // A block of a cluster has its part of one row at a time, or with sums across rows few of their registers.
   if (p.cluster > 1) wanted = (across ? kElementsWithSums : kElementsOfClusterThread) / p.lanes;
   const int64_t most_kept = p.cluster == 1 ? kept_bytes : across ? kKeptBytesOfWarp : kKeptBytesOfClusterThread;
@@ -202,6 +203,17 @@ bool in_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction&
   return true;
 }
 
+// A row that is one warp's has registers left for what all rows share, which then comes with the row and not after its
+// folds, and for what they are converted to. Layer norm of 768 bf16: 16384 rows took 14.4 us instead of 15.1, 2048 rows
+// 3.2 instead of 3.3.
+void keep_more(const RowFacts& facts, CudaReduction& p, const Phases& phases) {
+  const KeepMore more = {.columns = true, .converted = true};
+  const Phases kept = split_phases(facts.segment, facts.traffic, Keep::kRows, more);
+  const bool shares = !kept.columns.empty();
+  const bool fits = (kept.all_kept_bytes + phases.all_kept_bytes) * p.unroll * p.lanes <= kKeptBytesOfWarp;
+  p.keep_columns = p.keep_wide = shares && fits;
+}
+
 CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target, int64_t cluster = 1) {
   CudaReduction p;
   p.cluster = cluster;
@@ -222,8 +234,8 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t kept = moves ? kKeptBytesMoved : kKeptBytes;
-  int64_t each = threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept,
-                                kept_in_pairs(phases), target);
+  int64_t each =
+      threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept, phases, target);
   if (moves) {
     // A vector to spare. Few threads: 160 and 224 of such rows took as long or up to 1.2 times as long as 128.
     if (divide_up(shape.folded, p.lanes) % p.threads == 0) p.threads += kWarp;
@@ -231,9 +243,12 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   }
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
   const bool alone = shape.across == 1 && (p.threads > kWarp || rows < kSmallBlock / kWarp * target.multiprocessors);
-  if (!alone) p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
+  const bool much = p.threads == 2 * kWarp && each > kVectors;
+  if (!alone || (much && shape.across == 1))
+    p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
   p.unroll = std::min(each, kVectors);
   keep_rows(facts, p, each, kept);
+  if (p.keep == Keep::kRows && shape.across == 1 && p.threads == kWarp && !moves) keep_more(facts, p, phases);
   const bool only_read = !stores_rows(facts.traffic, p.lane_loop);
   const bool often = phases.count > 2 ? p.threads > kLongRowBlock : phases.count > 1 && only_read;
   if (p.keep == Keep::kNothing && often && phases.column_bytes == 0 && p.threads >= kLongRowBlock) {
