@@ -235,8 +235,8 @@ template <class L, int kMultiple = 1, class M>
 JF_FUNCTION L load_lasting(const M* p, long offset, All = {}) {
   return load_lanes<kMultiple, true>(Type<L>{}, p + offset, All{});
 }
-template <class L, int kMultiple = 1, class M>
-JF_FUNCTION L load_lasting(const M* p, long offset, First on) {
+template <class L, int kMultiple = 1, class M, class On>
+JF_FUNCTION L load_lasting(const M* p, long offset, On on) {
   return load<L, kMultiple>(p, offset, on);
 }
 template <class L, class M, class On = All>
