@@ -225,6 +225,11 @@ void schedule_stages(Scheduler& scheduler, const Phases& phases, const std::vect
   const bool blocks = row > 1 + (p.threads_y > 1);
   if (p.cluster > 1) scheduler.split(reference, row++, p.cluster, false);
   scheduler.transform_like(reference, rows);
+  // Rows side by side are neighbours unless parts have theirs in turn: then each is a copy of its own.
+  const bool apart = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const ir::Op& op) {
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    return reduce != nullptr && reduce->in_turn;
+  });
   // Where threads write rows that are stored in bulk, they lie like those, whatever loops the threads have.
   for (const auto& [from, output] : stored) {
     scheduler.transform_like(reference, {from});
@@ -235,7 +240,7 @@ void schedule_stages(Scheduler& scheduler, const Phases& phases, const std::vect
     if (blocks) scheduler.parallelize(id, 0, Parallel::kBlock);
     scheduler.parallelize(id, row, Parallel::kBulk);
     if (p.cluster > 1) scheduler.parallelize(id, row - 1, Parallel::kCluster);
-    if (p.threads_y > 1) scheduler.parallelize(id, row - 1, Parallel::kBulk);
+    if (p.threads_y > 1 && !apart) scheduler.parallelize(id, row - 1, Parallel::kBulk);
   }
   for (ValueId id : phases.rows) {
     scheduler.set_memory(id, schedule::Memory::kShared);
