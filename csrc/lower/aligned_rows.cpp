@@ -76,6 +76,11 @@ class Aligner {
   static int64_t multiple_of(const IndexPtr& index) { return graph::multiple_of(index); }
 
   bool can_move(const Stmt& stmt, int lane) {
+    if (const auto* loop = std::get_if<For>(&stmt.node)) {
+      // What one of the threads along y does.
+      const auto moves = [&](const Stmt& inner) { return can_move(inner, lane); };
+      return loop->extent == 1 && std::all_of(loop->body.begin(), loop->body.end(), moves);
+    }
     if (const auto* load = std::get_if<Load>(&stmt.node)) {
       if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || !load->or_first.empty()) return false;
       // Copies that begin anywhere bring all of each 16 bytes.
@@ -118,7 +123,11 @@ class Aligner {
 
   void change(Vector& vector, const IndexPtr& before) {
     vector.before = before;
-    for (Stmt& stmt : vector.body) {
+    change(vector.body, vector);
+  }
+  static void change(Body& body, const Vector& vector) {
+    for (Stmt& stmt : body) {
+      if (auto* loop = std::get_if<For>(&stmt.node)) change(loop->body, vector);
       if (auto* store = std::get_if<Store>(&stmt.node)) store->whole = true;
       auto* load = std::get_if<Load>(&stmt.node);
       if (load == nullptr || load->lane_stride == 0) continue;

@@ -62,6 +62,12 @@ int64_t clusters_at_once(int64_t cluster, const Target& target) {
   return std::max<int64_t>(1, used / cluster);
 }
 
+// Elements after a row whose copies begin anywhere, so that the next one can begin as far into 16 bytes.
+int64_t pad_of_row(int64_t elements, DType dtype) {
+  const int64_t vector = kBulkBytes / size_of(dtype);
+  return elements % vector == 0 ? 0 : round_up(elements + vector - 1, vector) - elements;
+}
+
 // The loops of the reference become [blocks, rows of a block one after the other, rows side by side, row], those that
 // there are. Returns the position of the row.
 int rows_in_turn(Scheduler& scheduler, ValueId reference, const Traffic& traffic, const CudaReduction& p) {
@@ -244,6 +250,7 @@ void schedule_stages(Scheduler& scheduler, const Phases& phases, const std::vect
   }
   for (ValueId id : phases.rows) {
     scheduler.set_memory(id, schedule::Memory::kShared);
+    if (const int64_t pad = apart && p.threads_y > 1 ? pad_of_row(loop_extent(scheduler, id, row), fusion.values[id].dtype) : 0; pad > 0) scheduler.set_allocation(id, row - 1, pad);
     scheduler.circular_buffer(id, static_cast<int>(p.stages), static_cast<int>(p.stages) - 1);
   }
   // [.., vectors, vectors of a thread side by side, thread, lanes]

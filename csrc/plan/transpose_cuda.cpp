@@ -59,13 +59,20 @@ std::optional<Facts> find_transposed(const Traffic& traffic) {
 }
 
 // Vectors trade places along a row, so that those of a column lie in different banks. One element at a time, rows are
-// an element further apart.
+// a word of a bank further apart.
+constexpr int64_t kBankBytes = 4;
 bool in_place(const CudaTranspose& p) {
   const int64_t chunks = p.tile / p.lanes;
   return p.lanes > 1 && p.tile % p.lanes == 0 && (chunks & (chunks - 1)) == 0;
 }
-int64_t pad(const CudaTranspose& p) { return in_place(p) ? 0 : p.lanes; }
-int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) { return facts.bytes * p.tile * (p.tile + pad(p)); }
+int64_t pad(const CudaTranspose& p, int64_t bytes) {
+  return in_place(p) ? 0 : std::max(p.lanes, kBankBytes / bytes);
+}
+int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
+  int64_t result = 0;
+  for (const Access* access : facts.transposed) result += access->bytes * p.tile * (p.tile + pad(p, access->bytes));
+  return result;
+}
 
 std::string unused_name(const Fusion& fusion, const std::string& like) {
   std::set<std::string> names = {fusion.name};
@@ -136,8 +143,8 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   const Facts found = transposed_along(facts, static_cast<size_t>(across));
   JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
              " and not along the last one; choose another loop");
-  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", pad(p),
-             " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
+  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " take ",
+             shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
              ": a smaller tile");
 
   TransposeKernel result;
@@ -169,7 +176,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
       scheduler.merge(copy, 1);
       scheduler.merge(copy, 1);
     } else {
-      scheduler.set_allocation(copy, 1, p.lanes);
+      scheduler.set_allocation(copy, 1, pad(p, size_of(result.fusion.values[copy].dtype)));
     }
   }
   // Each value's tile over the threads, along the axis that it is contiguous along.
