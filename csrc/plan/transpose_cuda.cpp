@@ -65,9 +65,7 @@ bool in_place(const CudaTranspose& p) {
   const int64_t chunks = p.tile / p.lanes;
   return p.lanes > 1 && p.tile % p.lanes == 0 && (chunks & (chunks - 1)) == 0;
 }
-int64_t pad(const CudaTranspose& p, int64_t bytes) {
-  return in_place(p) ? 0 : std::max(p.lanes, kBankBytes / bytes);
-}
+int64_t pad(const CudaTranspose& p, int64_t bytes) { return in_place(p) ? 0 : std::max(p.lanes, kBankBytes / bytes); }
 int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
   int64_t result = 0;
   for (const Access* access : facts.transposed) result += access->bytes * p.tile * (p.tile + pad(p, access->bytes));
@@ -144,8 +142,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
              " and not along the last one; choose another loop");
   JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " take ",
-             shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
-             ": a smaller tile");
+             shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes, ": a smaller tile");
 
   TransposeKernel result;
   std::vector<ValueId> copies;
