@@ -16,24 +16,6 @@ using namespace loops;
 // Of one load instruction: all 16 bytes can be read where some of them can. Columns are moved in words.
 constexpr int64_t kLoadBytes = 16, kWordBytes = 4;
 
-// The index modulo a power of two, without large products; nothing where it is no sum.
-IndexPtr remainder(const IndexPtr& index, int64_t of) {
-  switch (index->kind) {
-    case IndexKind::kConst: return constant(index->value % of);
-    case IndexKind::kVar: return index;
-    case IndexKind::kAdd: {
-      const IndexPtr a = remainder(index->a, of), b = remainder(index->b, of);
-      return a && b ? add(a, b) : nullptr;
-    }
-    case IndexKind::kMul:
-      if (index->b->kind != IndexKind::kConst) return nullptr;
-      return mul(index->a, constant(index->b->value % of));
-    case IndexKind::kMod:
-      return index->b->kind == IndexKind::kConst && index->b->value % of == 0 ? remainder(index->a, of) : nullptr;
-    default: return nullptr;
-  }
-}
-
 class Aligner {
  public:
   explicit Aligner(Kernel& kernel) : kernel_(kernel) {}
@@ -161,6 +143,23 @@ void load_whole(const Kernel& kernel, Body& body, const Vector* in) {
 }
 
 }  // namespace
+
+IndexPtr remainder(const IndexPtr& index, int64_t of) {
+  switch (index->kind) {
+    case IndexKind::kConst: return constant(index->value % of);
+    case IndexKind::kVar: return index;
+    case IndexKind::kAdd: {
+      const IndexPtr a = remainder(index->a, of), b = remainder(index->b, of);
+      return a && b ? add(a, b) : nullptr;
+    }
+    case IndexKind::kMul:
+      if (index->b->kind != IndexKind::kConst) return nullptr;
+      return mul(index->a, constant(index->b->value % of));
+    case IndexKind::kMod:
+      return index->b->kind == IndexKind::kConst && index->b->value % of == 0 ? remainder(index->a, of) : nullptr;
+    default: return nullptr;
+  }
+}
 
 void align_rows(Kernel& kernel) { Aligner(kernel).run(); }
 

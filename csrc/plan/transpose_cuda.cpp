@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -23,6 +24,8 @@ constexpr int64_t kShortest = 16;
 constexpr int64_t kMaxSharedBytes = 48 << 10;
 // Rows of 128 bytes, once all banks of shared memory, took 1.05 times as long.
 constexpr int64_t kRowBytes = 256, kMostTile = 128;
+// Tiles that are turned in vectors.
+constexpr int64_t kMostTurned = 120, kFewestTurned = 40, kVectorBytes = 16, kMostThreads = 512;
 // Vectors of a thread that are on their way together.
 constexpr int64_t kVectors = 4;
 
@@ -70,6 +73,33 @@ int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
   int64_t result = 0;
   for (const Access* access : facts.transposed) result += access->bytes * p.tile * (p.tile + pad(p, access->bytes));
   return result;
+}
+
+// Rows that begin anywhere: tiles that lower/turned_tiles.h can take in vectors. Their columns begin up to a vector
+// before the tile, and the last tile must have them still.
+void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p) {
+  int64_t narrowest = kVectorBytes, widest = 1;
+  for (const Access& access : traffic.accesses) {
+    if (access.bytes == 0) continue;
+    narrowest = std::min(narrowest, access.bytes);
+    widest = std::max(widest, access.bytes);
+  }
+  if (narrowest < 2 || widest > 4) return;
+  const int64_t lanes = kVectorBytes / narrowest, rows = traffic.extents.back();
+  for (int64_t tile = std::min(kMostTurned, kRowBytes / widest); tile >= kFewestTurned; tile -= lanes) {
+    int64_t bytes = 0;
+    for (const Access* access : facts.transposed) {
+      bytes += access->bytes * (tile + lanes + kVectorBytes / access->bytes) * (tile + 2 * lanes);
+    }
+    // Whole warps that take whole rows of the tile, equally many each.
+    const int64_t fewest = std::lcm(tile, kWarp);
+    int64_t threads = kMostThreads / fewest * fewest;
+    while (threads > 0 && tile * tile % threads != 0) threads -= fewest;
+    if (bytes > kMaxSharedBytes || threads == 0 || round_up(rows, tile) - (lanes - 1) < rows) continue;
+    p.tile = tile;
+    p.threads = threads;
+    return;
+  }
 }
 
 std::string unused_name(const Fusion& fusion, const std::string& like) {
@@ -126,6 +156,7 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   };
   if (!fills(p.tile) && p.tile / 2 >= kShortest && fills(p.tile / 2)) p.tile /= 2;
   p.threads = std::clamp(p.tile * p.tile / (p.lanes * kVectors), 2 * kWarp, 16 * kWarp);
+  if (p.lanes == 1) turn_in_vectors(facts, *found, p);
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
