@@ -24,8 +24,10 @@ constexpr int64_t kShortest = 16;
 constexpr int64_t kMaxSharedBytes = 48 << 10;
 // Rows of 128 bytes, once all banks of shared memory, took 1.05 times as long.
 constexpr int64_t kRowBytes = 256, kMostTile = 128;
-// Tiles that are turned in vectors.
-constexpr int64_t kMostTurned = 120, kFewestTurned = 40, kVectorBytes = 16, kMostThreads = 512;
+// Tiles that are turned in vectors: the largest ones of which each multiprocessor has so many, or small ones. Of all
+// vectors that they read, (1 + vector / tile)^2 times as many as there are, some are of no use.
+constexpr int64_t kMostTurned = 120, kUsualTurned = 56, kFewestTurned = 40, kTilesEach = 8;
+constexpr int64_t kVectorBytes = 16, kMostThreads = 512;
 // Vectors of a thread that are on their way together.
 constexpr int64_t kVectors = 4;
 
@@ -77,7 +79,7 @@ int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
 
 // Rows that begin anywhere: tiles that lower/turned_tiles.h can take in vectors. Their columns begin up to a vector
 // before the tile, and the last tile must have them still.
-void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p) {
+void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p, const Target& target) {
   int64_t narrowest = kVectorBytes, widest = 1;
   for (const Access& access : traffic.accesses) {
     if (access.bytes == 0) continue;
@@ -86,6 +88,7 @@ void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& 
   }
   if (narrowest < 2 || widest > 4) return;
   const int64_t lanes = kVectorBytes / narrowest, rows = traffic.extents.back();
+  bool turned = false;
   for (int64_t tile = std::min(kMostTurned, kRowBytes / widest); tile >= kFewestTurned; tile -= lanes) {
     int64_t bytes = 0;
     for (const Access* access : facts.transposed) {
@@ -96,9 +99,15 @@ void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& 
     int64_t threads = kMostThreads / fewest * fewest;
     while (threads > 0 && tile * tile % threads != 0) threads -= fewest;
     if (bytes > kMaxSharedBytes || threads == 0 || round_up(rows, tile) - (lanes - 1) < rows) continue;
+    if (turned && tile < kUsualTurned) return;
+    turned = true;
     p.tile = tile;
     p.threads = threads;
-    return;
+    int64_t tiles = divide_up(traffic.extents[facts.across], tile) * divide_up(rows, tile);
+    for (size_t loop = 0; loop + 1 < traffic.extents.size(); ++loop) {
+      if (loop != facts.across) tiles *= traffic.extents[loop];
+    }
+    if (tiles >= kTilesEach * target.multiprocessors) return;
   }
 }
 
@@ -156,7 +165,7 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   };
   if (!fills(p.tile) && p.tile / 2 >= kShortest && fills(p.tile / 2)) p.tile /= 2;
   p.threads = std::clamp(p.tile * p.tile / (p.lanes * kVectors), 2 * kWarp, 16 * kWarp);
-  if (p.lanes == 1) turn_in_vectors(facts, *found, p);
+  if (p.lanes == 1) turn_in_vectors(facts, *found, p, target);
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
