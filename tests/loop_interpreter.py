@@ -478,6 +478,19 @@ class Block:
         buffer.reader[read] = EVERY_THREAD
         target.data[written], target.written[written] = buffer.data[read], True
 
+    def turn(self, active: Active, _: Any, name: str, to: str, pitch: str, source: str, at: str, *sizes: str) -> None:
+        step, before, tile, row, rows, column, columns = sizes
+        data, buffer = self.kernel.buffers[source].data, self.shared[name]
+        r, c = np.meshgrid(np.arange(-int(before), int(tile)), np.arange(int(tile)), indexing="ij")
+        in_row, in_column = self.uniform(active, row) + r, self.uniform(active, column) + c
+        there = (in_row >= 0) & (in_row < int(rows)) & (in_column < int(columns))
+        read = self.uniform(active, at) + r * int(step) + c
+        written = self.uniform(active, to) + c * int(pitch) + r
+        assert (read[there] >= 0).all() and (read[there] < data.size).all(), f"a tile reaches outside of {source}"
+        assert written.min() >= 0 and written.max() < buffer.data.size, f"a tile reaches outside of {name}"
+        buffer.data[:] = 99  # what is beside the tile means nothing
+        buffer.data[written[there]], buffer.written[written[there]] = data[read[there]], True
+
     def fence(self, active: Active, _: Any) -> None:
         assert active.threads.all(), "not all threads reach a fence"
         for buffer in self.shared.values():
@@ -531,6 +544,11 @@ STATEMENTS = [
         (r"commit (\w+)", Block.commit),
         (r"(i\d+) = await (\w+)", Block.wait),
         (rf"bulk (\w+)\[(.+?)\] = (\w+)\[(.+?)\]{EXTENT}", Block.bulk_store),
+        (
+            r"turn (\w+)\[(.+?) by (\d+)\] = (\w+)\[(.+?) by (\d+)\] \* (\d+)\+(\d+) x \d+"
+            r" while (.+?) \+ run < (\d+) and (.+?) \+ run < (\d+)",
+            Block.turn,
+        ),
         (r"fence bulk", Block.fence),
         (r"drain bulk", Block.drain),
     )

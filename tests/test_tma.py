@@ -509,6 +509,16 @@ def test_rows_come_in_stages(name, store, columns, tmp_path):
         assert used["STACK"] <= 8  # two words for rms norm backward of 768, the fastest of those timed
 
 
+@pytest.mark.parametrize("name", ["rms norm backward", "layer norm backward"])
+def test_rows_side_by_side_of_parts_in_turn_are_copies_of_their_own(name):
+    """Parts have rows p, p + parts, ..., so that those of a block are no box of the array."""
+    fusion = segment(name, 1030, 264)
+    parameters = {**jf.ir.compute_heuristics(fusion, "reduction", "cuda"), "threads_y": 4, "bulk_store": True}
+    text = loops(jf.ir.schedule(fusion, "reduction", "cuda", {**parameters, "stages": 3}))
+    assert len(re.findall(r"for \w+ < 4 serial\n +if .*\n +fill ", text)) == 4
+    assert len(re.findall(r"for \w+ < 4 serial\n(?:.*\n){,4} +bulk ", text)) == 1
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

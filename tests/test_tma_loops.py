@@ -52,17 +52,21 @@ def test_tiles_are_read_where_the_hardware_puts_them(case):
     np.testing.assert_array_equal(loop_interpreter.run(transposed(*case).schedule, x)[0], -x.T)
 
 
-@pytest.mark.parametrize("columns", [264, 520, 261])
-@pytest.mark.parametrize("name", NORMS)
-def test_norms_in_stages(name, columns):
-    """The compiler's own schedules, with fewer blocks than rows and an uneven number of rows for each."""
-    fusion = segment(name, 38, columns)
-    arrays = [
+def random_arrays(fusion):
+    return [
         jax.random.normal(jax.random.key(i), fusion.shape(v)).astype(
             jnp.bfloat16 if fusion.dtype(v) == "bf16" else None
         )
         for i, v in enumerate(fusion.inputs)
     ]
+
+
+@pytest.mark.parametrize("columns", [264, 520, 261])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_in_stages(name, columns):
+    """The compiler's own schedules, with fewer blocks than rows and an uneven number of rows for each."""
+    fusion = segment(name, 38, columns)
+    arrays = random_arrays(fusion)
     want = jf.ir.run(fusion, *arrays)
     parameters = jf.ir.compute_heuristics(fusion, "reduction", "cuda")
     for stages, store in ((2, False), (4, columns % 8 == 0)):  # odd rows cannot be stored in bulk
@@ -70,3 +74,15 @@ def test_norms_in_stages(name, columns):
         schedule = jf.ir.schedule(fusion, "reduction", "cuda", edited)
         for got, exact in zip(loop_interpreter.run(schedule, *map(np.asarray, arrays)), want):
             assert_close(got, np.asarray(exact), scale=2)
+
+
+def test_rows_of_parts_in_turn_side_by_side():
+    """Rows of a block are neighbours in shared memory only and begin anywhere; the last ones are not there."""
+    fusion = segment("rms norm backward", 514, 513)
+    arrays = random_arrays(fusion)
+    chosen = {**jf.ir.compute_heuristics(fusion, "reduction", "cuda"), "stages": 2, "threads_y": 4}
+    schedule = jf.ir.schedule(fusion, "reduction", "cuda", chosen)
+    assert " before " in jf.ir.lower(schedule, "cuda").as_text("loops")
+    got = loop_interpreter.run(schedule, *map(np.asarray, arrays))
+    for one, exact in zip(got, jf.ir.run(fusion, *arrays), strict=True):
+        assert_close(one, np.asarray(exact), scale=2)

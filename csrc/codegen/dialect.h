@@ -36,6 +36,7 @@ struct Dialect {
   std::string_view unroll;  // the line before a loop to unroll, without the count
   // The number of the running task, block or thread; empty where the language has none.
   std::string_view task, block, block_y, thread, thread_y;
+  std::string_view turn;     // the header with tiles of transposes; empty where the language has none
   std::string_view cluster;  // the header with folds over clusters of blocks; empty where the language has none
   std::string_view bulk;     // and the one with bulk copies
   std::string_view map;      // the type of a parameter that describes the boxes of an array

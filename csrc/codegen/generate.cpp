@@ -22,7 +22,7 @@ bool is_identifier(std::string_view name) {
 // The headers that kernels need beside the prelude.
 struct Needs {
   bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false,
-       scan_threads = false, index_reads = false, search = false;
+       scan_threads = false, index_reads = false, search = false, turn = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
@@ -36,6 +36,7 @@ struct Needs {
     cluster |= c.cluster;
   }
   void operator()(const ReadIndex&) { index_reads = true; }
+  void operator()(const TurnTile&) { turn = true; }
   void operator()(const OpenRing&) { bulk = true; }
   void operator()(const BulkStore&) { bulk = true; }
   void operator()(const Scan& s) {
@@ -60,6 +61,7 @@ std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   if (needs.math) include(language.math);
   if (needs.fold) include(language.fold);
   if (needs.fold_threads) include(language.fold_threads);
+  if (needs.turn) include(language.turn);
   if (needs.cluster) include(language.cluster);
   if (needs.bulk) include(language.bulk);
   if (needs.scan) include(language.scan);

@@ -147,6 +147,14 @@ void MemoryStatements::operator()(const TurnedLoad& load) {
        ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
 }
 
+void MemoryStatements::operator()(const TurnTile& turn) {
+  JF_CHECK(!dialect.turn.empty(), "kernel ", kernel.name, " turns tiles, which its language cannot");
+  check_all_threads("turn");
+  line("jf::turn_tile<", turn.tile, ", ", turn.before, ", ", turn.pitch, ", ", kernel.block, ", ", turn.step, ">(",
+       buffers.at(turn.shared), " + ", offset(turn.to), ", ", buffers.at(turn.buffer), ", ", offset(turn.from), ", ",
+       index(turn.row), ", ", turn.rows, ", ", index(turn.column), ", ", turn.columns, ");");
+}
+
 void MemoryStatements::check_bulk(const char* what) const {
   JF_CHECK(!dialect.bulk.empty(), "kernel ", kernel.name, " copies in bulk, which its language cannot");
   check_all_threads(what);

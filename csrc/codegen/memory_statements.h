@@ -17,6 +17,7 @@ struct MemoryStatements : Writer {
   void operator()(const loops::Store&);
   void operator()(const loops::Prefetch&);
   void operator()(const loops::TurnedLoad&);
+  void operator()(const loops::TurnTile&);
   void operator()(const loops::OpenRing&);
   void operator()(const loops::BulkLoad&);
   void operator()(const loops::TileLoad&);

@@ -25,6 +25,10 @@ IndexPtr moved(IndexPtr offset, int64_t by) {
   if (by >= 0) return add(std::move(offset), constant(by));
   return make(IndexKind::kAdd, std::move(offset), std::make_shared<Index>(Index{IndexKind::kConst, by, {}, {}}));
 }
+IndexPtr minus(IndexPtr offset, IndexPtr less) {
+  const IndexPtr sign = std::make_shared<Index>(Index{IndexKind::kConst, -1, {}, {}});
+  return make(IndexKind::kAdd, std::move(offset), make(IndexKind::kMul, std::move(less), sign));
+}
 IndexPtr variable(int64_t id) { return std::make_shared<const Index>(Index{IndexKind::kVar, id, nullptr, nullptr}); }
 
 // Constants go to the right and gather there: (x + 2) + 3 is x + 5, (x * 2) * 3 is x * 6.
@@ -85,7 +89,7 @@ IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by) {
   if (a == index->a && b == index->b) return index;
   switch (index->kind) {
     case IndexKind::kAdd: return is_constant(b) ? moved(a, b->value) : add(a, b);
-    case IndexKind::kMul: return mul(a, b);
+    case IndexKind::kMul: return is_constant(b, -1) ? make(IndexKind::kMul, a, b) : mul(a, b);
     case IndexKind::kDiv: return div(a, b);
     case IndexKind::kMod: return mod(a, b);
     case IndexKind::kXor: return bit_xor(a, b);

@@ -40,6 +40,8 @@ IndexPtr bit_xor(IndexPtr a, IndexPtr b);
 IndexPtr least(IndexPtr a, IndexPtr b);
 // A place in memory `by` elements on, which may be negative where only what is inside is read.
 IndexPtr moved(IndexPtr offset, int64_t by);
+// Likewise `less` elements back.
+IndexPtr minus(IndexPtr offset, IndexPtr less);
 // The index with another one in the place of a variable.
 IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by);
 bool depends(const IndexPtr& index, int64_t variable);
@@ -175,6 +177,20 @@ struct TurnedLoad {
   int64_t lane_stride;
   Condition limits = {};
 };
+// All threads of the block bring a tile of an array to shared memory: element (r, c) of the tile, 0 <= c < tile and
+// -before <= r < tile, gets to `to` + c * pitch + r, if row + r and column + c are in the array; other elements of
+// whole vectors of its rows get next to those, up to a vector more on either side. Rows of the array may begin
+// anywhere.
+struct TurnTile {
+  int shared;
+  IndexPtr to;
+  int64_t pitch, tile, before;
+  int buffer;
+  IndexPtr from;  // of element (0, 0), in the array
+  int64_t step;   // from row to row
+  IndexPtr row, column;
+  int64_t rows, columns;
+};
 // The vector of elements from here on, which may lie outside of the buffer, is on its way to a cache afterwards.
 struct Prefetch {
   int buffer;
@@ -289,7 +305,7 @@ struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate,
                Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore,
-               FenceBulk, DrainBulk, TurnedLoad, Prefetch>
+               FenceBulk, DrainBulk, TurnedLoad, TurnTile, Prefetch>
       node;
 };
 

@@ -176,6 +176,12 @@ struct Printer {
     for (const IndexPtr& index : load.at) at += cat(at.empty() ? "" : ", ", text(index));
     line("fill ", ring(load.ring), "[", text(load.to), "] = tile map", load.map, "(", at, ")");
   }
+  void operator()(const TurnTile& turn) {
+    line("turn ", kernel.buffers.at(turn.shared).name, "[", text(turn.to), " by ", turn.pitch,
+         "] = ", kernel.buffers.at(turn.buffer).name, "[", text(turn.from), " by ", turn.step, "] * ", turn.before, "+",
+         turn.tile, " x ", turn.tile, " while ", text(turn.row), " + run < ", turn.rows, " and ", text(turn.column),
+         " + run < ", turn.columns);
+  }
   template <class Copy>
   static std::string elements(const Copy& copy) {
     std::string result = cat(copy.rows * copy.row, copy.limits.empty() ? "" : cat(" by ", copy.row));

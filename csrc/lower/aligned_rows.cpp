@@ -16,24 +16,6 @@ using namespace loops;
 // Of one load instruction: all 16 bytes can be read where some of them can. Columns are moved in words.
 constexpr int64_t kLoadBytes = 16, kWordBytes = 4;
 
-// The index modulo a power of two, without large products; nothing where it is no sum.
-IndexPtr remainder(const IndexPtr& index, int64_t of) {
-  switch (index->kind) {
-    case IndexKind::kConst: return constant(index->value % of);
-    case IndexKind::kVar: return index;
-    case IndexKind::kAdd: {
-      const IndexPtr a = remainder(index->a, of), b = remainder(index->b, of);
-      return a && b ? add(a, b) : nullptr;
-    }
-    case IndexKind::kMul:
-      if (index->b->kind != IndexKind::kConst) return nullptr;
-      return mul(index->a, constant(index->b->value % of));
-    case IndexKind::kMod:
-      return index->b->kind == IndexKind::kConst && index->b->value % of == 0 ? remainder(index->a, of) : nullptr;
-    default: return nullptr;
-  }
-}
-
 class Aligner {
  public:
   explicit Aligner(Kernel& kernel) : kernel_(kernel) {}
@@ -76,6 +58,11 @@ class Aligner {
   static int64_t multiple_of(const IndexPtr& index) { return graph::multiple_of(index); }
 
   bool can_move(const Stmt& stmt, int lane) {
+    if (const auto* loop = std::get_if<For>(&stmt.node)) {
+      // What one of the threads along y does.
+      const auto moves = [&](const Stmt& inner) { return can_move(inner, lane); };
+      return loop->extent == 1 && std::all_of(loop->body.begin(), loop->body.end(), moves);
+    }
     if (const auto* load = std::get_if<Load>(&stmt.node)) {
       if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || !load->or_first.empty()) return false;
       // Copies that begin anywhere bring all of each 16 bytes.
@@ -118,7 +105,11 @@ class Aligner {
 
   void change(Vector& vector, const IndexPtr& before) {
     vector.before = before;
-    for (Stmt& stmt : vector.body) {
+    change(vector.body, vector);
+  }
+  static void change(Body& body, const Vector& vector) {
+    for (Stmt& stmt : body) {
+      if (auto* loop = std::get_if<For>(&stmt.node)) change(loop->body, vector);
       if (auto* store = std::get_if<Store>(&stmt.node)) store->whole = true;
       auto* load = std::get_if<Load>(&stmt.node);
       if (load == nullptr || load->lane_stride == 0) continue;
@@ -152,6 +143,23 @@ void load_whole(const Kernel& kernel, Body& body, const Vector* in) {
 }
 
 }  // namespace
+
+IndexPtr remainder(const IndexPtr& index, int64_t of) {
+  switch (index->kind) {
+    case IndexKind::kConst: return constant(index->value % of);
+    case IndexKind::kVar: return index;
+    case IndexKind::kAdd: {
+      const IndexPtr a = remainder(index->a, of), b = remainder(index->b, of);
+      return a && b ? add(a, b) : nullptr;
+    }
+    case IndexKind::kMul:
+      if (index->b->kind != IndexKind::kConst) return nullptr;
+      return mul(index->a, constant(index->b->value % of));
+    case IndexKind::kMod:
+      return index->b->kind == IndexKind::kConst && index->b->value % of == 0 ? remainder(index->a, of) : nullptr;
+    default: return nullptr;
+  }
+}
 
 void align_rows(Kernel& kernel) { Aligner(kernel).run(); }
 

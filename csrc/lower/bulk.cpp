@@ -124,13 +124,20 @@ class Writer {
     Copy copy{at_zero(global, variables_), at_zero(shared, variables_)};
     for (const Axis& axis : axes_) copy.rows *= axis.extent;
     for (const graph::Bound& bound : indexer_.bounds()) limit(bound, copy);
-    if (copy_.skew != nullptr && copy.limits.empty() && loops_.empty()) {
+    if (copy_.skew != nullptr && copy.limits.empty() && begin_alike(copy.global)) {
       check_begin(copy.shared, "shared memory");
       copy.shared = add(std::move(copy.shared), copy_.skew);
     } else {
       check_bytes(copy);
     }
     return copy;
+  }
+  // Whether the copies of the value's own loops begin as far into what the instruction moves.
+  bool begin_alike(const IndexPtr& global) const {
+    return std::all_of(loops_.begin(), loops_.end(), [&](const Loop& loop) {
+      const std::optional<int64_t> step = step_of(global, loop.variable);
+      return step && divides(kBulkBytes, *step * element_bytes());
+    });
   }
   // The statement in the value's own loops.
   std::vector<Guarded> in_loops(loops::Condition when, loops::Stmt statement) const {

@@ -1,5 +1,6 @@
 #include "lower/columns_once.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <tuple>
@@ -54,8 +55,9 @@ class Once {
   }
 
  private:
-  // Takes columns out of the loop over rows, and conditions in it; returns what stands before it.
+  // Takes columns out of the loop over rows, and conditions and rows side by side in it; returns what stands before it.
   Body take(For& rows) {
+    rows_ = {rows.variable};
     std::map<Key, int> arrays;  // of the columns that are taken
     std::map<int, int> instead;
     std::set<int> taken;
@@ -64,9 +66,13 @@ class Once {
     const auto from = [&](auto& self, Body& body) -> void {
       for (Stmt& stmt : body) {
         if (auto* guard = std::get_if<Guard>(&stmt.node)) self(self, guard->body);
+        auto* loop = std::get_if<For>(&stmt.node);
+        if (loop == nullptr || loop->parallel != Parallel::kThreadY) continue;
+        rows_.insert(loop->variable);
+        self(self, loop->body);
       }
       std::erase_if(body, [&](Stmt& stmt) {
-        const std::optional<Columns> columns = columns_of(stmt, rows);
+        const std::optional<Columns> columns = columns_of(stmt);
         if (!columns) return false;
         const auto [entry, fresh] = arrays.emplace(key_of(*columns), columns->array);
         if (!fresh) {
@@ -107,7 +113,7 @@ class Once {
     return result;
   }
 
-  std::optional<Columns> columns_of(const Stmt& stmt, const For& rows) const {
+  std::optional<Columns> columns_of(const Stmt& stmt) const {
     const auto* loop = std::get_if<For>(&stmt.node);
     if (loop == nullptr || loop->parallel != Parallel::kUnroll || loop->body.size() != 1) return std::nullopt;
     const auto* threads = std::get_if<For>(&loop->body.front().node);
@@ -117,13 +123,15 @@ class Once {
     const auto* load = std::get_if<Load>(&vector->body[0].node);
     const auto* set = std::get_if<Set>(&vector->body[1].node);
     if (load == nullptr || set == nullptr || load->around == 0 || set->value != load->result) return std::nullopt;
-    if (depends(vector->before, rows.variable)) return std::nullopt;
+    const auto varies = [&](int64_t variable) { return depends(vector->before, variable); };
+    if (std::any_of(rows_.begin(), rows_.end(), varies)) return std::nullopt;
     const IndexPtr base = replace(replace(vector->base, loop->variable, constant(0)), threads->variable, constant(0));
     if (base->kind != IndexKind::kConst) return std::nullopt;
     return Columns{loop, vector, load->buffer, set->array, threads->variable};
   }
 
   Kernel& kernel_;
+  std::set<int64_t> rows_;  // variables of the loops over rows
 };
 
 }  // namespace

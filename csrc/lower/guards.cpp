@@ -39,7 +39,8 @@ bool has_effect(const Stmt& stmt) {
          std::holds_alternative<Store>(stmt.node) || std::holds_alternative<Accumulate>(stmt.node) ||
          std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
          std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
-         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<Scan>(stmt.node) ||
+         std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<TurnTile>(stmt.node) ||
+         std::holds_alternative<Scan>(stmt.node) ||
          (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
 }
 

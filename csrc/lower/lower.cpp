@@ -13,6 +13,7 @@
 #include "lower/prefetch.h"
 #include "lower/scan.h"
 #include "lower/turn.h"
+#include "lower/turned_tiles.h"
 #include "lower/write.h"
 
 namespace jf::lower {
@@ -123,6 +124,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     turn_gathers(kernel);
     prefetch_rows(kernel);
   } else {
+    turn_tiles(kernel);
     align_rows(kernel);
     load_whole(kernel);
     loads_first(kernel);

@@ -120,7 +120,11 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
   std::visit(Writer{scheduler, phases, stored, reference_of(phases.fusion), facts}, parameters);
   scheduler.inline_most();
   for (const auto& [from, output] : stored) {
-    scheduler.inline_at(from, schedule::first_bulk(scheduler.schedule().domains[output]));
+    // Inside of all loops that both have; threads write rows side by side that may be copied in turn.
+    const std::vector<schedule::Domain>& domains = scheduler.schedule().domains;
+    int position = schedule::first_bulk(domains[output]);
+    while (domains[from].loop[position - 1].parallel == schedule::Parallel::kThreadY) --position;
+    scheduler.inline_at(from, position);
   }
   const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {

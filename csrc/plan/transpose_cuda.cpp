@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -26,6 +27,10 @@ constexpr int64_t kRowBytes = 256, kMostTile = 128;
 // Vectors of a thread that are on their way together, where there are fewer tiles than so many for each multiprocessor
 // and where there are more.
 constexpr int64_t kFewVectors = 2, kVectors = 4, kFewTiles = 8;
+// Tiles that are turned in vectors: the largest ones of which each multiprocessor has so many, or small ones. Of all
+// vectors that they read, (1 + vector / tile)^2 times as many as there are, some are of no use.
+constexpr int64_t kMostTurned = 120, kUsualTurned = 56, kFewestTurned = 40, kTilesEach = 8;
+constexpr int64_t kVectorBytes = 16, kMostThreads = 512;
 
 struct Facts {
   size_t across = 0;  // the loop along which some inputs are contiguous
@@ -60,13 +65,52 @@ std::optional<Facts> find_transposed(const Traffic& traffic) {
 }
 
 // Vectors trade places along a row, so that those of a column lie in different banks. One element at a time, rows are
-// an element further apart.
+// a word of a bank further apart.
+constexpr int64_t kBankBytes = 4;
 bool in_place(const CudaTranspose& p) {
   const int64_t chunks = p.tile / p.lanes;
   return p.lanes > 1 && p.tile % p.lanes == 0 && (chunks & (chunks - 1)) == 0;
 }
-int64_t pad(const CudaTranspose& p) { return in_place(p) ? 0 : p.lanes; }
-int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) { return facts.bytes * p.tile * (p.tile + pad(p)); }
+int64_t pad(const CudaTranspose& p, int64_t bytes) { return in_place(p) ? 0 : std::max(p.lanes, kBankBytes / bytes); }
+int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
+  int64_t result = 0;
+  for (const Access* access : facts.transposed) result += access->bytes * p.tile * (p.tile + pad(p, access->bytes));
+  return result;
+}
+
+// Rows that begin anywhere: tiles that lower/turned_tiles.h can take in vectors. Their columns begin up to a vector
+// before the tile, and the last tile must have them still.
+void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p, const Target& target) {
+  int64_t narrowest = kVectorBytes, widest = 1;
+  for (const Access& access : traffic.accesses) {
+    if (access.bytes == 0) continue;
+    narrowest = std::min(narrowest, access.bytes);
+    widest = std::max(widest, access.bytes);
+  }
+  if (narrowest < 2 || widest > 4) return;
+  const int64_t lanes = kVectorBytes / narrowest, rows = traffic.extents.back();
+  bool turned = false;
+  for (int64_t tile = std::min(kMostTurned, kRowBytes / widest); tile >= kFewestTurned; tile -= lanes) {
+    int64_t bytes = 0;
+    for (const Access* access : facts.transposed) {
+      bytes += access->bytes * (tile + lanes + kVectorBytes / access->bytes) * (tile + 2 * lanes);
+    }
+    // Whole warps that take whole rows of the tile, equally many each.
+    const int64_t fewest = std::lcm(tile, kWarp);
+    int64_t threads = kMostThreads / fewest * fewest;
+    while (threads > 0 && tile * tile % threads != 0) threads -= fewest;
+    if (bytes > kMaxSharedBytes || threads == 0 || round_up(rows, tile) - (lanes - 1) < rows) continue;
+    if (turned && tile < kUsualTurned) return;
+    turned = true;
+    p.tile = tile;
+    p.threads = threads;
+    int64_t tiles = divide_up(traffic.extents[facts.across], tile) * divide_up(rows, tile);
+    for (size_t loop = 0; loop + 1 < traffic.extents.size(); ++loop) {
+      if (loop != facts.across) tiles *= traffic.extents[loop];
+    }
+    if (tiles >= kTilesEach * target.multiprocessors) return;
+  }
+}
 
 std::string unused_name(const Fusion& fusion, const std::string& like) {
   std::set<std::string> names = {fusion.name};
@@ -130,6 +174,7 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   const bool few = p.lanes > 1 && tiles < kFewTiles * target.multiprocessors;
   if (few && p.tile / 2 >= kShortest && p.tile == kRowBytes / widest) p.tile /= 2;
   p.threads = std::clamp(p.tile * p.tile / (p.lanes * (few ? kFewVectors : kVectors)), 2 * kWarp, 16 * kWarp);
+  if (p.lanes == 1) turn_in_vectors(facts, *found, p, target);
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
@@ -145,9 +190,8 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   const Facts found = transposed_along(facts, static_cast<size_t>(across));
   JF_REQUIRE(!found.transposed.empty(), "[transpose] no input is contiguous along loop ", across,
              " and not along the last one; choose another loop");
-  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " + ", pad(p),
-             " take ", shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes,
-             ": a smaller tile");
+  JF_REQUIRE(shared_bytes(found, p) <= kMaxSharedBytes, "[transpose] tiles of ", p.tile, " x ", p.tile, " take ",
+             shared_bytes(found, p), " bytes of shared memory; at most ", kMaxSharedBytes, ": a smaller tile");
 
   TransposeKernel result;
   std::vector<ValueId> copies;
@@ -178,7 +222,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
       scheduler.merge(copy, 1);
       scheduler.merge(copy, 1);
     } else {
-      scheduler.set_allocation(copy, 1, p.lanes);
+      scheduler.set_allocation(copy, 1, pad(p, size_of(result.fusion.values[copy].dtype)));
     }
   }
   // Each value's tile over the threads, along the axis that it is contiguous along.
