@@ -12,6 +12,7 @@
 #include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/clusters.h"
+#include "plan/column_clusters.h"
 #include "plan/even_rows.h"
 
 namespace jf::plan {
@@ -96,8 +97,8 @@ std::pair<Reduce, Reduce> stages(const std::vector<int64_t>& shape, const Reduce
 
 class Rewriter {
  public:
-  Rewriter(const Fusion& whole, Platform platform)
-      : whole_(whole), platform_(platform), renamed_(whole.values.size(), -1) {
+  Rewriter(const Fusion& whole, const Target& target)
+      : whole_(whole), target_(target), renamed_(whole.values.size(), -1) {
     find_parts();
     result_.name = whole.name;
     names_.insert(whole.name);
@@ -138,7 +139,8 @@ class Rewriter {
       // Blocks that run at once work on neighbouring rows: layer norm backward, bf16, takes 194 us instead of 206 for
       // 16384 rows of 8192, 54 instead of 57 for 8192 of 4096.
       if (parts > 0 && beside_rows) in_turn_.insert(folded);
-      const bool tasks = platform_ == Platform::kCpu && beside_rows;  // of equally many rows, wherever those begin
+      const bool tasks =
+          target_.platform == Platform::kCpu && beside_rows;  // of equally many rows, wherever those begin
       if (parts == 0 || tasks || !begin_apart(shape, dims, vector)) continue;
       in_turn_.insert(folded);
       parts =
@@ -206,6 +208,21 @@ class Rewriter {
     return divide_up(rows, rows % of_task == 0 ? of_task : fewest);
   }
 
+  // Whether what such folds give goes to every row again.
+  bool spreads_again(const std::vector<int64_t>& shape, const Reduce& reduce) const {
+    int64_t elements = 1;
+    for (const int64_t extent : shape) elements *= extent;
+    std::vector<bool> follows(whole_.values.size(), false);
+    for (const Op& op : whole_.ops) {
+      const auto* own = std::get_if<Reduce>(&op.attribute);
+      const bool begins = own != nullptr && own->dims == reduce.dims && ir::shape(whole_.values[op.inputs[0]]) == shape;
+      const auto is_set = [&](ValueId id) { return follows[id]; };
+      follows[op.output] = begins || std::any_of(op.inputs.begin(), op.inputs.end(), is_set);
+      if (follows[op.output] && ir::elements(whole_.values[op.output]) >= elements) return true;
+    }
+    return false;
+  }
+
   // How many runs the first stage should have; 0 for one stage.
   int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows, Bytes bytes) const {
     int64_t kept = 1, folded = 1, columns = 1;
@@ -219,8 +236,11 @@ class Rewriter {
     } else {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
+      const int64_t strips = columns % kColumns == 0 ? kept : columns;
+      const bool cluster = !beside_rows && column_cluster(folded, strips, bytes.narrowest, target_).blocks > 1;
+      if (cluster && !spreads_again(shape, reduce)) return 0;
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
-      const bool tasks = platform_ == Platform::kCpu;
+      const bool tasks = target_.platform == Platform::kCpu;
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;
       if (blocks > 0 && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = tasks ? parts_of_tasks(folded) : parts_beside(columns, folded, bytes.narrowest, blocks);
@@ -308,7 +328,7 @@ class Rewriter {
     const std::vector<int64_t> shape = ir::shape(result_.values[operand]);
     auto [first, second] = stages(shape, whole, parts);
     const std::vector<int64_t> given = ir::shape(whole_.values[op.inputs[0]]);
-    first.in_turn = platform_ == Platform::kCuda && first.parts > 0 && in_turn_.count({given, dims_of(op)}) > 0;
+    first.in_turn = target_.platform == Platform::kCuda && first.parts > 0 && in_turn_.count({given, dims_of(op)}) > 0;
     const ValueId partial = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value, "all", dtype), op.label);
@@ -391,7 +411,7 @@ class Rewriter {
   }
 
   const Fusion& whole_;
-  const Platform platform_;
+  const Target& target_;
   Fusion result_;
   std::vector<ValueId> renamed_;
   std::set<std::string> names_;
@@ -401,11 +421,11 @@ class Rewriter {
 
 }  // namespace
 
-Fusion in_two_stages(const Fusion& fusion, Platform platform) {
+Fusion in_two_stages(const Fusion& fusion, const Target& target) {
   const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
     return std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute);
   });
-  return any ? Rewriter(fusion, platform).finish() : fusion;
+  return any ? Rewriter(fusion, target).finish() : fusion;
 }
 
 }  // namespace jf::plan
