@@ -43,6 +43,9 @@ constexpr int64_t kFewestParts = 4;
 // rows of 2880 f32 in 512 blocks, with room for 396, rms norm backward went at 0.85 of a copy's speed, in 396 at 0.93;
 // 8192 rows of 4096 bf16, layer norm backward, at 0.51 in 128 blocks and 0.76 in 396.
 constexpr int64_t kFewestRowsOfPart = 4, kMultiprocessors = 132, kFewRowsOfPart = 20;
+// With few rows at least so many, or a multiprocessor's memory idles: 2048 bf16 rows of 4096, derivatives of rms and
+// layer norm, took 16.5 and 18.3 us in 256 runs, and 19.3 and 21.2 in 128; of 2048 10.2 and 12.2, and 14.1 and 15.8.
+constexpr int64_t kFewBlocks = 2;
 // Where a multiprocessor has one block at a time, counts that divide most numbers of rows.
 constexpr int64_t kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 512;
 constexpr int64_t kSharedBytes = 227 << 10, kStages = 3, kStagesMoved = 2, kSpareBytes = 1 << 10;
@@ -119,6 +122,10 @@ class Rewriter {
   // What reductions fold: the operand's shape and dims.
   using Folded = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
+  // Of an element of the inputs of the shape.
+  struct Bytes {
+    int64_t narrowest = kWideBytes, widest = 1;
+  };
   // Reductions of equal shape and axes get equal parts, so that one kernel can make them.
   void find_parts() {
     for (const Op& op : whole_.ops) {
@@ -138,7 +145,7 @@ class Rewriter {
       const int64_t vector = kVectorBytes / bytes.narrowest;
       // Blocks that run at once work on neighbouring rows: layer norm backward, bf16, takes 194 us instead of 206 for
       // 16384 rows of 8192, 54 instead of 57 for 8192 of 4096.
-      if (parts > 0 && beside_rows) in_turn_.insert(folded);
+      if (parts > 0 && beside_rows && !side_by_side(shape, dims, parts, bytes)) in_turn_.insert(folded);
       const bool tasks =
           target_.platform == Platform::kCpu && beside_rows;  // of equally many rows, wherever those begin
       if (parts == 0 || tasks || !begin_apart(shape, dims, vector)) continue;
@@ -146,6 +153,14 @@ class Rewriter {
       parts =
           beside_rows ? parts / vector * vector : std::min(round_up(parts, vector), shape[dims[0]] / vector * vector);
     }
+  }
+  // Whether blocks have neighbouring rows.
+  bool side_by_side(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims, int64_t parts,
+                    const Bytes& bytes) const {
+    int64_t columns = 1;
+    for (const int64_t axis : others(shape, dims)) columns *= shape[axis];
+    const RowsOfWarps warps = rows_of_warps(shape[dims[0]], columns, bytes.narrowest);
+    return shares_rows(target_) && dims.size() == 1 && warps.runs == parts && !warps.in_turn;
   }
   // Whether rows that are folded across begin anywhere in vectors; those a multiple of the vector apart begin alike.
   static bool begin_apart(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims, int64_t vector) {
@@ -169,10 +184,6 @@ class Rewriter {
     return result;
   }
 
-  // Of an element of the inputs of the shape.
-  struct Bytes {
-    int64_t narrowest = kWideBytes, widest = 1;
-  };
   Bytes bytes_of(const std::vector<int64_t>& shape) const {
     Bytes bytes;
     for (ValueId id : whole_.inputs) {
@@ -182,12 +193,23 @@ class Rewriter {
     }
     return bytes;
   }
-  static int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) {
+  // As few parts as take no longer than `room` of them, which run at once.
+  static int64_t even_parts(int64_t rows, int64_t room) {
+    return divide_up(rows, std::max(kFewestRowsOfPart, divide_up(rows, room)));
+  }
+  int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) const {
     // Each has its columns' sums to store.
     if (blocks_of_row > 1) return runs_at_once(blocks_of_row);
-    if (const int64_t threads = threads_of_even_row(row, bytes); threads > 0) {
-      const int64_t blocks = std::min(blocks_of_even_rows(threads), rows / kFewRowsOfPart / kMultiprocessors);
-      if (blocks > 0) return blocks * kMultiprocessors;
+    const int64_t by_rows = rows / kFewRowsOfPart / kMultiprocessors;
+    const int64_t even = threads_of_even_row(row, bytes);
+    if (even > 0 && shares_rows(target_)) {
+      if (const RowsOfWarps warps = rows_of_warps(rows, row, bytes); warps.runs > 0) return warps.runs;
+      return even_parts(rows, std::min(blocks_of_even_rows(even), std::max(kFewBlocks, by_rows)) * kMultiprocessors);
+    }
+    if (even > 0) {
+      if (const int64_t blocks = std::min(blocks_of_even_rows(even), by_rows); blocks > 0) {
+        return blocks * kMultiprocessors;
+      }
     }
     const bool wide = bytes >= kWideBytes;
     const int64_t warps = round_up(divide_up(row, kElements), kWarp) / kWarp;
@@ -195,7 +217,7 @@ class Rewriter {
     const int64_t stages = row % kLanes == 0 ? kStages : kStagesMoved;
     const int64_t by_memory = (kSharedBytes - kSpareBytes) / (2 * stages * bytes * row);
     const int64_t most = !wide ? kMostBlocks : row <= kRowOfWarp ? kWideBlocksOfWarps : kMostWideBlocks;
-    const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / kFewRowsOfPart / kMultiprocessors});
+    const int64_t blocks = std::min({most, by_memory, kThreads / threads, by_rows});
     if (blocks > 1) return blocks * kMultiprocessors;
     return row > kLongRow ? kMultiprocessors : std::clamp(rows / kRowsOfPart, kEnoughParts, kMostParts);
   }
