@@ -24,6 +24,9 @@ constexpr int64_t kKeptBytes = 64 * 4, kKeptRowBytes = 64 << 10;
 constexpr int64_t kKeptBytesOfWarp = 96 * 4;
 // Neighbouring columns of a block, so that it reads whole sectors.
 constexpr int64_t kFewColumns = 8;
+// Bytes that are surely in the caches where a kernel has just left them, and rows of a thread then. f32, two results:
+// 128 x 768 took 1.35 us instead of 1.46, 256 x 2048 1.8 instead of 2.3, 792 x 768 2.5 instead of 3.1.
+constexpr int64_t kCachedBytes = 4 << 20, kCachedRows = 16;
 // Bytes of the widest access.
 constexpr int64_t kVectorBytes = 16;
 // Of rows of f32 so long, twice as many threads take half as much each: 1 to 3 % faster for rows of 8192.
@@ -293,8 +296,12 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;
   auto blocks = [&] { return shape.kept / columns * divide_up(columns / p.lanes, p.threads); };
   while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
-  while (p.threads > kFewColumns && blocks() < target.multiprocessors) p.threads /= 2;
+  // What the kernel before has left in the caches comes soon: fewer blocks of more rows, in whole lines.
+  const bool few = once && shape.folded * shape.kept * bytes <= kCachedBytes;
+  const int64_t enough = few ? target.multiprocessors / 3 : target.multiprocessors;
+  while (p.threads > kFewColumns && blocks() < enough) p.threads /= 2;
   p.threads_y = kBlock / p.threads;
+  if (few && shape.folded > kCachedRows * p.threads_y) p.threads_y *= 2;
   while (p.threads_y / 2 >= shape.folded) p.threads_y /= 2;
   const int64_t rows = divide_up(shape.folded, p.threads_y);
   p.unroll = std::min(rows, 2 * kVectors);
