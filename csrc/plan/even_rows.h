@@ -15,6 +15,15 @@ namespace jf::plan {
 int64_t threads_of_even_row(int64_t row, int64_t bytes);
 int64_t blocks_of_even_rows(int64_t threads);
 
+// Such rows that are short and few: each is one warp's, so that none waits for another, and several rows of a block are
+// side by side, so that their sums across leave little. Runs of rows, 0 where rows are longer or many; rows side by
+// side; whether runs take rows in turn.
+struct RowsOfWarps {
+  int64_t runs = 0, side_by_side = 0;
+  bool in_turn = true;
+};
+RowsOfWarps rows_of_warps(int64_t rows, int64_t row, int64_t bytes);
+
 // Whether blocks of a kernel can share rows.
 bool shares_rows(const Target& target);
 // Blocks that share a row, where they can: each thread has an accumulator for each of its columns, and the rows that

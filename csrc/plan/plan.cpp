@@ -104,7 +104,8 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));
-  Plan result{in_two_stages(with_linear_sums(cut), target.platform), {}};
+  const ir::Fusion linear = with_linear_sums(cut);
+  Plan result{in_two_stages(linear, target), {}};
   const ir::Fusion& whole = result.fusion;
   std::vector<Draft> drafts = draft_segments(whole, target);
   const bool in_parts = std::any_of(whole.ops.begin(), whole.ops.end(), [](const ir::Op& op) {
@@ -115,6 +116,10 @@ Plan plan(const ir::Fusion& given, const Target& target) {
     const std::vector<Draft> others = draft_segments(whole, cuda_target_for(shares_rows(target) ? 80 : 90));
     result.differs = !std::equal(drafts.begin(), drafts.end(), others.begin(), others.end(),
                                  [](const Draft& a, const Draft& b) { return a.ops == b.ops; });
+  }
+  if (target.platform == Platform::kCuda) {
+    const ir::Fusion other = in_two_stages(linear, cuda_target_for(shares_rows(target) ? 80 : 90));
+    result.differs |= ir::print(other) != ir::print(whole);
   }
   for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());

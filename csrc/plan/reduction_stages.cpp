@@ -130,6 +130,39 @@ int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Ta
   return clusters_at_once(p.cluster, target) * std::max<int64_t>(1, std::min(by_threads, by_memory));
 }
 
+namespace {
+
+// How the rows of sums across rows are divided.
+struct Runs {
+  int64_t count = 1, rows = 1;
+  bool in_turn = false;
+};
+Runs runs_of(const RowFacts& facts) {
+  Runs runs;
+  for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {
+    if (facts.traffic.folded[loop]) continue;
+    (facts.traffic.across[loop] ? runs.rows : runs.count) *= facts.traffic.extents[loop];
+  }
+  for (const ir::Op& op : facts.segment.ops) {
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    runs.in_turn |= reduce != nullptr && reduce->in_turn;
+  }
+  return runs;
+}
+
+// All rows of a run at once, or some in stages.
+void side_by_side(const RowsOfWarps& warps, int64_t row, CudaReduction& p) {
+  p.lanes = warps.in_turn ? kLanes : 2 * kLanes;
+  p.threads = kWarp;
+  p.threads_y = warps.side_by_side;
+  p.stages = warps.in_turn ? 1 : kUsualStages;
+  p.unroll = row / (p.lanes * kWarp);
+  p.keep = Keep::kRows;
+  p.keep_columns = p.keep_wide = true;
+}
+
+}  // namespace
+
 void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1 || facts.traffic.scans) return;
   const Rows rows = rows_of(facts, p.keep);
@@ -177,13 +210,19 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   // folds. Microseconds of layer norm backward, bf16, with and without: 54 and 63 for 8192 rows of 4096, 206 and 216
   // for 16384 of 8192, 77 and 82 for 32768 of 1536, 82 and 88 for 65536 of 768.
   if (even > 0 && !facts.traffic.scans) {
+    const Runs runs = runs_of(facts);
+    const RowsOfWarps warps = rows_of_warps(runs.count * runs.rows, rows.elements, rows.narrowest);
+    if (warps.runs == runs.count && warps.in_turn == runs.in_turn) return side_by_side(warps, rows.elements, p);
     p.lanes = kLanes;
     p.threads = even;
     p.threads_y = 1;
     p.unroll = rows.elements / (even * kLanes);
     p.keep = Keep::kRows;
     const int64_t at_once = blocks_of_even_rows(even);
-    const bool ahead = rows.phases <= kShortWait || (at_once > 1 && rows.bytes * at_once >= kBytesAhead);
+    // Where fewer run than have room, more of their rows are on their way.
+    const int64_t running = std::min(at_once, divide_up(runs.count, target.multiprocessors));
+    const bool ahead =
+        (running == at_once && rows.phases <= kShortWait) || (at_once > 1 && rows.bytes * running >= kBytesAhead);
     p.stages = ahead || kUsualStages * rows.bytes + kSpareBytes > target.max_shared_bytes ? 2 : kUsualStages;
     p.keep_columns = true;
     if (rows.narrowest >= kWideBytes) return;

@@ -12,6 +12,7 @@
 #include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/clusters.h"
+#include "plan/column_clusters.h"
 #include "plan/even_rows.h"
 
 namespace jf::plan {
@@ -45,6 +46,9 @@ constexpr int64_t kFewestRowsOfPart = 4, kMultiprocessors = 132, kFewRowsOfPart 
 // Of rows that no vectors divide, whose kernel has more to do for each: 4095 rows of 1537 bf16 in 128, 256 and 528
 // parts took 23, 21 and 23 us (layer norm backward), 19, 17 and 17 (rms).
 constexpr int64_t kFewOddRowsOfPart = 15;
+// With few rows at least so many, or a multiprocessor's memory idles: 2048 bf16 rows of 4096, derivatives of rms and
+// layer norm, took 16.5 and 18.3 us in 256 runs, and 19.3 and 21.2 in 128; of 2048 10.2 and 12.2, and 14.1 and 15.8.
+constexpr int64_t kFewBlocks = 2;
 // Where a multiprocessor has one block at a time, counts that divide most numbers of rows.
 constexpr int64_t kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 512;
 constexpr int64_t kSharedBytes = 227 << 10, kStages = 3, kStagesMoved = 2, kSpareBytes = 1 << 10;
@@ -99,8 +103,8 @@ std::pair<Reduce, Reduce> stages(const std::vector<int64_t>& shape, const Reduce
 
 class Rewriter {
  public:
-  Rewriter(const Fusion& whole, Platform platform)
-      : whole_(whole), platform_(platform), renamed_(whole.values.size(), -1) {
+  Rewriter(const Fusion& whole, const Target& target)
+      : whole_(whole), target_(target), renamed_(whole.values.size(), -1) {
     find_parts();
     result_.name = whole.name;
     names_.insert(whole.name);
@@ -121,6 +125,10 @@ class Rewriter {
   // What reductions fold: the operand's shape and dims.
   using Folded = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
+  // Of an element of the inputs of the shape.
+  struct Bytes {
+    int64_t narrowest = kWideBytes, widest = 1;
+  };
   // Reductions of equal shape and axes get equal parts, so that one kernel can make them.
   void find_parts() {
     for (const Op& op : whole_.ops) {
@@ -140,13 +148,22 @@ class Rewriter {
       const int64_t vector = kVectorBytes / bytes.narrowest;
       // Blocks that run at once work on neighbouring rows: layer norm backward, bf16, takes 194 us instead of 206 for
       // 16384 rows of 8192, 54 instead of 57 for 8192 of 4096.
-      if (parts > 0 && beside_rows) in_turn_.insert(folded);
-      const bool tasks = platform_ == Platform::kCpu && beside_rows;  // of equally many rows, wherever those begin
+      if (parts > 0 && beside_rows && !side_by_side(shape, dims, parts, bytes)) in_turn_.insert(folded);
+      const bool tasks =
+          target_.platform == Platform::kCpu && beside_rows;  // of equally many rows, wherever those begin
       if (parts == 0 || tasks || !begin_apart(shape, dims, vector)) continue;
       in_turn_.insert(folded);
       parts =
           beside_rows ? parts / vector * vector : std::min(round_up(parts, vector), shape[dims[0]] / vector * vector);
     }
+  }
+  // Whether blocks have neighbouring rows.
+  bool side_by_side(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims, int64_t parts,
+                    const Bytes& bytes) const {
+    int64_t columns = 1;
+    for (const int64_t axis : others(shape, dims)) columns *= shape[axis];
+    const RowsOfWarps warps = rows_of_warps(shape[dims[0]], columns, bytes.narrowest);
+    return shares_rows(target_) && dims.size() == 1 && warps.runs == parts && !warps.in_turn;
   }
   // Whether rows that are folded across begin anywhere in vectors; those a multiple of the vector apart begin alike.
   static bool begin_apart(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims, int64_t vector) {
@@ -170,10 +187,6 @@ class Rewriter {
     return result;
   }
 
-  // Of an element of the inputs of the shape.
-  struct Bytes {
-    int64_t narrowest = kWideBytes, widest = 1;
-  };
   Bytes bytes_of(const std::vector<int64_t>& shape) const {
     Bytes bytes;
     for (ValueId id : whole_.inputs) {
@@ -183,12 +196,23 @@ class Rewriter {
     }
     return bytes;
   }
-  static int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) {
+  // As few parts as take no longer than `room` of them, which run at once.
+  static int64_t even_parts(int64_t rows, int64_t room) {
+    return divide_up(rows, std::max(kFewestRowsOfPart, divide_up(rows, room)));
+  }
+  int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) const {
     // Each has its columns' sums to store.
     if (blocks_of_row > 1) return runs_at_once(blocks_of_row);
-    if (const int64_t threads = threads_of_even_row(row, bytes); threads > 0) {
-      const int64_t blocks = std::min(blocks_of_even_rows(threads), rows / kFewRowsOfPart / kMultiprocessors);
-      if (blocks > 0) return blocks * kMultiprocessors;
+    const int64_t by_rows = rows / kFewRowsOfPart / kMultiprocessors;
+    const int64_t even = threads_of_even_row(row, bytes);
+    if (even > 0 && shares_rows(target_)) {
+      if (const RowsOfWarps warps = rows_of_warps(rows, row, bytes); warps.runs > 0) return warps.runs;
+      return even_parts(rows, std::min(blocks_of_even_rows(even), std::max(kFewBlocks, by_rows)) * kMultiprocessors);
+    }
+    if (even > 0) {
+      if (const int64_t blocks = std::min(blocks_of_even_rows(even), by_rows); blocks > 0) {
+        return blocks * kMultiprocessors;
+      }
     }
     const bool wide = bytes >= kWideBytes;
     const int64_t warps = round_up(divide_up(row, kElements), kWarp) / kWarp;
@@ -210,6 +234,21 @@ class Rewriter {
     return divide_up(rows, rows % of_task == 0 ? of_task : fewest);
   }
 
+  // Whether what such folds give goes to every row again.
+  bool spreads_again(const std::vector<int64_t>& shape, const Reduce& reduce) const {
+    int64_t elements = 1;
+    for (const int64_t extent : shape) elements *= extent;
+    std::vector<bool> follows(whole_.values.size(), false);
+    for (const Op& op : whole_.ops) {
+      const auto* own = std::get_if<Reduce>(&op.attribute);
+      const bool begins = own != nullptr && own->dims == reduce.dims && ir::shape(whole_.values[op.inputs[0]]) == shape;
+      const auto is_set = [&](ValueId id) { return follows[id]; };
+      follows[op.output] = begins || std::any_of(op.inputs.begin(), op.inputs.end(), is_set);
+      if (follows[op.output] && ir::elements(whole_.values[op.output]) >= elements) return true;
+    }
+    return false;
+  }
+
   // How many runs the first stage should have; 0 for one stage.
   int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows, Bytes bytes) const {
     int64_t kept = 1, folded = 1, columns = 1;
@@ -223,8 +262,11 @@ class Rewriter {
     } else {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
+      const int64_t strips = columns % kColumns == 0 ? kept : columns;
+      const bool cluster = !beside_rows && column_cluster(folded, strips, bytes.narrowest, target_).blocks > 1;
+      if (cluster && !spreads_again(shape, reduce)) return 0;
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
-      const bool tasks = platform_ == Platform::kCpu;
+      const bool tasks = target_.platform == Platform::kCpu;
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;
       if (blocks > 0 && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = tasks ? parts_of_tasks(folded) : parts_beside(columns, folded, bytes.narrowest, blocks);
@@ -312,7 +354,7 @@ class Rewriter {
     const std::vector<int64_t> shape = ir::shape(result_.values[operand]);
     auto [first, second] = stages(shape, whole, parts);
     const std::vector<int64_t> given = ir::shape(whole_.values[op.inputs[0]]);
-    first.in_turn = platform_ == Platform::kCuda && first.parts > 0 && in_turn_.count({given, dims_of(op)}) > 0;
+    first.in_turn = target_.platform == Platform::kCuda && first.parts > 0 && in_turn_.count({given, dims_of(op)}) > 0;
     const ValueId partial = add(op.kind, {operand}, first, fresh(value, "parts", dtype), op.label);
     if (dtype == value.dtype) return add(op.kind, {partial}, second, value, op.label);
     const ValueId all = add(op.kind, {partial}, second, fresh(value, "all", dtype), op.label);
@@ -395,7 +437,7 @@ class Rewriter {
   }
 
   const Fusion& whole_;
-  const Platform platform_;
+  const Target& target_;
   Fusion result_;
   std::vector<ValueId> renamed_;
   std::set<std::string> names_;
@@ -405,11 +447,11 @@ class Rewriter {
 
 }  // namespace
 
-Fusion in_two_stages(const Fusion& fusion, Platform platform) {
+Fusion in_two_stages(const Fusion& fusion, const Target& target) {
   const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
     return std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute);
   });
-  return any ? Rewriter(fusion, platform).finish() : fusion;
+  return any ? Rewriter(fusion, target).finish() : fusion;
 }
 
 }  // namespace jf::plan
