@@ -36,6 +36,7 @@ std::optional<Fold> fold_of(const Stmt& stmt) {
     const auto* guard = std::get_if<Guard>(&at->node);
     if (loop == nullptr && guard == nullptr) return std::nullopt;
     const Body& body = loop != nullptr ? loop->body : guard->body;
+    if (body.empty()) return std::nullopt;
     if (loop != nullptr && (body.size() != 1 || loop->reverse || !loop->runs.empty())) return std::nullopt;
     fold.around.push_back(at);
     fold.alone = fold.alone && body.size() == 1;
