@@ -10,6 +10,7 @@
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
+#include "lower/own_shifts.h"
 #include "lower/prefetch.h"
 #include "lower/scan.h"
 #include "lower/turn.h"
@@ -119,7 +120,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   check_size(kernel, target);
 
   // 5. How it gets at memory. CPU: what is loaded in tiles, and what is fetched ahead of its use; CUDA: loads that do
-  // not wait for each other, nor for folds that they do not need.
+  // not wait for each other, nor for folds that they do not need, and folds that need not wait for each other.
   if (target.platform == Platform::kCpu) {
     turn_gathers(kernel);
     prefetch_rows(kernel);
@@ -129,6 +130,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     load_whole(kernel);
     loads_first(kernel);
     columns_once(kernel);
+    own_shifts(kernel);
     read_early(kernel);
   }
   return kernel;

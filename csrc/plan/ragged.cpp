@@ -16,8 +16,9 @@ using schedule::Scheduler;
 
 constexpr int64_t kMaxLanes = 16, kColumns = 16;
 constexpr int64_t kThreads = 256, kUnroll = 4;
-// Of a block that keeps the rows of a part, and registers of a thread for them.
-constexpr int64_t kKeepingThreads = 512, kKept = 64;
+// Of a block that keeps the rows of a part: as few as have room for them, so that several blocks, which wait at
+// different times, share a multiprocessor. And registers of a thread for rows.
+constexpr int64_t kFewestKeeping = 256, kMostKeeping = 512, kKept = 64;
 // Elements below which another core gains nothing, and calls enough for any machine.
 constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
 
@@ -249,11 +250,14 @@ void compute_before_rows(const ir::Fusion& segment, ir::ValueId value, Scheduler
 void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
   const int64_t rows = shape.extents[shape.ragged];
   if (!folds_again(segment) || shape.folds_columns || !shape.folded.empty()) return;
-  const int64_t threads = power_of_two(rows, kKeepingThreads / p.columns), each = divide_up(rows, threads);
-  if (each * p.lanes * std::ssize(partitions(segment)) > kKept) return;
-  p.rows = threads;
-  p.unroll = each;
-  p.keep = true;
+  for (int64_t most = kFewestKeeping; most <= kMostKeeping; most *= 2) {
+    const int64_t threads = power_of_two(rows, most / p.columns), each = divide_up(rows, threads);
+    if (each * p.lanes * std::ssize(partitions(segment)) > kKept) continue;
+    p.rows = threads;
+    p.unroll = each;
+    p.keep = true;
+    return;
+  }
 }
 
 }  // namespace

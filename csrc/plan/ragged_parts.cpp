@@ -29,7 +29,8 @@ using ir::ValueId;
 constexpr int64_t kWanted = 256, kColumns = 256;
 // Rows of a part: enough that what is stored between the stages is small against what is read, and few enough that the
 // last part to begin is done soon. Of short rows a part has so many elements.
-constexpr int64_t kFewestRows = 32, kRowsOfPart = 128, kElementsOfPart = 1 << 10;
+// Parts whose rows a block keeps from fold to fold are shorter: its threads take fewer registers.
+constexpr int64_t kFewestRows = 32, kRowsOfPart = 128, kRowsKept = 64, kElementsOfPart = 1 << 10;
 // A component has a part that is not full. Where components could have fewer rows each, they are not cut.
 constexpr int64_t kRowsOfComponent = 8;
 // Between a largest value and the shift that follows from it.
@@ -49,6 +50,9 @@ class Rewriter {
     several_.resize(whole.values.size(), false);
     for (const Op& op : whole.ops) {
       defined_by_[op.output] = &op;
+      const Op* summed = op.kind == OpKind::kReduceSum ? defined_by_[op.inputs[0]] : nullptr;
+      keeps_ = keeps_ || (summed != nullptr && summed->kind == OpKind::kExp &&
+                          ir::ragged_axis(whole.values[summed->output]) >= 0);
       several_[op.output] = ir::ragged_axes(whole.values[op.output]).size() > 1;
       for (ValueId id : op.inputs) {
         several_[op.output] = several_[op.output] || (several_[id] && ir::ragged_axis(whole.values[id]) >= 0);
@@ -122,7 +126,7 @@ class Rewriter {
     if (components == 0 || components * kRowsOfComponent > rows || rows > kMostRows) {
       return {ragged.extents, 0, 0, rows};
     }
-    const int64_t enough = std::max(kRowsOfPart, kElementsOfPart / columns),
+    const int64_t enough = std::max(keeps_ ? kRowsKept : kRowsOfPart, kElementsOfPart / columns),
                   most = kMostIterations / std::max<int64_t>(ir::elements(from) / components, 1) - components;
     const int64_t wanted =
         std::min(most, std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows)));
@@ -469,6 +473,7 @@ class Rewriter {
   Fusion result_;
   std::vector<ValueId> renamed_;  // by value of the whole, for dense ones
   std::vector<const Op*> defined_by_;
+  bool keeps_ = false;         // sums of powers follow largest values
   std::vector<bool> several_;  // by value: whether it comes from one with several ragged axes, in its kernel
   std::set<std::string> names_;
   std::map<std::pair<ValueId, Cutting>, ValueId> nested_;
