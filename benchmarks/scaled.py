@@ -134,8 +134,9 @@ def training_contenders(shape: Shape, extents: jax.Array, backward: bool) -> lis
 
         contenders.append(contender(f"{OURS}, {format}, weights once", multiply_copies, *copies))
         if backward:
-            all_of_8_bits = functools.partial(multiply_copies, multiply=functools.partial(multiply, drhs_format="fp8_row"))
-            contenders.append(contender(f"{OURS}, {format}, drhs too, weights once", all_of_8_bits, *copies))
+            with_drhs = functools.partial(multiply, drhs_format="fp8_row")
+            label = f"{OURS}, {format}, drhs too, weights once"
+            contenders.append(contender(label, functools.partial(multiply_copies, multiply=with_drhs), *copies))
     plain = functools.partial(jf.grouped_matmul, group_sizes=extents, transpose_rhs=True)
     contenders.append(contender(f"{OURS}, bf16", plain))
     return contenders

@@ -52,9 +52,9 @@ def scaled_grouped_matmul(
     To train, pass floats and `format`: both operands are quantized in every call, and the product is differentiable in
     both (reverse mode, once). The gradient of `lhs` is such a product again, of the quantized cotangent and `rhs`
     quantized along its other axis; that of `rhs`, which sums over rows, is `grouped_matmul`'s product of the cotangent
-    and `lhs` as they are, in the dtype of `lhs` (of the cotangent where that is float16), or with `drhs_format` a product
-    of 8-bit floats, too: rounding passes gradients on as if it were not there. `quantize` by itself, and products of operands that are quantized already, have no
-    derivative and raise an error.
+    and `lhs` as they are, in the dtype of `lhs` (of the cotangent where that is float16), or with `drhs_format` a
+    product of 8-bit floats, too: rounding passes gradients on as if it were not there. `quantize` by itself, and
+    products of operands that are quantized already, have no derivative and raise an error.
 
     Weights of four bits, from `repack_weights`, take rows of ordinary floats. On those GPUs a kernel decodes them, for
     bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to

@@ -14,10 +14,10 @@
 // multiplied:
 //   scales                of lhs                of rhs
 //   kRows                 [m]                   [groups, n]
-//   kBlocks               [m, blocks of k]      [groups, blocks of n, blocks of k]     blocks of 128, the last may be
-//                                                                                      shorter
-//   kRows, kContraction   [groups, k]           [groups, n]     of operands that are transposed, [k, m] and [n, m]; then
-//                                                               extents are multiples of 32, filled up with zeros
+//   kBlocks               [m, blocks of k]      [groups, blocks of n, blocks of k]
+//   kRows, kContraction   [groups, k]           [groups, n]
+// Blocks are of 128, the last may be shorter. kContraction takes operands that are transposed, [k, m] and [n, m], and
+// extents that are multiples of 32: groups are filled up with zeros.
 #pragma once
 
 #include <cstdint>

@@ -69,10 +69,10 @@ void Inference::check_scales(const Grouped& g, const Value& of_lhs, const Value&
                "[grouped_matmul] 8-bit floats need mode=rows transpose_rhs, or mode=contraction scaled_rows");
     left = {groups, a[0]}, right = {groups, b[0]};
   }
-  JF_REQUIRE(of_lhs.dtype == DType::kF32 && of_rhs.dtype == DType::kF32 && shape(of_lhs) == left &&
-                 shape(of_rhs) == right,
-             "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
-             print_type(fusion, of_lhs), " and ", print_type(fusion, of_rhs));
+  JF_REQUIRE(
+      of_lhs.dtype == DType::kF32 && of_rhs.dtype == DType::kF32 && shape(of_lhs) == left && shape(of_rhs) == right,
+      "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
+      print_type(fusion, of_lhs), " and ", print_type(fusion, of_rhs));
 }
 
 // rhs [groups, columns / 128, k / 64, words of a piece]: codes, scales and a factor, see grouped/cuda/four_bit.cuh.

@@ -61,11 +61,9 @@ runtime::TensorLayout ragged(int64_t columns, DType dtype, int64_t box_rows) {
   return layout;
 }
 
-// Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore, and kBufferRows of
-// HopperRows.
-int64_t buffer_rows(const Problem& p) { return p.scales == Scales::kRows ? kWarpgroupRows / 2 : kWarpgroupRows; }
+// Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore.
 int64_t stores_across(const Problem& p) { return size_of(p.out) / 2; }
-int64_t store_rows(const Problem& p) { return buffer_rows(p) / stores_across(p); }
+int64_t store_rows(const Problem& p) { return kWarpgroupRows / stores_across(p); }
 
 int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
@@ -85,7 +83,7 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
   if (p.scales == Scales::kBlocks) return round_up(stages + kResults / 2 + kUnits + barriers, kSharedAlign);
   constexpr int64_t kPieces = 2 * 2 * 8;
-  int64_t results = kResults / kWarpgroupRows * buffer_rows(p);
+  int64_t results = kResults;
   if (epilogue && epilogue->several()) {
     results = 2 * 2 * kPieceRows * kRowBytes *
               static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));

@@ -222,7 +222,8 @@ struct HopperContraction {
     if (before >= 0) arrive(shared.empty[before]);
   }
 
-  // Products of the first kSteps * kStepRows rows of a stage; when they have begun, those of the stage `before` are done.
+  // Products of the first kSteps * kStepRows rows of a stage; when they have begun, those of the stage `before` are
+  // done.
   template <int kWidth, int kSteps>
   static __device__ __forceinline__ void stage(Shared& shared, Stages& at, Sums& sums, bool add, int& before) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);

@@ -70,9 +70,7 @@ class HopperRows {
   static constexpr unsigned kOwnRhsBytes = kSlices * kSliceBytes, kRhsBytes = kOwnRhsBytes * kReaders;
 
   static constexpr bool kStacks = kCluster > 1;
-  // Stages of 8-bit floats are multiplied in half the time: one more of them is worth smaller buffers of results.
-  static constexpr int kBufferRows = sizeof(In) == 1 ? 32 : 64;
-  using Store = HopperStore<Out, kRows, kBufferRows>;
+  using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster, kStacks>;
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
