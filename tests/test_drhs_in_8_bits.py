@@ -42,7 +42,7 @@ def drhs(x, dy, w, extents, starts, transpose, format="fp8_row"):
     return jax.jit(lambda w, dy: jax.vjp(multiply, w)[1](dy)[0])(w, dy)
 
 
-def check(device, extents, starts, m, k, n, transpose, **tolerance):
+def check(device, extents, starts, m, k, n, transpose, dtype="float32"):
     padding = ~ref.owned_rows(extents, m, starts)
     x, dy, w = operands(m, k, n, len(extents), transpose)
     sides = (dy, x) if transpose else (x, dy)
@@ -54,10 +54,10 @@ def check(device, extents, starts, m, k, n, transpose, **tolerance):
     # Columns of very different sizes: each has its own error.
     left, right = (np.linalg.norm(quantized(a, extents, starts), axis=0) for a in sides)
     most = np.maximum(np.outer(left, right), 1e-30)
-    assert_close(np.asarray(got) / most, want / most, **tolerance)
+    assert_close(np.asarray(got) / most, want / most, dtype=dtype)
 
 
-@pytest.mark.parametrize("edge", ["first_empty", "all_empty", "all_in_one", "below_capacity", "no_tile_fits"])
+@pytest.mark.parametrize("edge", ["all_in_one", "below_capacity", "no_tile_fits"])
 def test_ragged_edges(edge):
     check(jax.devices("cpu")[0], ref.EDGES[edge], None, ref.ROWS, 24, 16, edge < "m")
 

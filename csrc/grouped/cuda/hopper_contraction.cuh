@@ -204,8 +204,8 @@ struct HopperContraction {
     }
     int before = -1;  // the stage of the products under way
     int row = 0;
-#pragma unroll 1
     constexpr int kSteps = kDepth / kStepRows;
+#pragma unroll 1
     for (; row + kDepth - kStepRows < length; row += kDepth) stage<kWidth, kSteps>(shared, at, sums, row > 0, before);
     // Rows that the group does not have are not multiplied, but for less than those of a product.
     if (const int left = length - row; left > 2 * kStepRows) {
@@ -222,8 +222,7 @@ struct HopperContraction {
     if (before >= 0) arrive(shared.empty[before]);
   }
 
-  // Products of the first kSteps * kStepRows rows of a stage; when they have begun, those of the stage `before` are
-  // done.
+  // The first kSteps products of a stage; when they have begun, those of the stage `before` are done.
   template <int kWidth, int kSteps>
   static __device__ __forceinline__ void stage(Shared& shared, Stages& at, Sums& sums, bool add, int& before) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);
