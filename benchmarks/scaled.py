@@ -133,6 +133,10 @@ def training_contenders(shape: Shape, extents: jax.Array, backward: bool) -> lis
             return multiply(x, w, quantized_rhs=copies)
 
         contenders.append(contender(f"{OURS}, {format}, weights once", multiply_copies, *copies))
+        if backward:
+            with_drhs = functools.partial(multiply, drhs_format="fp8_row")
+            label = f"{OURS}, {format}, drhs too, weights once"
+            contenders.append(contender(label, functools.partial(multiply_copies, multiply=with_drhs), *copies))
     plain = functools.partial(jf.grouped_matmul, group_sizes=extents, transpose_rhs=True)
     contenders.append(contender(f"{OURS}, bf16", plain))
     return contenders

@@ -2,10 +2,10 @@
 
     out     quantize(lhs) * quantize(rhs)       8 bits, sums over k
     dlhs    quantize(dout) * quantize(rhs')     8 bits, sums over n: rhs is quantized along its other axis
-    drhs    dout' * lhs                         floats, sums over rows
+    drhs    dout' * lhs                         floats, sums over rows; in 8 bits if asked for
 
-The tensor cores of compute capability 9.0 take 8-bit operands along the summed axis alone, so that drhs would need both
-operands transposed, group by group; and the sum over all rows of a group is where rounding to 8 bits hurts most.
+The tensor cores of compute capability 9.0 take 8-bit operands along the summed axis alone, so that drhs in 8 bits needs
+both operands transposed, group by group; and the sum over all rows of a group is where rounding to 8 bits hurts most.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
+from jax_fuser._quantize_columns import quantize_columns
 from jax_fuser._quantize_matrices import ALIGNMENT, quantize_matrices
 from jax_fuser._scaled_primitive import scaled_product
 from jax_fuser._varying import same_varying
@@ -31,8 +32,8 @@ FORMATS: dict[str, tuple[str, tuple[int, int] | None]] = {
 }
 
 
-def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, *, format: str, transpose_rhs: bool,
-                    dtype: Any) -> jax.Array:  # fmt: skip
+def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, *, format: str,
+                    drhs_format: str | None, transpose_rhs: bool, dtype: Any) -> jax.Array:  # fmt: skip
     """Multiply rows `(m, k)` by `(groups, n, k)`, or `(groups, k, n)` without `transpose_rhs`, both quantized.
 
     `copies`: of `rhs`, quantized along k and along n, or None.
@@ -40,11 +41,14 @@ def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, 
     arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
     lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
     indices = (extents, *others[len(arrays) :])
-    return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, transpose_rhs, np.dtype(dtype))
+    return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, drhs_format, transpose_rhs,
+                     np.dtype(dtype))  # fmt: skip
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
-def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, transpose_rhs: bool, dtype: Any) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
+def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, drhs_format: str | None, transpose_rhs: bool,
+              dtype: Any) -> jax.Array:  # fmt: skip
+    del drhs_format
     right = copies[:2] or _weights(rhs, format, not transpose_rhs)
     return _product(lhs, right, indices, format, dtype)
 
@@ -53,21 +57,35 @@ def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tup
     return _multiply(lhs, rhs, copies, indices, *static), (lhs, rhs, copies, indices)
 
 
-def _backward(format: str, transpose_rhs: bool, dtype: Any, kept: Any, dout: Any) -> tuple[Any, ...]:
+def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: Any, kept: Any,
+              dout: Any) -> tuple[Any, ...]:  # fmt: skip
     del dtype
     lhs, rhs, copies, indices = kept
     right = copies[2:] or _weights(rhs, format, transpose_rhs)
     d_lhs = _product(dout, right, indices, format, lhs.dtype)
-    # float16 may not hold a cotangent of another type.
-    kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
-    rows, cotangents = lhs.astype(kind), dout.astype(kind)
-    sides = (cotangents, rows) if transpose_rhs else (rows, cotangents)
-    d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
+    if drhs_format is None or lhs.shape[0] == 0 or rhs.shape[0] == 0:
+        # float16 may not hold a cotangent of another type.
+        kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
+        sides = _sides(lhs.astype(kind), dout.astype(kind), transpose_rhs)
+        d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
+    else:
+        d_rhs = _sums_of_8_bits(*_sides(lhs, dout, transpose_rhs), indices, rhs.dtype)
     grads = (placed_as(grad, jax.typeof(x).sharding) for grad, x in ((d_lhs, lhs), (d_rhs, rhs)))
     return *grads, tuple(None for _ in copies), tuple(None for _ in indices)
 
 
 _multiply.defvjp(_forward, _backward)
+
+
+def _sides(rows: Any, cotangents: Any, transpose_rhs: bool) -> tuple[Any, Any]:
+    return (cotangents, rows) if transpose_rhs else (rows, cotangents)
+
+
+def _sums_of_8_bits(lhs: Any, rhs: Any, indices: Any, dtype: Any) -> jax.Array:
+    """The sums over rows of `lhs` `(m, k)` and `rhs` `(m, n)`, quantized here."""
+    starts = indices[1] if len(indices) > 1 else None
+    (left, of_left, extents), (right, of_right, _) = (quantize_columns(x, indices[0], starts) for x in (lhs, rhs))
+    return scaled_product(left, right, extents, None, of_left, of_right, scaled="columns", dtype=np.dtype(dtype))
 
 
 def _weights(rhs: Any, format: str, transpose: bool) -> tuple[Any, Any]:

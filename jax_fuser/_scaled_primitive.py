@@ -5,6 +5,12 @@ lhs (m, k), rhs (groups, n, k), scales of lhs, scales of rhs, extents[, starts] 
 scaled    scales of lhs      scales of rhs
 rows      (m,)               (groups, n)
 blocks    (m, k / 128)       (groups, n / 128, k / 128), rounded up
+
+Or the sums over the rows of each group, of operands and group sizes as `quantize_columns` makes them:
+
+lhs (k, m), rhs (n, m), scales of lhs, scales of rhs, extents  ->  (groups, k, n)
+
+columns   (groups, k)        (groups, n)
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi, _split
@@ -30,6 +37,7 @@ BLOCKS = {"rows": ((None,), (None,)), "blocks": ((128,), (128, 128))}
 _LAYOUTS = {
     "rows": Layout(("mk", "gnk", "m", "gn"), "mn", "kg", {"k": 16, "n": 16}),
     "blocks": Layout(("mk", "gnk", "mK", "gNK"), "mn", "kg", {"k": 128, "n": 128}),
+    "columns": Layout(("km", "nm", "gk", "gn"), "gkn", "m"),
 }
 scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
 
@@ -45,15 +53,22 @@ def scaled_product(lhs: Any, rhs: Any, extents: Any, starts: Any, lhs_scales: An
     return scaled_p.bind(*same_varying(*operands), scaled=scaled, dtype=dtype, mesh=_split.needs_devices())
 
 
-def _abstract_eval(lhs: Any, rhs: Any, *_: Any, scaled: str, dtype: Any, mesh: Any) -> Any:
+def _abstract_eval(lhs: Any, rhs: Any, *others: Any, scaled: str, dtype: Any, mesh: Any) -> Any:
     del mesh
+    groups = others[0].shape[:1] if scaled == "columns" else ()
     sharding = result_sharding("scaled_grouped_matmul", _LAYOUTS[scaled], lhs, rhs)
-    return lhs.update(shape=(lhs.shape[0], rhs.shape[1]), dtype=dtype, weak_type=False, sharding=sharding)
+    columns = rhs.shape[0 if groups else 1]
+    return lhs.update(shape=(*groups, lhs.shape[0], columns), dtype=dtype, weak_type=False, sharding=sharding)
 
 
 def dequantized(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, *indices: Any, scaled: str, dtype: Any,
                 **_: Any) -> jax.Array:  # fmt: skip
-    """Convert the operands to float32 and multiply them: right everywhere, with more memory and time."""
+    """Convert the operands to wider floats and multiply them: right everywhere, with more memory and time."""
+    if scaled == "columns":
+        # bfloat16 holds the elements as they are.
+        left, right = lhs.T.astype(jnp.bfloat16), rhs.T.astype(jnp.bfloat16)
+        sums = product(left, right, *indices, mode="contraction", dtype=np.dtype(np.float32))
+        return (sums * (lhs_scales[:, :, None] * rhs_scales[:, None, :])).astype(dtype)
 
     def wide(x: Any, scales: Any, block: Any) -> jax.Array:
         return x.astype(jnp.float32) * spread(scales, block, x.shape)
@@ -88,8 +103,11 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], scaled: str, dtype:
     names = ("lhs", "rhs", "extents", *(("starts",) if len(types) == 6 else ()), "lhs_scales", "rhs_scales")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(types) == 6 else None
+    mode, scales = ("contraction", "rows") if scaled == "columns" else ("rows", scaled)
     builder.output(
-        builder.grouped_matmul(*values[:3], starts, "rows", True, dtype, "scaled_grouped_matmul", scaled, values[-2:])
+        builder.grouped_matmul(
+            *values[:3], starts, mode, mode == "rows", dtype, "scaled_grouped_matmul", scales, values[-2:]
+        )
     )
     return builder.finish()
 
@@ -99,6 +117,8 @@ _lower_as_product = mlir.lower_fun(dequantized, multiple_results=False)
 
 def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     if params["mesh"] is not None and _split.is_on_a_mesh(ctx):
+        if params["scaled"] == "columns":
+            return _lower_as_product(ctx, *operands, **params)
 
         def multiply(*arrays: Any) -> Any:
             return scaled_p.bind(*arrays[:-1], **{**params, "dtype": arrays[-1].dtype, "mesh": None})
@@ -122,7 +142,7 @@ def _lower_for_cuda(ctx: Any, lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: A
             operands = (lhs, rhs, *indices, lhs_scales, rhs_scales)
             return _ffi.emit_program(ctx.replace(avals_in=avals), operands, program(), platform="cuda")
     if why is not None:
-        warnings.warn(f"scaled_grouped_matmul: converts its operands to float32: {why}", stacklevel=2)
+        warnings.warn(f"scaled_grouped_matmul: converts its operands to wider floats: {why}", stacklevel=2)
     return _lower_as_product(ctx, lhs, rhs, lhs_scales, rhs_scales, *indices, scaled=scaled, dtype=dtype)
 
 

@@ -164,6 +164,13 @@ inline void tile_load(unsigned shared, const void* map, unsigned barrier, int el
   for_box(map, shared, element, row, matrix, [](auto* to, auto* from) { *to = from ? *from : 0; });
   change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<const TensorMap*>(map)->box * 128; });
 }
+// Of a map that ends with a group: row i + end - 2^30, of the rows before `end`.
+inline void tile_load(unsigned shared, const void* from, unsigned barrier, int element, int i, int, int end) {
+  TensorMap map = *static_cast<const TensorMap*>(from);
+  map.rows = std::min(map.rows, end);
+  for_box(&map, shared, element, i - (1 << 30) + end, 0, [](auto* to, auto* from) { *to = from ? *from : 0; });
+  change(barrier, [&](MBarrier& b) { b.bytes -= map.box * 128; });
+}
 inline void bulk_load(unsigned shared, const void* from, unsigned bytes, unsigned barrier) {
   std::memcpy(at(shared), from, bytes);
   change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<int>(bytes); });
@@ -177,9 +184,9 @@ inline void tile_load_multicast(unsigned shared, const void* map, unsigned barri
 // Of this thread: those since the last commit, and groups of those before.
 inline thread_local std::vector<std::function<void()>> begun;
 inline thread_local std::deque<std::vector<std::function<void()>>> committed;
-inline void tile_store(const void* map, unsigned shared, int element, int row) {
+inline void tile_store(const void* map, unsigned shared, int element, int row, int matrix = 0) {
   begun.push_back([=] {
-    for_box(map, shared, element, row, 0, [](auto* from, auto* to) {
+    for_box(map, shared, element, row, matrix, [](auto* from, auto* to) {
       if (to) *to = *from;
     });
   });
@@ -204,7 +211,7 @@ void give_registers() {}
 template <int>
 void take_registers() {}
 
-inline unsigned wgmma_operand(unsigned shared) { return shared / 16; }
+inline unsigned wgmma_operand(unsigned shared, unsigned leading = 16) { return leading / 16 << 16 | shared / 16; }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
@@ -239,7 +246,8 @@ void multiply(float (&sums)[kSize], int add, A a, B b) {
 // An element of 16 bits of an operand.
 template <bool kKMajor>
 float wide(unsigned operand, int row, int i) {
-  return bf16_value(load<unsigned short>(swizzled(operand * 16 + (kKMajor ? row * 128 + i * 2 : i * 128 + row * 2))));
+  const unsigned place = kKMajor ? row * 128 + i * 2 : (row / 64) * (operand >> 16) * 16 + i * 128 + row % 64 * 2;
+  return bf16_value(load<unsigned short>(swizzled(operand % 65536 * 16 + place)));
 }
 template <int kColumns>
 struct Wgmma {
@@ -261,7 +269,7 @@ struct Wgmma8 {
       return made;
     }();
     const auto read = [](unsigned operand, int row, int i, bool e5m2) {
-      return values[e5m2 * 256 + *at(swizzled(operand * 16 + row * 128 + i))];
+      return values[e5m2 * 256 + *at(swizzled(operand % 65536 * 16 + row * 128 + i))];
     };
     multiply<kColumns, 32>(
         sums, add, [&](int row, int i) { return read(a, row, i, kE5M2A); },

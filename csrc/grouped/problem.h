@@ -10,10 +10,14 @@
 // empty group gives exact zeros in kContraction. Extents live on the device; kernels clamp every start and extent to
 // [0, m].
 //
-// 8-bit floats (kRows, with transpose_rhs) come with scales in f32, by which their elements are multiplied:
-//   scales    of lhs                of rhs
-//   kRows     [m]                   [groups, n]
-//   kBlocks   [m, blocks of k]      [groups, blocks of n, blocks of k]     blocks of 128, the last may be shorter
+// 8-bit floats (kRows with transpose_rhs, kContraction with kRows) come with scales in f32, by which their elements are
+// multiplied:
+//   scales                of lhs                of rhs
+//   kRows                 [m]                   [groups, n]
+//   kBlocks               [m, blocks of k]      [groups, blocks of n, blocks of k]
+//   kRows, kContraction   [groups, k]           [groups, n]
+// Blocks are of 128, the last may be shorter. kContraction takes operands that are transposed, [k, m] and [n, m], and
+// extents that are multiples of 32: groups are filled up with zeros.
 #pragma once
 
 #include <cstdint>

@@ -31,17 +31,9 @@ Value Inference::grouped(const Value& stated) const {
   Value result{"", stated.dtype, {}};
   const int64_t columns = b.size() == 3 && g.transpose_rhs ? b[1] : n;
   if (scaled) {
-    JF_REQUIRE(g.mode == GroupedMode::kRows && g.transpose_rhs && is_float(stated.dtype) && !is_float8(stated.dtype),
-               "[grouped_matmul] 8-bit floats need mode=rows transpose_rhs and a wider float as the result");
-    const auto blocks = [](int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; };
-    const bool rows = g.scales == GroupedScales::kRows;
-    const std::vector<int64_t> of_lhs = rows ? std::vector{a[0]} : std::vector{a[0], blocks(k)};
-    const std::vector<int64_t> of_rhs =
-        rows ? std::vector{groups, columns} : std::vector{groups, blocks(columns), blocks(k)};
-    JF_REQUIRE(in(indices).dtype == DType::kF32 && in(indices + 1).dtype == DType::kF32 &&
-                   shape(in(indices)) == of_lhs && shape(in(indices + 1)) == of_rhs,
-               "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
-               type(indices), " and ", type(indices + 1));
+    JF_REQUIRE(is_float(stated.dtype) && !is_float8(stated.dtype),
+               "[grouped_matmul] 8-bit floats need a wider float as the result, got ", name(stated.dtype));
+    check_scales(g, in(indices), in(indices + 1));
   }
   switch (g.mode) {
     case GroupedMode::kRows:
@@ -50,9 +42,9 @@ Value Inference::grouped(const Value& stated) const {
       result.axes = {{a[0]}, {columns}};
       break;
     case GroupedMode::kContraction:
-      JF_REQUIRE(a[0] == b[0], "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in rows");
       JF_REQUIRE(!g.transpose_rhs, "[grouped_matmul] transpose_rhs does not apply to mode contraction");
-      result.axes = {{groups}, {a[1]}, {n}};
+      JF_REQUIRE(a[scaled] == b[scaled], "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " differ in rows");
+      result.axes = {{groups}, {a[!scaled]}, {b[!scaled]}};
       break;
     case GroupedMode::kBatch:
       JF_REQUIRE(a[0] == b[0] && a[2] == k, "[grouped_matmul] lhs ", type(0), " and rhs ", type(1), " do not fit");
@@ -60,6 +52,27 @@ Value Inference::grouped(const Value& stated) const {
       break;
   }
   return result;
+}
+
+// Shapes as in grouped/problem.h.
+void Inference::check_scales(const Grouped& g, const Value& of_lhs, const Value& of_rhs) const {
+  const std::vector<int64_t> a = shape(in(0)), b = shape(in(1));
+  const int64_t groups = in(2).axes[0].extent;
+  const bool rows = g.scales == GroupedScales::kRows;
+  const auto blocks = [](int64_t size) { return divide_up(size, kScaleBlock); };
+  std::vector<int64_t> left, right;
+  if (g.mode == GroupedMode::kRows && g.transpose_rhs) {
+    left = rows ? std::vector{a[0]} : std::vector{a[0], blocks(b[2])};
+    right = rows ? std::vector{groups, b[1]} : std::vector{groups, blocks(b[1]), blocks(b[2])};
+  } else {
+    JF_REQUIRE(g.mode == GroupedMode::kContraction && rows,
+               "[grouped_matmul] 8-bit floats need mode=rows transpose_rhs, or mode=contraction scaled_rows");
+    left = {groups, a[0]}, right = {groups, b[0]};
+  }
+  JF_REQUIRE(
+      of_lhs.dtype == DType::kF32 && of_rhs.dtype == DType::kF32 && shape(of_lhs) == left && shape(of_rhs) == right,
+      "[grouped_matmul] scales must be f32 for each ", rows ? "row and column" : "block of 128", ", got ",
+      print_type(fusion, of_lhs), " and ", print_type(fusion, of_rhs));
 }
 
 // rhs [groups, columns / 128, k / 64, words of a piece]: codes, scales and a factor, see grouped/cuda/four_bit.cuh.

@@ -51,6 +51,7 @@ struct Inference {
 
  private:
   void check_inside(const Slice& s, const std::vector<int64_t>& counts) const;
+  void check_scales(const Grouped& g, const Value& of_lhs, const Value& of_rhs) const;
   Value packed_weights(const Grouped& g, const Value& stated) const;
 };
 

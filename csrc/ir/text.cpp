@@ -339,7 +339,8 @@ class Parser {
       }
       require(known, "rows, contraction or batch before this");
       skip();
-      if (at_ < text_.size() && text_[at_] != '}' && text_[at_] != ',') {
+      const auto next_is = [&](std::string_view what) { return text_.substr(at_).starts_with(what); };
+      if (next_is("transpose_rhs")) {
         expect_word("transpose_rhs");
         grouped.transpose_rhs = true;
         skip();

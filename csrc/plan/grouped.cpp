@@ -1,5 +1,7 @@
 #include "plan/grouped.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace jf::plan {
@@ -32,7 +34,10 @@ grouped::Problem grouped_problem(const ir::Fusion& segment) {
   }
   switch (attribute.mode) {
     case ir::GroupedMode::kRows: problem.mode = grouped::Mode::kRows; break;
-    case ir::GroupedMode::kContraction: problem.mode = grouped::Mode::kContraction; break;
+    case ir::GroupedMode::kContraction:
+      problem.mode = grouped::Mode::kContraction;
+      if (scaled) std::swap(problem.m, problem.k);  // operands are transposed
+      break;
     case ir::GroupedMode::kBatch:
       problem.mode = grouped::Mode::kBatch;
       problem.rows = a[1];

@@ -216,6 +216,11 @@ int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, cons
 
 std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   const int out = out_argument(p);
+  if (p.mode == Mode::kContraction && p.scales != Scales::kNone) {
+    return {{0, matrices(0, p.k, p.m, p.lhs, kWarpgroupRows)},
+            {1, matrices(0, p.n, p.m, p.rhs, kWarpgroupRows)},
+            {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
+  }
   if (p.mode == Mode::kContraction) {
     return {{0, ragged(p.k, p.lhs, depth(p))},
             {1, ragged(p.n, p.rhs, depth(p))},
@@ -250,7 +255,7 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
 }
 
 std::string_view header(const Problem& p) {
-  if (p.mode == Mode::kContraction) return "hopper_contraction";
+  if (p.mode == Mode::kContraction) return p.scales == Scales::kNone ? "hopper_contraction" : "hopper_fp8_contraction";
   switch (p.scales) {
     case Scales::kNone: return "hopper_rows";
     case Scales::kRows: return "hopper_fp8";
@@ -284,7 +289,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("// ", print(c), "\n");
   if (contraction) {
     s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
-             order_groups(p), ", ", flag(p.has_starts), ">;\n");
+             order_groups(p), ", ", flag(p.has_starts), scaled ? ", jf::grouped::ContractionScales" : "", ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
              c.tile_n == kSharedColumns ? ", true" : "", ">;\n");
@@ -353,7 +358,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   }
   if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
   if (scaled)
-    s += p.scales == Scales::kRows ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}" : ", {lhs_scale, rhs_scale}";
+    s += p.scales == Scales::kRows && !contraction ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}"
+                                                   : ", {lhs_scale, rhs_scale}";
   s += ");\n}\n";
   return s;
 }
@@ -378,8 +384,10 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
     return cat(name(p.lhs), " * ", name(p.rhs), " -> ", name(p.out),
                scaled ? ", its result is bf16, f16 or f32" : ", it takes bf16 * bf16 or f16 * f16");
   }
-  for (const auto& [dimension, size, dtype] :
-       {std::tuple("k", p.k, p.lhs), std::tuple("n", p.n, scaled ? p.out : p.lhs)}) {
+  const bool contraction = p.mode == Mode::kContraction;
+  // Rows of both operands and of the result.
+  const auto along = contraction && scaled ? std::tuple("m", p.m, p.lhs) : std::tuple("k", p.k, p.lhs);
+  for (const auto& [dimension, size, dtype] : {along, std::tuple("n", p.n, scaled ? p.out : p.lhs)}) {
     if (size * size_of(dtype) % kRowAlignment != 0) {
       return cat(dimension, "=", size, " gives rows that are not multiples of ", kRowAlignment, " bytes");
     }
@@ -389,7 +397,7 @@ std::string why_not_hopper(const Problem& p, const Target& target) {
        {std::pair("m", p.m), std::pair("k", p.k), std::pair("n", p.n), std::pair("groups", p.groups)}) {
     if (size > kMostIndex) return cat(dimension, "=", size, ", it takes ", kMostIndex);
   }
-  if (p.mode == Mode::kContraction) {
+  if (contraction) {
     if (p.groups > kMostGroups) return cat(p.groups, " groups, it orders ", kMostGroups);
     if (p.m > kMostRaggedRows) return cat(p.m, " rows, its maps take ", kMostRaggedRows);
   }

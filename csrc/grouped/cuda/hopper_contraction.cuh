@@ -1,7 +1,7 @@
 // out[g] = transpose(lhs rows of g) * (rhs rows of g) on the warpgroup products of sm_90a: the ragged axis is summed.
 //
 //   lhs [m, k], rhs [m, n], 16-bit; out [groups, k, n], 16- or 32-bit; rows of all three are multiples of 16 bytes; an
-//   empty group gives exact zeros
+//   empty group gives exact zeros. 8-bit: see hopper_fp8_contraction.cuh
 //   tile      128 x kN of one matrix, kDepth rows of lhs and rhs a stage. The last columns of tiles, up to two, are
 //             kNarrow wide, so that fewer than 64 columns lie behind n
 //   block     384 threads: a warpgroup whose first thread copies, then two that take turns: while one stores its tile,
@@ -18,21 +18,47 @@
 
 namespace jf::grouped {
 
+// Operands of type In: boxes of 64 columns by kDepth rows, of which a product takes kStepRows. kStepBytes, kLeading: to
+// those of the next product; to the next 64 columns of rhs, see ptx_hopper.cuh.
+template <class In>
+struct ContractionOperands {
+  static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
+  static constexpr int kDepth = 64, kStepRows = 16;
+  static constexpr unsigned kStepBytes = kStepRows * 128, kLeading = kDepth * 128;
+
+  // One thread: rows of a group from its row number `row` on, and zeros behind the group.
+  static __device__ __forceinline__ void load(unsigned to, const TensorMap& map, unsigned barrier, int column,
+                                              const GroupRows& rows, int row) {
+    constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
+    ptx::tile_load(to, &map, barrier, column, kEnd - rows.length + row, kEnd, rows.begin + rows.length);
+  }
+
+  template <int kWidth, int kSize>
+  static __device__ __forceinline__ void run(float (&sums)[kSize], unsigned lhs, unsigned rhs, int add) {
+    ptx::Wgmma<kWidth>::template run<kIsBf16<In>, false, false>(sums, lhs, rhs, add);
+  }
+};
+
+// The sums are the result.
+struct NoContractionScales {
+  template <int kColumns>
+  __device__ __forceinline__ void apply(float*, int, int, int, int, int) const {}
+};
+
 // Of up to kGroups groups.
-template <class In, class Out, int kN, int kStages, int kGroups, bool kHasStarts>
+template <class In, class Out, int kN, int kStages, int kGroups, bool kHasStarts, class Scales = NoContractionScales>
 struct HopperContraction {
-  static constexpr int kM = 128, kDepth = 64;
+  using Operands = ContractionOperands<In>;
+  static constexpr int kM = 128, kDepth = Operands::kDepth, kStepRows = Operands::kStepRows;
   static constexpr int kBuffers = 2;  // chunks of results of a warpgroup: one is written while another is stored
   static constexpr int kThreads = 384, kWarpgroup = 128;
-  static constexpr int kBoxBytes = kDepth * 128;  // 64 columns of a stage
+  static constexpr int kBoxBytes = 64 * 128;  // 64 columns of a stage
   static constexpr int kNarrow = kN == 192 ? 128 : kN;
   static constexpr int kLhsBytes = kM / 64 * kBoxBytes, kRhsBytes = kN / 64 * kBoxBytes;
   static constexpr int kChunkColumns = 128 / static_cast<int>(sizeof(Out));  // of one store
   static constexpr int kChunkBytes = 64 * 128;
-  static constexpr bool kBf16 = kIsBf16<In>;
   static_assert(kN % 64 == 0 && kN <= 192, "a box has 64 columns, and the sums of a tile are registers of a warpgroup");
   static_assert(kStages >= 2, "one stage is multiplied while another is copied");
-  static_assert(sizeof(In) == 2, "the tensor cores take 16-bit operands whose contraction index is slow");
 
   struct Shared {
     struct Stage {
@@ -51,7 +77,8 @@ struct HopperContraction {
     const TensorMap &lhs, &rhs, &out;
   };
 
-  static __device__ __forceinline__ void run(void* memory, const Maps& maps, const Ragged& ragged, int k, int n) {
+  static __device__ __forceinline__ void run(void* memory, const Maps& maps, const Ragged& ragged, int k, int n,
+                                             const Scales& scales = {}) {
     Shared& shared = *static_cast<Shared*>(memory);
     if (threadIdx.x == 0) {
       constexpr int kWarps = kWarpgroup / 32;
@@ -72,7 +99,7 @@ struct HopperContraction {
       if (threadIdx.x == 0) copy(shared, maps, tiles);
     } else {
       ptx::take_registers<240>();
-      multiply(shared, maps.out, tiles, k, n);
+      multiply(shared, maps.out, tiles, k, n, scales);
     }
   }
 
@@ -114,8 +141,6 @@ struct HopperContraction {
   static __device__ __forceinline__ void copy(Shared& shared, const Maps& maps, Tiles& tiles) {
     Stages at;
     for (Work work; tiles.next(work);) {
-      constexpr int kEnd = 1 << 30;  // of the rows in the ragged maps
-      const int behind = kEnd - work.rows.length, end = work.rows.begin + work.rows.length;
 #pragma unroll 1
       for (int row = 0; row < work.rows.length; row += kDepth, at.advance()) {
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[at.index]), at.parity ^ 1);
@@ -125,12 +150,12 @@ struct HopperContraction {
         const unsigned rhs = ptx::shared_address(shared.stages[at.index].rhs);
 #pragma unroll
         for (int i = 0; i < kM / 64; ++i) {
-          ptx::tile_load(lhs + i * kBoxBytes, &maps.lhs, barrier, work.row + i * 64, behind + row, kEnd, end);
+          Operands::load(lhs + i * kBoxBytes, maps.lhs, barrier, work.row + i * 64, work.rows, row);
         }
 #pragma unroll
         for (int i = 0; i < kN / 64; ++i) {
           if (i >= kNarrow / 64 && work.width == kNarrow) break;
-          ptx::tile_load(rhs + i * kBoxBytes, &maps.rhs, barrier, work.column + i * 64, behind + row, kEnd, end);
+          Operands::load(rhs + i * kBoxBytes, maps.rhs, barrier, work.column + i * 64, work.rows, row);
         }
       }
     }
@@ -140,7 +165,8 @@ struct HopperContraction {
   static constexpr int kSlices = kM / 64;
   using Sums = float[kSlices][kN / 2];
 
-  static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n) {
+  static __device__ __forceinline__ void multiply(Shared& shared, const TensorMap& map, Tiles& tiles, int k, int n,
+                                                  const Scales& scales) {
     // Numbers that are the same in all lanes, and known to be: what follows from them stays in uniform registers, where
     // instructions look for their operands.
     const auto uniform = [](auto value) { return __shfl_sync(~0u, value, 0); };
@@ -164,7 +190,7 @@ struct HopperContraction {
       }
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        if (work.row + slice * 64 < k) store(shared, map, work, sums[slice], slice, self, n, stores);
+        if (work.row + slice * 64 < k) store(shared, map, work, sums[slice], slice, self, k, n, scales, stores);
       }
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::bulk_wait_read<0>();
@@ -178,12 +204,13 @@ struct HopperContraction {
     }
     int before = -1;  // the stage of the products under way
     int row = 0;
+    constexpr int kSteps = kDepth / kStepRows;
 #pragma unroll 1
-    for (; row + kDepth - 16 < length; row += kDepth) stage<kWidth, kDepth / 16>(shared, at, sums, row > 0, before);
-    // Rows that the group does not have are not multiplied, but for the last 15.
-    if (const int left = length - row; left > 32) {
+    for (; row + kDepth - kStepRows < length; row += kDepth) stage<kWidth, kSteps>(shared, at, sums, row > 0, before);
+    // Rows that the group does not have are not multiplied, but for less than those of a product.
+    if (const int left = length - row; left > 2 * kStepRows) {
       stage<kWidth, 3>(shared, at, sums, row > 0, before);
-    } else if (left > 16) {
+    } else if (left > kStepRows) {
       stage<kWidth, 2>(shared, at, sums, row > 0, before);
     } else if (left > 0) {
       stage<kWidth, 1>(shared, at, sums, row > 0, before);
@@ -195,20 +222,20 @@ struct HopperContraction {
     if (before >= 0) arrive(shared.empty[before]);
   }
 
-  // Products of the first kSteps * 16 rows of a stage; when they have begun, those of the stage `before` are done.
+  // The first kSteps products of a stage; when they have begun, those of the stage `before` are done.
   template <int kWidth, int kSteps>
   static __device__ __forceinline__ void stage(Shared& shared, Stages& at, Sums& sums, bool add, int& before) {
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[at.index]), at.parity);
-    constexpr unsigned kStep = 16 * 128;  // bytes of 16 rows
+    constexpr unsigned kStep = Operands::kStepBytes;
     const unsigned a = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].lhs));
-    const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].rhs), kBoxBytes);
+    const unsigned b = ptx::wgmma_operand(ptx::shared_address(shared.stages[at.index].rhs), Operands::kLeading);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        ptx::Wgmma<kWidth>::template run<kBf16, false, false>(sums[slice], a + (slice * kBoxBytes + step * kStep) / 16,
-                                                              b + step * kStep / 16, add || step > 0);
+        Operands::template run<kWidth>(sums[slice], a + (slice * kBoxBytes + step * kStep) / 16, b + step * kStep / 16,
+                                       add || step > 0);
       }
     }
     ptx::wgmma_commit();
@@ -226,8 +253,8 @@ struct HopperContraction {
 
   // 64 rows, through shared memory: the threads write one chunk of columns while the one before is on its way.
   static __device__ __forceinline__ void store(Shared& shared, const TensorMap& map, const Work& work,
-                                               const float (&sums)[kN / 2], int slice, unsigned self, int n,
-                                               unsigned& stores) {
+                                               float (&sums)[kN / 2], int slice, unsigned self, int k, int n,
+                                               const Scales& scales, unsigned& stores) {
     const bool issues = threadIdx.x % kWarpgroup == 0;
     const auto meet = [&] { ptx::meet<kWarpgroup>(1 + static_cast<int>(self)); };
 #pragma unroll
@@ -237,6 +264,9 @@ struct HopperContraction {
       const unsigned to = ptx::shared_address(shared.results[self][stores++ % kBuffers]);
       if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();
+      // Here, a chunk at a time: the sums leave few registers for scales that are read ahead.
+      scales.template apply<kChunkColumns>(&sums[chunk * kChunkColumns / 2], work.rows.group, work.row + slice * 64,
+                                           column, k, n);
       put_rows<Out>(to, &sums[chunk * kChunkColumns / 2]);
       ptx::fence_async_shared();
       meet();

@@ -4,17 +4,11 @@
 //   scales    row_scale [m], column_scale [groups, n], f32: applied to the finished sums
 #pragma once
 
+#include "grouped/cuda/fp8.cuh"
 #include "grouped/cuda/hopper_rows.cuh"
 #include "grouped/cuda/ptx_fp8.cuh"
 
 namespace jf::grouped {
-
-// The type of both operands as far as memory goes. 8-bit floats have four bits of exponent and three of fraction, or
-// (E5M2) five and two, each operand its own.
-template <bool kLhsE5M2, bool kRhsE5M2>
-struct Fp8 {
-  unsigned char bits;
-};
 
 template <bool kLhsE5M2, bool kRhsE5M2>
 struct HopperProduct<Fp8<kLhsE5M2, kRhsE5M2>> {
