@@ -251,10 +251,12 @@ def test_errors_say_what_fits(call, error, message):
         call()
 
 
-def program(weights, m, dtype="bf16", starts=False, groups=4, k=192, n=136):
-    words = 1024 + (128 if weights in ("nvfp4", "int4x32") else 64) + 4
-    types = [("bf16", (m, k)), ("u32", (groups, -(-n // 128), -(-k // 64), words)), ("s32", (groups,))]
-    return _packed_matmul._program((*types, *types[2:] * starts), weights, n, dtype)
+def program(weights, m, dtype="bf16", starts=False, groups=4, k=192, n=136, transpose_rhs=True):
+    words = 512 + (64 if weights in ("nvfp4", "int4x32") else 32)
+    sides = (n, k) if transpose_rhs else (k, n)
+    pieces = (groups, *(-(-side // 64) for side in sides), words)
+    types = [("bf16", (m, k)), ("u32", pieces), ("f32", (groups,)), ("s32", (groups,))]
+    return _packed_matmul._program((*types, *types[3:] * starts), weights, n, dtype, transpose_rhs)
 
 
 HOPPER = _core.cuda_target_for(90)
@@ -318,11 +320,11 @@ def test_other_targets_say_why_there_is_no_kernel():
 )
 def test_the_core_says_what_the_kernel_takes(m, k, n, lhs, dtype, why):
     """What it does not take is unpacked, with a warning: nothing here allocates."""
-    pieces = (4, -(-n // 128), k // 64, 1024 + 64 + 4)
-    types = ((lhs, (m, k)), ("uint32", pieces), ("int32", (4,)))
+    pieces = (4, -(-n // 64), k // 64, 512 + 32)
+    types = ((lhs, (m, k)), ("uint32", pieces), ("float32", (4,)), ("int32", (4,)))
     avals = [
         jax.ShapeDtypeStruct(shape, np.dtype(kind) if kind != "bfloat16" else jnp.bfloat16) for kind, shape in types
     ]
-    options = {"format": "mxfp4", "block": 32, "n": n}
+    options = {"format": "mxfp4", "block": 32, "n": n, "transpose_rhs": True}
     got = _ffi.why_no_kernel(lambda: _packed_matmul.program_of(avals, jnp.dtype(dtype), **options), HOPPER)
     assert got is None if why is None else why in got
