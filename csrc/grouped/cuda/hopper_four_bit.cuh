@@ -197,22 +197,20 @@ class HopperFourBit {
     typename Units::Place unit_place;
     RingPlace<kStages> place;
     RingPlace<1> given;
-    Sums sums;
     while (true) {
       const RowUnit unit = units_.template read<true>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) break;
       const int count = __shfl_sync(~0u, unit.count, 0);
+      Sums sums;
       multiply_rows<kFewest>(sums[0], place, count, steps, __ldg(factors + unit.group));
       const int column = unit.column + (kPaired ? 0 : static_cast<int>(self) * kSlice);
-      if constexpr (kPaired) {
-        if (self == 1) {
-          give(sums[0], buffers[1], given, count);
-          continue;
-        }
+      if (kPaired && self == 1) {
+        give(sums[0], buffers[1], given, count);
+      } else {
+        if constexpr (Epilogue::kSums > 0) apply_to_slice(epilogue, sums, buffers[1], given, unit, count, column, n);
+        store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
       }
-      if constexpr (Epilogue::kSums > 0) apply_to_slice(epilogue, sums, buffers[1], given, unit, count, column, n);
-      store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
     }
     store.drain();
   }
@@ -312,8 +310,11 @@ class HopperFourBit {
   static constexpr int kGivenRows = static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4) < kRows
                                         ? static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4)
                                         : kRows;
-  static __device__ __forceinline__ unsigned given_at(typename Store::Shared& buffer, int row) {
-    return ptx::shared_address(&buffer) + (row % kGivenRows / 8 * kGroupThreads + threadIdx.x % kGroupThreads) * 16;
+  // Of sum number i. Words: stores of 16 bytes would want the sums in certain registers, and products wait for each
+  // other.
+  static __device__ __forceinline__ unsigned given_at(typename Store::Shared& buffer, int i) {
+    return ptx::shared_address(&buffer) +
+           (i % (kGivenRows / 2) * kGroupThreads + static_cast<int>(threadIdx.x) % kGroupThreads) * 4;
   }
   __device__ __forceinline__ void tell(unsigned barrier) {
     __syncwarp();
@@ -327,11 +328,7 @@ class HopperFourBit {
       if (first >= count) return;
       ptx::mbarrier_wait(shared_ + kTakenAt, given.parity ^ 1);
 #pragma unroll
-      for (int r = first; r < first + kGivenRows; r += 8) {
-        const unsigned words[4] = {__float_as_uint(sums[r / 2]), __float_as_uint(sums[r / 2 + 1]),
-                                   __float_as_uint(sums[r / 2 + 2]), __float_as_uint(sums[r / 2 + 3])};
-        ptx::st_shared(given_at(buffer, r), words);
-      }
+      for (int i = first / 2; i < (first + kGivenRows) / 2; ++i) ptx::st_shared(given_at(buffer, i), sums[i]);
       tell(kGivenAt);
       given.advance();
     }
@@ -351,9 +348,8 @@ class HopperFourBit {
       if (kPaired && r % kGivenRows == 0) ptx::mbarrier_wait(shared_ + kGivenAt, given.parity);
       if (r % kRowsOfWarp == 0) evaluated = row_of_lane(epilogue, of_group, unit, r);
       if constexpr (kPaired) {
-        const int4 words = ptx::ld_shared4(given_at(buffer, r));
-        sums[1][r / 2] = __int_as_float(words.x), sums[1][r / 2 + 1] = __int_as_float(words.y);
-        sums[1][r / 2 + 2] = __int_as_float(words.z), sums[1][r / 2 + 3] = __int_as_float(words.w);
+#pragma unroll
+        for (int i = r / 2; i < r / 2 + 4; ++i) sums[1][i] = __uint_as_float(ptx::ld_shared(given_at(buffer, i)));
       }
       float tile[4] = {};
       if constexpr (Epilogue::kTiles > 0) read_tile(epilogue, unit, r, column, n, tile);
