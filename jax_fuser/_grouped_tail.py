@@ -66,7 +66,8 @@ def product_and_tail(
 ) -> jax.Array:
     """Return `scale * activation(product + bias)` of rows `(m, k)`.
 
-    `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`. `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
+    `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`.
+    `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
     the rows that each row of `x` is; its derivative then is a gather, too.
     """
     packed = _Packed(rhs.format, rhs.block, rhs.n) if isinstance(rhs, PackedWeights) else None

@@ -67,9 +67,9 @@ class PackedWeights:
 def repack_weights(weights: ScaledTensor) -> PackedWeights:
     """Order weights of four bits as the kernel for GPUs of compute capability 9.0 reads them.
 
-    Done once, when weights are loaded. The bits stay as many; columns and
-    contraction indices are filled up to a multiple of 64. Values stay the same, but for float32 scales of "int4", which are rounded to
-    bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
+    Done once, when weights are loaded; gradients of the rows read the same. The bits stay as many; columns and
+    contraction indices are filled up to a multiple of 64. Values stay the same, but for float32 scales of "int4", which
+    are rounded to bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
 
     Args:
         weights: `ScaledTensor` `(groups, n, k)` of format "nvfp4", "mxfp4" or "int4"; its `global_scale` is a number or

@@ -63,7 +63,8 @@ def scaled_grouped_matmul(
     Weights of four bits, from `repack_weights`, take rows of ordinary floats. On those GPUs a kernel decodes them, for
     bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to
     bfloat16. Elsewhere they become an array of the dtype of `lhs` first, as weights of eight bits do that are
-    multiplied by floats. This product is differentiable in `lhs`: the kernel reads the same packed weights for that.
+    multiplied by floats. This product is differentiable in `lhs`: the kernel reads the same packed weights for that,
+    where the cotangent is bfloat16 as the result is by default.
 
     What follows the product is a part of its kernel for packed weights there (a gated one where the halves begin at
     multiples of 64 columns), and a pass over the result after products of 8-bit floats.

@@ -43,7 +43,7 @@ class ScaledTail:
             raise ValueError(f"{_FUNCTION}: row_scale must have one value per row {(m,)}, got {self.scale.shape}")
 
     def multiply(self, x: Any, rhs: Any, extents: Any, starts: Any, dtype: Any) -> jax.Array:
-        """Return all of it: rows by an array or by packed weights `(groups, n, k)`, in one kernel where there is one."""
+        """Return all of it: rows by an array or packed weights `(groups, n, k)`, in one kernel where there is one."""
         return product_and_tail(x, rhs, extents, starts, self.bias, self.scale, transpose_rhs=True,
                                 activation=self.activation, gated=self.gated, dtype=jnp.dtype(dtype))  # fmt: skip
 

@@ -75,7 +75,8 @@ struct Gate {
   }
 };
 
-template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = grouped::NoEpilogue>
+using grouped::NoEpilogue;
+template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
 void run(const char* weights, const Epilogue& epilogue = {}) {
   using Kernel = grouped::HopperFourBit<Format, Out, Tile, kHasStarts, kBack, Epilogue>;
   constexpr int size = sizeof(Out), columns = n * std::max(Epilogue::kSums, 1);

@@ -16,7 +16,10 @@ Value Inference::grouped(const Value& stated) const {
              type(0), " and ", type(1));
   const size_t indices = inputs.size() - (scaled ? 2 : numbers ? 0 : 1);
   JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
-             scaled ? ", scales of lhs, scales of rhs" : numbers ? "" : ", factors", ", got ", inputs.size(), " operands");
+             scaled    ? ", scales of lhs, scales of rhs"
+             : numbers ? ""
+                       : ", factors",
+             ", got ", inputs.size(), " operands");
   for (size_t i = 2; i < indices; ++i) {
     JF_REQUIRE(in(i).dtype == DType::kS32 && in(i).axes.size() == 1, "[grouped_matmul] ", i == 2 ? "extents" : "starts",
                " must be s32[groups], got ", type(i));

@@ -2,9 +2,9 @@
 //
 // A piece is 64 columns (rows of the weights [n, k]) by 64 contraction indices: 16 bytes of every thread of a
 // warpgroup, then the scales; a multiple of 128 bytes. A word of a thread has the eight codes of its four words of a
-// product of depth 16 (ptx_four_bit.cuh). Rows of a product are columns, and scales belong to a row: the four lanes that
-// share one read the same, a word or two for the rows lane / 4 and 8 further. What all weights of a group are multiplied
-// by is a number beside the pieces.
+// product of depth 16 (ptx_four_bit.cuh). Rows of a product are columns, and scales belong to a row: the four lanes
+// that share one read the same, a word or two for the rows lane / 4 and 8 further. What all weights of a group are
+// multiplied by is a number beside the pieces.
 //
 // Products that sum over the columns instead read the same pieces: matrices of 8 by 8 are turned in registers.
 //

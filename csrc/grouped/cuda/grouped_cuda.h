@@ -76,10 +76,10 @@ int64_t partial_sums(int64_t n);
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
-// One kernel launch. Arguments: lhs, rhs, extents, starts, scales and factors (only if the problem has them), out, the scratch
-// memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups
-// and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch
-// nothing.
+// One kernel launch. Arguments: lhs, rhs, extents, starts, scales and factors (only if the problem has them), out, the
+// scratch memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result),
+// groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty:
+// launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/

@@ -13,7 +13,7 @@ constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
 constexpr int kSide = 64;       // of a piece
 constexpr int kColumns = 128;   // of a tile of the product
-constexpr int kFewRows = 32;  // the smallest tile
+constexpr int kFewRows = 32;    // the smallest tile
 constexpr int kSharedAlign = 1024;
 constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
@@ -182,7 +182,8 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   const int box_rows = c.rows < 64 ? 16 : 64;
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)}, {out_argument(p), matrix(p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)},
+                 {out_argument(p), matrix(p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
   kernel.grid = std::min(most_units(p, c, epilogue), most_blocks(c, target));
   kernel.shares = shares_units(p, c, target, epilogue);
   kernel.counts = !kernel.shares;

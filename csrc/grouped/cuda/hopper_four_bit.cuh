@@ -89,8 +89,7 @@ class HopperFourBit {
       ptx::take_registers<Tile::kBlocks == 1 ? 232 : 96>();
       kernel.multiply(static_cast<unsigned char*>(memory) + kResultsAt, factors, out_map, out, steps, n, epilogue);
       if constexpr (!kZeroPadding<Epilogue>) {
-        apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kWarps + warp % kWarps,
-                                     gridDim.x * kWarps);
+        apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kWarps + warp % kWarps, gridDim.x * kWarps);
       }
     }
   }
