@@ -268,11 +268,19 @@ class Builder:
         self._counted.append(self._axes[result][axis])
         return result
 
-    def grouped_rows(self, operands: Sequence[int], transpose_rhs: bool, dtype: str, n: int, label: str) -> int:
-        """Multiply the rows of each group by its matrix: (lhs, rhs, extents[, starts]). No mesh may split any axis."""
+    def grouped_rows(
+        self, operands: Sequence[int], transpose_rhs: bool, dtype: str, n: int, label: str, weights: str = ""
+    ) -> int:
+        """Multiply the rows of each group by its matrix: (lhs, rhs[, factors], extents[, starts]).
 
-        def call(b: _core.Builder, to: Sequence[int], *x: int) -> int:
-            return b.grouped_matmul(*x[:3], x[3] if len(x) > 3 else None, "rows", transpose_rhs, dtype, label)
+        `weights`: of packed ones, which have factors. No mesh may split any axis.
+        """
+
+        def call(b: _core.Builder, to: Sequence[int], lhs: int, rhs: int, *rest: int) -> int:
+            packed = 1 if weights else 0
+            factors, extents, starts = rest[:packed], rest[packed], rest[packed + 1] if len(rest) > packed + 1 else None
+            return b.grouped_matmul(lhs, rhs, extents, starts, "rows", transpose_rhs, dtype, label,
+                                    scales=list(factors), weights=weights, columns=n * packed)  # fmt: skip
 
         result = self._made(call, operands, (self._extent[self._axes[operands[0]][0]], n))
         self._counted += [axis for value in (*operands, result) for axis in self._axes[value]]

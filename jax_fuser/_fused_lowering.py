@@ -36,6 +36,14 @@ def _warn_no_compiler(platform: str, reason: str) -> None:
     )
 
 
+def _lacks_a_kernel(jaxpr: Any, name: str, platform: str) -> bool:
+    """Whether a region has packed weights that no kernel of the platform takes."""
+    if not any(eqn.primitive.name == _trace.PACKED_PRODUCT for eqn in jaxpr.eqns):
+        return False
+    text = _trace.write_program(jaxpr, name)[0].text
+    return platform != "cuda" or _ffi.why_no_kernel(lambda: text or "", _ffi.target_text(platform)) is not None
+
+
 def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Callable[..., Any], **params: Any) -> Any:
     jaxpr = params["jaxpr"].jaxpr
     given: str | None = params.get("program")
@@ -49,9 +57,9 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Call
     if given is not None and not on_a_mesh:
         return _ffi.emit_program(ctx, operands, given, platform=platform)
     draws = any(_random.draws(_trace_writer.label(eqn)) for eqn in jaxpr.eqns)
-    if on_a_mesh and (draws or _trace.has_product(jaxpr)):
+    if (on_a_mesh and (draws or _trace.has_product(jaxpr))) or _lacks_a_kernel(jaxpr, params["name"], platform):
         # The numbers of elements are those of the whole array; XLA knows which of them a device has. And it splits
-        # what reads a product by itself.
+        # what reads a product by itself. Packed weights that no kernel takes are unpacked where they are multiplied.
         linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
         flat = _flatten.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
         inner = fused_jaxpr(flat, params["name"], linear, draws, leave_products=True)

@@ -22,6 +22,8 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _ffi, _fused_primitive, _split, _trace, _trace_ops
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
+from jax_fuser._packed_matmul import packed_product
+from jax_fuser._packed_weights import PackedWeights, unpack_weights
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
 from jax_fuser._sum_rows import sum_rows
@@ -64,21 +66,44 @@ def product_and_tail(
 ) -> jax.Array:
     """Return `scale * activation(product + bias)` of rows `(m, k)`.
 
+    `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`.
     `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
     the rows that each row of `x` is; its derivative then is a gather, too.
     """
-    narrow = _is_narrow(x) and _is_narrow(rhs)
+    packed = _Packed(rhs.format, rhs.block, rhs.n) if isinstance(rhs, PackedWeights) else None
+    factors = None
+    if isinstance(rhs, PackedWeights):
+        rhs, factors = rhs.pieces, rhs.factors
+    narrow = _is_narrow(x) and (packed is not None or _is_narrow(rhs))
     if index is not None and (not narrow or 0 in (*x.shape, *index.shape)):
         x, index, back = _rows(x, index, back), None, None
     if bias is None and activation is None and scale is None and index is None:
-        return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
+        return _product(x, rhs, factors, extents, starts, packed, dtype, transpose_rhs)
     if bias is not None:
         bias = jnp.asarray(bias)
-    optional = (starts, bias, scale, index, back)
-    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype))
+    optional = (starts, bias, scale, index, back, factors)
+    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype), packed)
     operands = [a for a in (x, rhs, extents, *optional) if a is not None]
     one = narrow or x.dtype == rhs.dtype == jnp.float32
     return how.compute(*operands) if not one or _fused_primitive.jit_is_off() else _bound(*operands, how=how)
+
+
+def after_product(out: Any, extents: Any, starts: Any, bias: Any, scale: Any, activation: Any, gated: bool,
+                  again: bool = True) -> jax.Array:  # fmt: skip
+    """Return `scale * activation(out + bias)`; `again`: as in `_How.compute`."""
+    if bias is not None:
+        bias = _group_rows(bias, extents, starts, out.shape[0])
+    rest_of: Callable[..., jax.Array] = functools.partial(tail, activation=activation, gated=gated)
+    if again:
+        rest_of = jax.checkpoint(rest_of, prevent_cse=False)
+    return rest_of(out, bias, scale, extents, starts)
+
+
+def _product(x: Any, rhs: Any, factors: Any, extents: Any, starts: Any, packed: _Packed | None, dtype: Any,
+             transpose_rhs: bool) -> jax.Array:  # fmt: skip
+    if packed is None:
+        return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
+    return packed_product(x, packed.weights(x, rhs, factors), extents, starts, dtype=dtype)
 
 
 def _rows(x: Any, index: Any, back: Any) -> jax.Array:
@@ -90,8 +115,21 @@ def _is_narrow(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class _Packed:
+    """What packed weights say beside their arrays."""
+
+    format: str
+    block: int
+    n: int
+
+    def weights(self, x: Any, pieces: Any, factors: Any) -> PackedWeights:
+        """Return the weights that rows `x` are multiplied by."""
+        return PackedWeights(pieces, factors, self.format, self.block, self.n, x.shape[-1])
+
+
+@dataclass(frozen=True)
 class _How:
-    """What is computed of (x, rhs, extents[, starts][, bias][, scale][, index[, back]]).
+    """What is computed of (x, rhs, extents[, starts][, bias][, scale][, index[, back]][, factors]).
 
     `given`: which of those in brackets there are.
     """
@@ -101,22 +139,18 @@ class _How:
     activation: Callable[[jax.Array], jax.Array] | None
     gated: bool
     dtype: Any
+    packed: _Packed | None = None
 
     def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> jax.Array:
         """Return the result; `again`: backward computes the tail again from the product, keeping none of its steps."""
         values = iter(rest)
-        starts, bias, scale, index, back = (next(values) if is_given else None for is_given in self.given)
+        starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
         if index is not None:
             x = _rows(x, index, back if again else None)
-        out = product(x, rhs, extents, starts, mode="rows", dtype=self.dtype, transpose_rhs=self.transpose_rhs)
+        out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs)
         if bias is None and self.activation is None and scale is None:
             return out
-        if bias is not None:
-            bias = _group_rows(bias, extents, starts, x.shape[0])
-        rest_of: Callable[..., jax.Array] = functools.partial(tail, activation=self.activation, gated=self.gated)
-        if again:
-            rest_of = jax.checkpoint(rest_of, prevent_cse=False)
-        return rest_of(out, bias, scale, extents, starts)
+        return after_product(out, extents, starts, bias, scale, self.activation, self.gated, again)
 
     @property
     def gathers(self) -> bool:
@@ -125,8 +159,15 @@ class _How:
     def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> jax.Array:
         """Return the same by a gather of its own."""
         optional, indices = rest[: sum(self.given[:3])], rest[sum(self.given[:3]) :]
-        how = replace(self, given=(*self.given[:3], False, False))
+        how = replace(self, given=(*self.given[:3], False, False, False))
         return _bound(_rows(x, indices[0], None), rhs, extents, *optional, how=how)
+
+    def of_unpacked(self, x: Any, pieces: Any, extents: Any, *rest: Any) -> jax.Array:
+        """Return the same by an array of the weights, of the dtype of `x`."""
+        assert self.packed is not None
+        weights = unpack_weights(self.packed.weights(x, pieces, rest[-1]), x.dtype)
+        how = replace(self, given=(*self.given[:5], False), packed=None)
+        return _bound(x, weights, extents, *rest[:-1], how=how)
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -247,6 +288,8 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
     if platform == "cpu" and isinstance(how, _How) and how.gathers:
         return mlir.lower_fun(how.of_gathered, multiple_results=False)(ctx, *operands)
+    if platform == "cpu" and isinstance(how, _How) and how.packed is not None:
+        return mlir.lower_fun(how.of_unpacked, multiple_results=False)(ctx, *operands)
 
     def run(*operands: Any) -> list[Any]:
         with _trace_ops.for_cpu() if platform == "cpu" else contextlib.nullcontext():

@@ -1,15 +1,17 @@
 """The grouped product with packed weights of four bits, as one JAX primitive.
 
-    lhs (m, k), pieces of weights (groups, n, k)  ->  (m, n)
+    lhs (m, k), pieces of weights (groups, n, k), factors (groups,)  ->  (m, n), or (m, n) -> (m, k)
 
 On GPUs of compute capability 9.0 a kernel decodes the weights on their way to the tensor cores; elsewhere they become
-an array of the dtype of lhs first. Differentiable in lhs; its cotangent is the product with that array.
+an array of the dtype of lhs first. Differentiable in lhs: the two forms are each other's transpose.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi, _split
+from jax_fuser import _core, _ffi, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._grouped_split import Layout, placed_as, result_sharding, split
@@ -29,14 +31,22 @@ from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts, spans
 from jax_fuser._varying import same_varying
 
-packed_p = jax.extend.core.Primitive("jax_fuser_packed_matmul")
+packed_p = jax.extend.core.Primitive(_trace.PACKED_PRODUCT)
 _FUNCTION = "scaled_grouped_matmul"
-# Weights are pieces of 128 columns by 64 contraction indices.
-_LAYOUT = Layout(("mk", "gNKw"), "mn", "kg", {"n": 128, "k": 64}, whole="w")
+# Weights are pieces of 64 columns by 64 contraction indices; `transpose_rhs` as in `_grouped_primitive`.
+_SIDE = 64
+_LAYOUTS = {
+    True: Layout(("mk", "gNKw", "g"), "mn", "kg", {"n": _SIDE, "k": _SIDE}, whole="w"),
+    False: Layout(("mk", "gKNw", "g"), "mn", "kg", {"n": _SIDE, "k": _SIDE}, whole="w"),
+}
 
 
-def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: Any, validate: bool) -> Any:
-    """Check the operands of `scaled_grouped_matmul` with rows of floats and packed weights, and multiply them."""
+def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply: Callable[..., Any], validate: bool
+                    ) -> Any:  # fmt: skip
+    """Check the operands of `scaled_grouped_matmul` with rows of floats and packed weights, and multiply them.
+
+    `multiply(rows, weights, extents, starts)` does.
+    """
     nested = lhs if isinstance(lhs, NestedTensor) else None
     starts = None
     if nested is not None:
@@ -61,60 +71,88 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, dtype: A
         if validate:
             check_extents(_FUNCTION, extents, data.shape[0], 0)
         extents = to_extents(extents, data.shape[0])
-    out = packed_product(data, weights, extents, starts, dtype=np.dtype(dtype))
+    out = multiply(data, weights, extents, starts)
     return out if nested is None else nested.replace(data=out)
 
 
-def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any = None, *, dtype: Any) -> jax.Array:
-    """Multiply the rows of each group by its weights; rows of no group give zero."""
-    operands = (lhs, weights.pieces, extents) if starts is None else (lhs, weights.pieces, extents, starts)
+def packed_product(lhs: Any, weights: PackedWeights, extents: Any, starts: Any = None, *, dtype: Any,
+                   transpose_rhs: bool = True) -> jax.Array:  # fmt: skip
+    """Multiply the rows of each group by its weights `(n, k)`, transposed or not; rows of no group give zero."""
+    operands = (lhs, weights.pieces, weights.factors, extents, *(() if starts is None else (starts,)))
     return packed_p.bind(
         *same_varying(*operands),
         format=weights.format,
         block=weights.block,
-        n=weights.n,
+        n=weights.n if transpose_rhs else weights.k,
+        transpose_rhs=transpose_rhs,
         dtype=np.dtype(dtype),
         mesh=_split.needs_devices(),
     )
 
 
-def _weights(lhs: Any, pieces: Any, params: Any) -> PackedWeights:
-    return PackedWeights(pieces, params["format"], params["block"], params["n"], lhs.shape[-1])
+def _plain(lhs: Any, pieces: Any, factors: Any, extents: Any, *starts: Any, format: str, block: int, n: int, dtype: Any,
+           transpose_rhs: bool, **_: Any) -> jax.Array:  # fmt: skip
+    shape = (n, lhs.shape[-1]) if transpose_rhs else (lhs.shape[-1], n)
+    weights = unpack_weights(PackedWeights(pieces, factors, format, block, *shape), lhs.dtype)
+    return product(lhs, weights, extents, *starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
 
 
-def _plain(lhs: Any, pieces: Any, extents: Any, *starts: Any, **params: Any) -> jax.Array:
-    weights = unpack_weights(_weights(lhs, pieces, params), lhs.dtype)
-    return product(lhs, weights, extents, *starts, mode="rows", dtype=params["dtype"], transpose_rhs=True)
-
-
-def _abstract_eval(lhs: Any, pieces: Any, extents: Any, *starts: Any, n: int, dtype: Any, **_: Any) -> Any:
-    fits = lhs.ndim == 2 and pieces.ndim == 4 and extents.shape == pieces.shape[:1]
+def _abstract_eval(lhs: Any, pieces: Any, factors: Any, extents: Any, *starts: Any, n: int, dtype: Any,
+                   transpose_rhs: bool, **_: Any) -> Any:  # fmt: skip
+    sides = (n, lhs.shape[-1]) if transpose_rhs else (lhs.shape[-1], n)
+    pieces_of = tuple(-(-side // _SIDE) for side in sides)
+    fits = lhs.ndim == 2 and pieces.ndim == 4 and extents.shape == factors.shape == pieces.shape[:1]
+    fits = fits and pieces.shape[1:3] == pieces_of
     if not fits or any(i.dtype != jnp.int32 or i.shape != extents.shape for i in (extents, *starts)):
-        got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, pieces, extents, *starts))
-        raise ValueError(f"scaled_grouped_matmul: operands do not fit packed weights: {got}")
-    sharding = result_sharding(_FUNCTION, _LAYOUT, lhs)
+        got = ", ".join(f"{a.dtype}{list(a.shape)}" for a in (lhs, pieces, factors, extents, *starts))
+        raise ValueError(
+            f"scaled_grouped_matmul: operands do not fit packed weights {sides} of pieces {_SIDE} x {_SIDE}: {got}; "
+            "repack_weights makes them"
+        )
+    sharding = result_sharding(_FUNCTION, _LAYOUTS[transpose_rhs], lhs)
     return lhs.update(shape=(lhs.shape[0], n), dtype=dtype, weak_type=False, sharding=sharding)
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: int, dtype: str) -> str:
+def _program(
+    types: tuple[tuple[str, tuple[int, ...]], ...], weights: str, n: int, dtype: str, transpose_rhs: bool = True
+) -> str:
     builder = _core.Builder("packed_matmul")
-    names = ("lhs", "weights", "extents", "starts")
+    names = ("lhs", "weights", "factors", "extents", "starts")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
-    starts = values[3] if len(values) == 4 else None
-    label = "packed_matmul"
-    builder.output(builder.grouped_matmul(*values[:3], starts, "rows", False, dtype, label, weights=weights, columns=n))
+    lhs, pieces, factors, extents, *starts = values
+    builder.output(
+        builder.grouped_matmul(lhs, pieces, extents, starts[0] if starts else None, "rows", transpose_rhs, dtype,
+                               "packed_matmul", scales=[factors], weights=weights, columns=n)
+    )  # fmt: skip
     return builder.finish()
 
 
 _lower_plain = mlir.lower_fun(_plain, multiple_results=False)
 
 
-def program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int, **_: Any) -> str:
+def program_of(avals: Any, dtype: Any, *, format: str, block: int, n: int, transpose_rhs: bool, **_: Any) -> str:
     """Return the program of a product of operands of these types."""
     types = tuple((_ffi.known_dtype_name(a.dtype), a.shape) for a in avals)
-    weights = format if format != "int4" else f"int4x{block}"
-    return _program(types, weights, n, _ffi.known_dtype_name(dtype))
+    return _program(types, _kind(format, block), n, _ffi.known_dtype_name(dtype), transpose_rhs)
+
+
+def _kind(format: str, block: int) -> str:
+    return format if format != "int4" else f"int4x{block}"
+
+
+def _in_fusion(w: Any, eqn: Any, x: Any) -> Any:
+    p = eqn.params
+    dtype, weights = _ffi.known_dtype_name(p["dtype"]), _kind(p["format"], p["block"])
+    return [w.builder.grouped_rows(x, p["transpose_rhs"], dtype, p["n"], w.label(eqn), weights)]
+
+
+def _refuse(eqn: Any) -> str | None:
+    # As a product of arrays: only what a kernel ends with what follows is worth being part of a fusion.
+    out = eqn.outvars[0].aval
+    known = str(eqn.invars[0].aval.dtype) == "bfloat16" and str(out.dtype) in ("bfloat16", "float16", "float32")
+    filled = all(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
+    return None if known and filled else "a matrix product"
 
 
 def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
@@ -124,7 +162,7 @@ def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
             aval = arrays[-1]
             return packed_p.bind(*arrays[:-1], **{**params, "n": aval.shape[1], "dtype": aval.dtype, "mesh": None})
 
-        run = split(multiply, _LAYOUT, ctx.avals_in, ctx.avals_out[0])
+        run = split(multiply, _LAYOUTS[params["transpose_rhs"]], ctx.avals_in, ctx.avals_out[0])
         return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
     return (_lower_cuda if platform == "cuda" else _lower_plain)(ctx, *operands, **params)
 
@@ -148,17 +186,18 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     return out, packed_p.bind(*same_varying(tangents[0], *primals[1:]), **params)
 
 
-def _transpose(cotangent: Any, lhs: Any, pieces: Any, *indices: Any, **params: Any) -> list[Any]:
-    nothing = [None] * (1 + len(indices))
+def _transpose(cotangent: Any, lhs: Any, pieces: Any, *rest: Any, transpose_rhs: bool, n: int, dtype: Any,
+               **params: Any) -> list[Any]:  # fmt: skip
+    nothing = [None] * (1 + len(rest))
     if type(cotangent) is ad.Zero:
         return [ad.Zero(lhs.aval.to_ct_aval()), *nothing]
-    weights = unpack_weights(_weights(lhs.aval, pieces, params), lhs.aval.dtype)
-    grad = product(cotangent, weights, *indices, mode="rows", dtype=lhs.aval.dtype)
+    grad = packed_p.bind(*same_varying(cotangent, pieces, *rest), n=lhs.aval.shape[-1], dtype=lhs.aval.dtype,
+                         transpose_rhs=not transpose_rhs, **params)  # fmt: skip
     return [placed_as(grad, lhs.aval.sharding), *nothing]
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
-    lhs, pieces, *indices = args
+    lhs, pieces, factors, *indices = args
     if all(d is None for d in dims[1:]):
         # Contiguous groups stay contiguous when every row becomes as many as the batch has.
         lhs = jnp.moveaxis(lhs, dims[0], 1)
@@ -167,16 +206,17 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
             raise ValueError(f"{_FUNCTION}: vmap of {size} x {m} rows exceeds 2**31-1; use jax.lax.map over the batch")
         starts, extents = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
         indices = [extents * size] if len(indices) == 1 else [extents * size, starts * size]
-        out = packed_p.bind(lhs.reshape(m * size, k), pieces, *indices, **params)
+        out = packed_p.bind(lhs.reshape(m * size, k), pieces, factors, *indices, **params)
         return out.reshape(m, size, -1), 1
     return jax.vmap(functools.partial(_plain, **params), in_axes=tuple(dims))(*args), 0
 
 
-compile_when_eager(packed_p, "format", "block", "n", "dtype", "mesh")
+compile_when_eager(packed_p, "format", "block", "n", "transpose_rhs", "dtype", "mesh")
 packed_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[packed_p] = _jvp
 ad.primitive_transposes[packed_p] = _transpose
 batching.primitive_batchers[packed_p] = _batch
+_trace.RULES[packed_p.name] = _trace.Rule(_in_fusion, refuse=_refuse, fits=False)
 mlir.register_lowering(packed_p, _lower_plain)
 for _platform in ("cpu", "cuda"):
     mlir.register_lowering(packed_p, functools.partial(_lower, platform=_platform), platform=_platform)

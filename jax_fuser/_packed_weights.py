@@ -1,6 +1,6 @@
 """Weights of four bits in the order in which the kernels of GPUs of compute capability 9.0 read them.
 
-`csrc/grouped/cuda/four_bit.cuh` describes pieces of 128 columns by 64 contraction indices. The order is the same for
+`csrc/grouped/cuda/four_bit.cuh` describes pieces of 64 columns by 64 contraction indices. The order is the same for
 every size, so that weights are put into it once.
 """
 
@@ -20,9 +20,9 @@ from jax_fuser._quant import ScaledTensor
 from jax_fuser._static_sizes import check_sizes
 
 _STATIC = {"static": True}
-_COLUMNS, _DEPTH = 128, 64  # of a piece
-# The rows of a product and their order in memory: slice of 64 columns, warp, row of eight, which half of sixteen.
-_ROWS = (2, 4, 8, 2)
+_COLUMNS, _DEPTH = 64, 64  # of a piece
+# The rows of a product and their order in memory: warp, row of eight, which half of sixteen.
+_ROWS = (4, 8, 2)
 # Contraction indices likewise: product of sixteen, half of it, lane of four, which of two.
 _INDICES = (4, 2, 4, 2)
 _NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to this
@@ -34,8 +34,8 @@ class PackedWeights:
     """Weights `(groups, n, k)` of four bits, ordered by `repack_weights`.
 
     Attributes:
-        pieces: uint32 `(groups, columns, depths, words)`: codes, scales and a factor of 128 columns by 64 contraction
-            indices.
+        pieces: uint32 `(groups, columns, depths, words)`: codes and scales of 64 columns by 64 contraction indices.
+        factors: float32 `(groups,)`, of all weights of a group.
         format: "nvfp4", "mxfp4" or "int4".
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
@@ -48,6 +48,7 @@ class PackedWeights:
     """
 
     pieces: Any
+    factors: Any
     format: str = field(metadata=_STATIC)
     block: int = field(metadata=_STATIC)
     n: int = field(metadata=_STATIC)
@@ -66,9 +67,9 @@ class PackedWeights:
 def repack_weights(weights: ScaledTensor) -> PackedWeights:
     """Order weights of four bits as the kernel for GPUs of compute capability 9.0 reads them.
 
-    Done once, when weights are loaded. The bits stay as many; columns are filled up to a multiple of 128 and
-    contraction indices to one of 64. Values stay the same, but for float32 scales of "int4", which are rounded to
-    bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
+    Done once, when weights are loaded; gradients of the rows read the same. The bits stay as many; columns and
+    contraction indices are filled up to a multiple of 64. Values stay the same, but for float32 scales of "int4", which
+    are rounded to bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
 
     Args:
         weights: `ScaledTensor` `(groups, n, k)` of format "nvfp4", "mxfp4" or "int4"; its `global_scale` is a number or
@@ -129,10 +130,7 @@ def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, format: str, 
         factors = factors * np.float32(2**_NVFP4_EXPONENT)
     order = functools.partial(_order_group, format=format, block=block)
     pieces = jax.lax.map(lambda group: order(*group), (data, scales, fields))
-    # Copies are multiples of 16 bytes.
-    factor = jax.lax.bitcast_convert_type(factors, jnp.uint32)[:, None, None, None]
-    factor = jnp.pad(jnp.broadcast_to(factor, (*pieces.shape[:3], 1)), ((0, 0), (0, 0), (0, 0), (0, 3)))
-    return PackedWeights(jnp.concatenate([pieces, factor], axis=3), format, block, n, k)
+    return PackedWeights(pieces, factors, format, block, n, k)
 
 
 @_repack.defjvp
@@ -154,9 +152,9 @@ def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, forma
         wide = jnp.repeat(_code_change(scales), k // scales.shape[1], axis=1)
         codes = (codes ^ (wide & 8)) & jnp.where(wide & 1, 0, 15).astype(jnp.uint8)
     codes = jnp.pad(codes, ((0, across * _COLUMNS - n), (0, down * _DEPTH - k))).astype(jnp.uint32)
-    codes = codes.reshape(across, *_ROWS[:2], _ROWS[3], _ROWS[2], down, *_INDICES)
-    # To columns, depths, slice, warp, row, lane, product; summed over: half of rows, half of indices, which of two.
-    codes = codes.transpose(0, 5, 1, 2, 4, 8, 6, 3, 7, 9)
+    codes = codes.reshape(across, _ROWS[0], _ROWS[2], _ROWS[1], down, *_INDICES)
+    # To columns, depths, warp, row, lane, product; summed over: half of rows, half of indices, which of two.
+    codes = codes.transpose(0, 4, 1, 3, 7, 5, 2, 6, 8)
     words = jnp.zeros(codes.shape[:-3], jnp.uint32)
     for half in range(2):
         for far in range(2):
@@ -180,8 +178,8 @@ def _order_scales(fields: jax.Array, across: int, down: int, block: int, format:
     blocks = _DEPTH // block
     fields = fields.astype(jnp.uint32)
     pad = ((0, across * _COLUMNS - fields.shape[0]), (0, down * blocks - fields.shape[1]))
-    fields = jnp.pad(fields, pad).reshape(across, *_ROWS[:2], _ROWS[3], _ROWS[2], down, blocks)
-    fields = fields.transpose(0, 5, 1, 2, 4, 6, 3)  # columns, depths, slice, warp, row, block, half
+    fields = jnp.pad(fields, pad).reshape(across, _ROWS[0], _ROWS[2], _ROWS[1], down, blocks)
+    fields = fields.transpose(0, 4, 1, 3, 5, 2)  # columns, depths, warp, row, block, half
     shift = {"int4": 0, "mxfp4": 7, "nvfp4": 4}[format]
     words = fields[..., 0] << shift | fields[..., 1] << (shift + 16)
     if format != "int4":
@@ -222,21 +220,20 @@ _E5M3 = _e5m3()
 def unpack_weights(weights: PackedWeights, dtype: Any) -> jax.Array:
     """The weights `(groups, n, k)`, as the kernel computes with them and then multiplied with their factor."""
     unpack_group = functools.partial(_unpack_group, weights=weights, dtype=dtype)
-    return jax.lax.map(unpack_group, weights.pieces)
+    return jax.lax.map(lambda group: unpack_group(*group), (weights.pieces, weights.factors))
 
 
-def _unpack_group(pieces: jax.Array, *, weights: PackedWeights, dtype: Any) -> jax.Array:
+def _unpack_group(pieces: jax.Array, factor: jax.Array, *, weights: PackedWeights, dtype: Any) -> jax.Array:
     across, down = pieces.shape[:2]
     if pieces.size == 0:
         return jnp.zeros((weights.n, weights.k), dtype)
     blocks = _DEPTH // weights.block
-    factor = jax.lax.bitcast_convert_type(pieces[0, 0, -4], jnp.float32)
-    codes, scales = jnp.split(pieces[..., :-4], [_COLUMNS * _DEPTH // 8], axis=2)
-    codes = codes.reshape(across, down, *_ROWS[:3], _INDICES[2], _INDICES[0])
+    codes, scales = jnp.split(pieces, [_COLUMNS * _DEPTH // 8], axis=2)
+    codes = codes.reshape(across, down, *_ROWS[:2], _INDICES[2], _INDICES[0])
     parts = [[[_take(codes, half + 2 * far, high, weights.format) for high in range(2)] for far in range(2)]
              for half in range(2)]  # fmt: skip
     codes = jnp.stack([jnp.stack([jnp.stack(far, -1) for far in half], -2) for half in parts], -3)
-    codes = codes.transpose(0, 2, 3, 7, 4, 1, 6, 8, 5, 9).reshape(across * _COLUMNS, down * _DEPTH)
+    codes = codes.transpose(0, 2, 6, 3, 1, 5, 7, 4, 8).reshape(across * _COLUMNS, down * _DEPTH)
     if weights.format == "int4":
         values = codes.astype(jnp.float32) - 8
     else:
@@ -244,10 +241,10 @@ def _unpack_group(pieces: jax.Array, *, weights: PackedWeights, dtype: Any) -> j
 
     if weights.format != "int4":
         scales = jnp.stack([scales, _rotate_left(scales, 24)], axis=-1)
-    scales = scales.reshape(across, down, *_ROWS[:3], blocks)
+    scales = scales.reshape(across, down, *_ROWS[:2], blocks)
     mask = {"int4": 0xFFFF, "mxfp4": 0x7F80, "nvfp4": 0x0FF0}[weights.format]
     halves = jnp.stack([scales & mask, scales >> 16 & mask], axis=-1)
-    halves = halves.transpose(0, 2, 3, 6, 4, 1, 5).reshape(across * _COLUMNS, down * blocks)
+    halves = halves.transpose(0, 2, 5, 3, 1, 4).reshape(across * _COLUMNS, down * blocks)
     if weights.format == "nvfp4":
         # 0x7000 less the exponent of 2^(126 - _NVFP4_EXPONENT), which e2m1 takes back: bf16 of the scale itself.
         exponent = (126 - _NVFP4_EXPONENT) << 7

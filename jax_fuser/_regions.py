@@ -142,7 +142,7 @@ class _Partition:
         if leave_draws:
             self.cut = [cut or _random.draws(_trace_writer.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
         for i, eqn in enumerate(self.eqns):
-            if eqn.primitive.name == _trace.PRODUCT and (leave_products or linear_values or not self._has_tail(i)):
+            if eqn.primitive.name in _trace.PRODUCTS and (leave_products or linear_values or not self._has_tail(i)):
                 self.cut[i] = True
         self.view = self._views()
         self.drawn = self._draws()
@@ -163,7 +163,7 @@ class _Partition:
             if v in self.returned:
                 return False
             for j in self.readers[v]:
-                if self.cut[j] or self.eqns[j].primitive.name in _trace.REDUCTIONS | {_trace.PRODUCT}:
+                if self.cut[j] or self.eqns[j].primitive.name in _trace.REDUCTIONS | _trace.PRODUCTS:
                     return False
                 if _trace.is_view(self.eqns[j]):
                     todo += self.eqns[j].outvars

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _fp4
-from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_tail import Activation
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import multiply_packed
@@ -20,6 +20,7 @@ from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._scaled_floats import FORMATS, multiply_floats
 from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product
+from jax_fuser._scaled_tail import ScaledTail
 from jax_fuser._static_sizes import check_sizes
 
 _RESULTS = ("bfloat16", "float16", "float32")
@@ -35,13 +36,17 @@ def scaled_grouped_matmul(
     format: str | None = None,
     quantized_rhs: tuple[ScaledTensor, ScaledTensor] | None = None,
     drhs_format: str | None = None,
+    bias: Any = None,
+    activation: Activation = None,
+    row_scale: Any = None,
     transpose_rhs: bool = True,
     preferred_element_type: Any = jnp.bfloat16,
     validate: bool = True,
 ) -> Any:
     """Multiply the rows of each group by the group's matrix: 8-bit floats with scales, or weights of few bits.
 
-    The product of what the operands stand for, `dequantize(lhs) @ dequantize(rhs)[group].T`. Groups need no alignment,
+    The product of what the operands stand for, `dequantize(lhs) @ dequantize(rhs)[group].T`, then `row_scale *
+    activation(product + bias[group])` as `grouped_matmul` has it. Groups need no alignment,
     padding rows are never read and give zero, and a NaN stays in its row or group.
 
     GPUs of compute capability 9.0 multiply the 8-bit floats in one kernel. Their tensor cores sum such products with
@@ -59,7 +64,11 @@ def scaled_grouped_matmul(
     Weights of four bits, from `repack_weights`, take rows of ordinary floats. On those GPUs a kernel decodes them, for
     bfloat16 rows, on their way to the tensor cores: exactly, but that a product of "int4" and its scale is rounded to
     bfloat16. Elsewhere they become an array of the dtype of `lhs` first, as weights of eight bits do that are
-    multiplied by floats. This product is differentiable in `lhs`.
+    multiplied by floats. This product is differentiable in `lhs`: the kernel reads the same packed weights for that,
+    where the cotangent is bfloat16 as the result is by default.
+
+    What follows the product is a part of its kernel for packed weights there (a gated one where the halves begin at
+    multiples of 64 columns), and a pass over the result after products of 8-bit floats.
 
     Args:
         lhs: `ScaledTensor` of rows `(m, k)` with `group_sizes`, or of a NestedTensor `[groups, ragged, k]`; format
@@ -77,6 +86,9 @@ def scaled_grouped_matmul(
         drhs_format: with `format`, "fp8_row" quantizes cotangent and `lhs` for the gradient of `rhs` to e4m3, with a
             scale for each column of each group's rows: faster where groups have many rows, and less exact. None
             multiplies them as they are.
+        bias: `(groups, n)`, one row per group. Differentiable.
+        activation: as in `grouped_matmul`; a gated one halves the columns.
+        row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         transpose_rhs: False for floats `rhs` `(groups, k, n)`. Quantized weights are `(groups, n, k)`: the tensor cores
             read 8-bit operands with `k` as the last axis alone.
         preferred_element_type: bfloat16, float16 or float32.
@@ -118,12 +130,20 @@ def scaled_grouped_matmul(
         data = operand.data if isinstance(operand, ScaledTensor) else operand
         data = data.data if isinstance(data, NestedTensor) else data
         check_sizes("scaled_grouped_matmul", **{name: data})
+    rows = lhs.data if isinstance(lhs, ScaledTensor) else lhs
+    nested = rows if isinstance(rows, NestedTensor) else None
+    tail = ScaledTail(bias, activation, row_scale, nested)
     scaled = _floats(lhs, rhs, format) if format is not None else _scaling(lhs, rhs)
     if scaled == "packed":
         if not transpose_rhs:
             raise ValueError("scaled_grouped_matmul: weights of four bits are (groups, n, k), got transpose_rhs=False")
         weights = rhs if isinstance(rhs, PackedWeights) else repack_weights(rhs)
-        return multiply_packed(lhs, weights, group_sizes, dtype, validate)
+
+        def multiply(x: Any, weights: PackedWeights, extents: Any, starts: Any) -> Any:
+            tail.check(x.shape[0], *weights.shape[:2])
+            return tail.multiply(x, weights, extents, starts, dtype)
+
+        return multiply_packed(lhs, weights, group_sizes, multiply, validate)
     if not transpose_rhs and scaled != "floats":
         raise ValueError(
             "scaled_grouped_matmul: rhs must be (groups, n, k), got transpose_rhs=False: tensor cores read 8-bit "
@@ -132,8 +152,6 @@ def scaled_grouped_matmul(
     matrices = rhs.data if isinstance(rhs, ScaledTensor) else rhs
     if isinstance(matrices, NestedTensor):
         raise TypeError("scaled_grouped_matmul: rhs must hold an array (groups, n, k), got a NestedTensor")
-    rows = lhs.data if isinstance(lhs, ScaledTensor) else lhs
-    nested = rows if isinstance(rows, NestedTensor) else None
     data = rows if nested is None else nested.data
     if scaled in BLOCKS:
         for operand in (data, matrices):
@@ -146,6 +164,7 @@ def scaled_grouped_matmul(
         raise ValueError(
             f"scaled_grouped_matmul: k must be a multiple of {ALIGNMENT}, got {k}; pad both operands with zeros"
         )
+    tail.check(m, groups, n)
     if nested is None:
         if validate:
             check_extents("scaled_grouped_matmul", extents, m, 0)
@@ -158,14 +177,15 @@ def scaled_grouped_matmul(
             transpose_rhs=transpose_rhs, dtype=dtype,
         )  # fmt: skip
     elif scaled == "weights":
-        wide = dequantize(rhs, data.dtype)
-        out = product(data, wide, extents, starts, mode="rows", dtype=dtype, transpose_rhs=True)
+        out = tail.multiply(data, dequantize(rhs, data.dtype), extents, starts, dtype)
     else:
         shapes: tuple[tuple[int, ...], ...] = (m,), (groups, n)
         if scaled == "blocks":
             shapes = (m, block_count(k)), (groups, block_count(n), block_count(k))
         scales = [_whole(x, s) for x, s in zip((lhs, rhs), shapes)]
         out = scaled_product(data, matrices, extents, starts, *scales, scaled=scaled, dtype=dtype)
+    if scaled != "weights":
+        out = tail.after(out, extents, starts)
     return out if nested is None else nested.replace(data=out)
 
 

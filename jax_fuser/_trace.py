@@ -52,6 +52,8 @@ REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
 SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
 FUSED = "jax_fuser_fused"
 PRODUCT = "jax_fuser_grouped_matmul"
+PACKED_PRODUCT = "jax_fuser_packed_matmul"
+PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -310,7 +312,7 @@ def reductions(jaxpr: Any) -> list[str]:
 
 def has_product(jaxpr: Any) -> bool:
     """Whether an open jaxpr has a grouped product among its own equations."""
-    return any(eqn.primitive.name == PRODUCT for eqn in jaxpr.eqns)
+    return any(eqn.primitive.name in PRODUCTS for eqn in jaxpr.eqns)
 
 
 def needs_kernel(jaxpr: Any) -> bool:

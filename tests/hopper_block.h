@@ -306,6 +306,15 @@ inline unsigned mul_bf16x2_low(unsigned a, unsigned b) {
 inline unsigned mul_bf16x2_high(unsigned a, unsigned b) {
   return of_halves(a, (b >> 16) * 0x10001, [](float x, float y) { return x * y; });
 }
+inline unsigned turn_8x8(unsigned pair) {
+  const unsigned lane = threadIdx.x % 32;
+  unsigned turned = 0;
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned from = __shfl_sync(~0u, pair, (lane % 4 * 2 + i) * 4 + lane / 8);
+    turned |= (from >> lane / 4 % 2 * 16 & 0xffff) << i * 16;
+  }
+  return turned;
+}
 inline unsigned sub_bf16x2(unsigned a, unsigned b) {
   return of_halves(a, b, [](float x, float y) { return x - y; });
 }

@@ -14,7 +14,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core, _ffi, _fp4, _packed_matmul, _packed_weights
+from jax_fuser import _core, _ffi, _fp4, _packed_matmul, _packed_weights, _trace
 
 FORMATS = [("nvfp4", 16), ("mxfp4", 32), ("int4", 32), ("int4", 64), ("int4", 128)]
 rng = np.random.default_rng(0)
@@ -235,6 +235,9 @@ def product_with(value, global_scale=None, x=None, **options):
             ValueError,
             r"vmap of 536870912 x 4 rows exceeds 2\*\*31-1",
         ),
+        (lambda: product_with(1.0, bias=jnp.ones((2, 4))), ValueError, r"bias must be \(groups, n\)=\(2, 8\)"),
+        (lambda: product_with(1.0, row_scale=jnp.ones(3)), ValueError, r"one value per row \(4,\), got \(3,\)"),
+        (lambda: product_with(1.0, activation="tanh"), ValueError, "activation 'tanh' is unknown"),
         (lambda: product_with(jnp.float8_e4m3fn(1)), TypeError, "float8_e4m3fn x nvfp4 not supported"),
         (lambda: jf.repack_weights(jf.quantize(jnp.ones((4, 32)), "mxfp4")), ValueError, r"\(groups, n, k\), got"),
         (
@@ -251,10 +254,12 @@ def test_errors_say_what_fits(call, error, message):
         call()
 
 
-def program(weights, m, dtype="bf16", starts=False, groups=4, k=192, n=136):
-    words = 1024 + (128 if weights in ("nvfp4", "int4x32") else 64) + 4
-    types = [("bf16", (m, k)), ("u32", (groups, -(-n // 128), -(-k // 64), words)), ("s32", (groups,))]
-    return _packed_matmul._program((*types, *types[2:] * starts), weights, n, dtype)
+def program(weights, m, dtype="bf16", starts=False, groups=4, k=192, n=136, transpose_rhs=True):
+    words = 512 + (64 if weights in ("nvfp4", "int4x32") else 32)
+    sides = (n, k) if transpose_rhs else (k, n)
+    pieces = (groups, *(-(-side // 64) for side in sides), words)
+    types = [("bf16", (m, k)), ("u32", pieces), ("f32", (groups,)), ("s32", (groups,))]
+    return _packed_matmul._program((*types, *types[3:] * starts), weights, n, dtype, transpose_rhs)
 
 
 HOPPER = _core.cuda_target_for(90)
@@ -289,6 +294,127 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
 
 
+def compiled(text, tmp_path):
+    """Facts, registers and instructions of a program of one kernel; nothing spills."""
+    [facts] = [f for f in _core.facts(text, HOPPER) if f["strategy"] != "empty"]
+    nvrtc_or_skip()
+    [(_, _, cubin)] = _core.compile_cuda(text, HOPPER)
+    [used] = resources(cubin, tmp_path / "kernel.cubin")
+    assert used["LOCAL"] == 0 and used["STACK"] == 0
+    return facts, used, sass(tmp_path / "kernel.cubin")
+
+
+def assert_overlapping(lines):
+    products = lines.count("HGMMA.64x")
+    assert products >= 8 and len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= products / 2
+
+
+@pytest.mark.parametrize(("weights", "m"), [("mxfp4", 20), ("nvfp4", 150), ("int4x32", 300), ("int4x64", 1000)])
+def test_products_that_sum_over_columns_turn_weights_in_registers(weights, m, tmp_path):
+    facts, _, lines = compiled(program(weights, m, k=136, n=192, transpose_rhs=False), tmp_path)
+    assert "weights in registers" in facts["parameters"]
+    assert_overlapping(lines)
+    assert "MOVM.16.MT88" in lines
+
+
+def fused_programs(f, *args):
+    """The programs that a fused function becomes."""
+    texts = []
+
+    def visit(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == _trace.FUSED:
+                texts.append(_trace.write_program(eqn.params["jaxpr"].jaxpr, "fused")[0].text)
+            for value in eqn.params.values():
+                for part in value if isinstance(value, (tuple, list)) else (value,):
+                    inner = getattr(part, "jaxpr", part)
+                    if hasattr(inner, "eqns"):
+                        visit(inner)
+
+    visit(jax.make_jaxpr(f)(*args).jaxpr)
+    return texts
+
+
+def gated(x, w, sizes, bias=None, scale=None):
+    return jf.scaled_grouped_matmul(x, w, sizes, bias=bias, activation="swiglu", row_scale=scale, validate=False)
+
+
+@pytest.mark.parametrize("m", [20, 150, 300, 1000])
+def test_a_gated_product_is_one_kernel(m, tmp_path):
+    """With bias and row scale, and an array added; gate and up of every tile overlap as without."""
+    w = jf.repack_weights(weights(3, 128, 64, "nvfp4", 16))
+    x, sizes = jnp.zeros((m, 64), jnp.bfloat16), jnp.array([1, 2, 3])
+    added = jnp.zeros((m, 64), jnp.bfloat16)
+    args = (x, jnp.ones((3, 128)), jnp.ones(m), added)
+    [text] = fused_programs(jf.fuse(lambda x, b, s, y: gated(x, w, sizes, b, s) + y), *args)
+    facts, _, lines = compiled(text, tmp_path)
+    assert "nvfp4 weights in registers" in facts["parameters"]
+    assert_overlapping(lines)
+
+
+def test_halves_within_a_piece_are_gated_by_a_kernel_of_their_own():
+    w = jf.repack_weights(weights(3, 80, 64, "nvfp4", 16))
+    x = jnp.zeros((40, 64), jnp.bfloat16)
+    [text] = fused_programs(jf.fuse(lambda x: gated(x, w, jnp.array([1, 2, 3]))), x)
+    facts = [f for f in _core.facts(text, HOPPER) if f["strategy"] != "empty"]
+    assert len(facts) == 2 and "it begins at column 40 of packed weights" in " ".join(f["reason"] for f in facts)
+
+
+TAILS = {
+    "bias": lambda b, s: {"bias": b},
+    "silu": lambda b, s: {"activation": "silu"},
+    "swiglu": lambda b, s: {"activation": "swiglu"},
+    "all": lambda b, s: {"bias": b, "activation": "geglu", "row_scale": s},
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("format", ["nvfp4", "int4"])
+def test_what_follows_a_product(tail, format, device):
+    """As after the product with unpacked weights, and so are the derivatives; padding rows hold NaN."""
+    if device.platform == "cpu" and format == "int4":
+        pytest.skip("unpacked, all formats are one product")
+    check_tail(tail, format, 70, [40, 0, 13])
+    if device.platform != "cpu":
+        check_tail(tail, format, 900, [3, 600, 200])
+
+
+def check_tail(tail, format, m, extents):
+    w = weights(3, 128, 128, format, 32 if format == "int4" else 16)
+    packed, dense = jf.repack_weights(w), jf.dequantize(w).astype(jnp.bfloat16).astype(jnp.float32)
+    total, sizes = sum(extents), jnp.array(extents)
+    x = jnp.asarray(rng.normal(size=(m, 128)), jnp.bfloat16).at[total:].set(jnp.nan)
+    bias, scale = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((3, 128), (m,)))
+
+    def four_bits(x, bias, scale):
+        how = {**TAILS[tail](bias, scale), "preferred_element_type": jnp.float32, "validate": False}
+        return jf.scaled_grouped_matmul(x, packed, sizes, **how)
+
+    def plain(x, bias, scale):
+        how = {**TAILS[tail](bias, scale), "preferred_element_type": jnp.float32, "validate": False}
+        return jf.grouped_matmul(x.astype(jnp.float32), dense, sizes, transpose_rhs=True, **how)
+
+    size = 100 * float(jnp.abs(dense).max())
+    assert_close(jax.jit(four_bits)(x, bias, scale), plain(x, bias, scale), dtype="bfloat16", scale=size)
+    got, want = (
+        jax.jit(jax.grad(lambda *a, f=f: (f(*a)[:total] ** 2).sum(), argnums=(0, 1, 2)))(x, bias, scale)
+        for f in (four_bits, plain)
+    )
+    for g, v in zip(got, want):
+        assert_close(g, v, dtype="bfloat16", scale=100 * float(jnp.abs(v).max() + 1))
+
+
+def test_tails_of_eight_bits_are_those_of_grouped_matmul():
+    x, w = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((12, 32), (3, 16, 32)))
+    sizes, bias, scale = jnp.array([4, 0, 5]), jnp.ones((3, 16)), jnp.arange(12.0)
+    how = {"bias": bias, "activation": "swiglu", "row_scale": scale, "preferred_element_type": jnp.float32}
+    wide = [jf.dequantize(jf.quantize(a, "fp8_row")) for a in (x, w)]
+    want = jf.grouped_matmul(*wide, sizes, transpose_rhs=True, **how)
+    for given in ((jf.quantize(x, "fp8_row"), jf.quantize(w, "fp8_row"), sizes), (wide[0], wide[1], sizes)):
+        options = how if isinstance(given[0], jf.ScaledTensor) else {**how, "format": "fp8_row"}
+        assert_close(jf.scaled_grouped_matmul(*given, **options), want, scale=20)
+
+
 def test_units_come_from_a_queue_where_they_take_unlike_times():
     for m, n, units in ((128, 4096, "shared"), (132, 4096, "queued"), (132, 136, "shared")):
         [facts] = _core.facts(program("mxfp4", m, n=n), HOPPER)
@@ -318,11 +444,11 @@ def test_other_targets_say_why_there_is_no_kernel():
 )
 def test_the_core_says_what_the_kernel_takes(m, k, n, lhs, dtype, why):
     """What it does not take is unpacked, with a warning: nothing here allocates."""
-    pieces = (4, -(-n // 128), k // 64, 1024 + 64 + 4)
-    types = ((lhs, (m, k)), ("uint32", pieces), ("int32", (4,)))
+    pieces = (4, -(-n // 64), k // 64, 512 + 32)
+    types = ((lhs, (m, k)), ("uint32", pieces), ("float32", (4,)), ("int32", (4,)))
     avals = [
         jax.ShapeDtypeStruct(shape, np.dtype(kind) if kind != "bfloat16" else jnp.bfloat16) for kind, shape in types
     ]
-    options = {"format": "mxfp4", "block": 32, "n": n}
+    options = {"format": "mxfp4", "block": 32, "n": n, "transpose_rhs": True}
     got = _ffi.why_no_kernel(lambda: _packed_matmul.program_of(avals, jnp.dtype(dtype), **options), HOPPER)
     assert got is None if why is None else why in got

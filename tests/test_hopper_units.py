@@ -4,11 +4,13 @@ evenly compute the same, and every block ends."""
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 from grouped_reference import owned_rows, rows
 from test_fp8_blocks import run_on_cpu
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser._packed_weights import unpack_weights
 
 BF16 = ml_dtypes.bfloat16
 # More units than blocks; groups of a row, of part of a tile, of several tiles; none; one with all rows.
@@ -54,11 +56,32 @@ FOUR_BIT = """
 using namespace jf;
 constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
 
-template <class Format, class Out, class Tile, bool kHasStarts>
-void run(const char* weights) {
-  using Kernel = grouped::HopperFourBit<Format, Out, Tile, kHasStarts>;
-  constexpr int size = sizeof(Out);
+// Gates in the first half of the columns, numbers of rows and columns, an array.
+struct Gate {
+  static constexpr int kSums = 2, kTiles = 1;
+  static int first(int sum) { return sum * n; }
+  struct Group {
+    float bias;
+  };
+  struct alignas(4) Row {
+    float scale;
+  };
+  const float* array;
+  Group group(int group) const { return {group * 0.25f}; }
+  Row row(const Group&, int row) const { return {1 + row %% 3 * 0.5f}; }
+  float tile(int row, int column) const { return array[row * n + column]; }
+  float at(const Group& group, const Row& row, const float (&sums)[2], float tile, int, int column) const {
+    return row.scale * (sums[0] + group.bias) * sums[1] + column %% 5 + tile;
+  }
+};
+
+using grouped::NoEpilogue;
+template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
+void run(const char* weights, const Epilogue& epilogue = {}) {
+  using Kernel = grouped::HopperFourBit<Format, Out, Tile, kHasStarts, kBack, Epilogue>;
+  constexpr int size = sizeof(Out), columns = n * std::max(Epilogue::kSums, 1);
   auto lhs = read("lhs"), pieces = read(weights), extents = read("extents"), starts = read("starts");
+  const auto factors = read("factors");
   for (int problem = 0; problem < %(problems)d; ++problem) {
     for (const bool shares : {false, true}) {
       std::vector<unsigned char> out(size * m * n, 255);  // NaN
@@ -68,7 +91,8 @@ void run(const char* weights) {
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
       unsigned next = 0;
       ptx::launch(3, 1, [&](void* memory) {
-        Kernel::run(memory, lhs_map, pieces.data(), out_map, ragged, data<Out>(out), shares ? nullptr : &next, k, n);
+        Kernel::run(memory, lhs_map, pieces.data(), reinterpret_cast<const float*>(factors.data()), out_map, ragged,
+                    data<Out>(out), shares ? nullptr : &next, k, n, columns, epilogue);
       });
       std::fwrite(out.data(), 1, out.size(), stdout);
     }
@@ -77,11 +101,26 @@ void run(const char* weights) {
 
 int main() {
   using namespace grouped;
+%(main)s
+}
+"""
+FORWARD = """
   run<Mxfp4, float, FourBitTile<32, 3, 2>, false>("mxfp4_32");
   run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true>("nvfp4_16");
   run<Int4<32>, float, FourBitTile<128, 2, 1>, true>("int4_32");
   run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false>("int4_64");
-}
+"""
+BACK = """
+  run<Mxfp4, float, FourBitTile<32, 3, 2>, false, true>("mxfp4_32");
+  run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true, true>("nvfp4_16");
+  run<Int4<32>, float, FourBitTile<128, 2, 1>, true, true>("int4_32");
+  run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false, true>("int4_64");
+"""
+GATED = """
+  const auto array = read("addend");
+  const Gate gate{reinterpret_cast<const float*>(array.data())};
+  run<Nvfp4, bf16, FourBitTile<32, 3, 2>, true, false, Gate>("nvfp4_16", gate);
+  run<Mxfp4, float, FourBitTile<256, 2, 1>, false, false, Gate>("mxfp4_32", gate);
 """
 
 
@@ -127,25 +166,78 @@ def with_every_code(w, group, rng):
                            None, w.format, w.block)  # fmt: skip
 
 
-def test_weights_of_four_bits(tmp_path):
-    k, n, groups = 192, 136, EXTENTS.shape[1]
-    rng = np.random.default_rng(0)
-    kinds = {("mxfp4", 32): (np.float32, False), ("nvfp4", 16): (BF16, True), ("int4", 32): (np.float32, True),
-             ("int4", 64): (BF16, False)}  # fmt: skip
-    lhs = rng.normal(size=(M, k)).astype(BF16)
-    once = slice(143, LAST)  # rows that each read one weight of every column, of all groups with every code among them
-    lhs[once] = np.resize(np.eye(k), (once.stop - once.start, k))
+KINDS = {("mxfp4", 32): (np.float32, False), ("nvfp4", 16): (BF16, True), ("int4", 32): (np.float32, True),
+         ("int4", 64): (BF16, False)}  # fmt: skip
+rng = np.random.default_rng(0)
+ONCE = slice(143, LAST)  # rows that each read one weight of every column, of all groups with every code among them
+
+
+def four_bit_operands(kinds, k, columns, contracts):
+    """Rows, packed weights `(groups, columns, k)`, and these as numbers."""
+    groups, depth = EXTENTS.shape[1], columns if contracts else k
+    lhs = rng.normal(size=(M, depth)).astype(BF16)
+    lhs[ONCE] = np.resize(np.eye(depth), (ONCE.stop - ONCE.start, depth))
     lhs[LAST:] = np.nan
-    arrays = {"lhs": lhs, "extents": EXTENTS, "starts": STARTS}
-    wide = []
+    factors = rng.choice(np.float32([0.5, 1, 2]), groups)
+    arrays, wide = {"lhs": lhs, "extents": EXTENTS, "starts": STARTS, "factors": factors}, []
     for format, block in kinds:
-        w = jf.quantize(jnp.asarray(rng.normal(size=(groups, n, k)), jnp.float32), format, block=(block,))
-        w = with_every_code(w, 7, rng)
-        arrays[f"{format}_{block}"] = jf.repack_weights(w).pieces
-        wide += [np.asarray(jf.dequantize(w)).astype(BF16).swapaxes(1, 2)] * len(EXTENTS)
-    raw = run_on_cpu(FOUR_BIT % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}, arrays, 3,
-                     tmp_path)  # fmt: skip
-    for rhs, (extents, starts, queued, shared) in zip(wide, results(raw, kinds.values(), n), strict=True):
-        want = rows(lhs, rhs, extents, starts)
-        check(queued, shared, want, extents, starts)
-        np.testing.assert_array_equal(shared[once], want[once].astype(shared.dtype))
+        w = jf.quantize(jnp.asarray(rng.normal(size=(groups, columns, k)), jnp.float32), format, block=(block,))
+        packed = jf.repack_weights(with_every_code(w, 7, rng))
+        arrays[f"{format}_{block}"] = packed.pieces
+        own = np.asarray(unpack_weights(packed, jnp.float32)) / np.asarray(packed.factors)[:, None, None]
+        wide.append(own * factors[:, None, None])
+    return arrays, wide
+
+
+def run_four_bit(main, arrays, k, n, tmp_path):
+    numbers = {"m": M, "k": k, "n": n, "groups": EXTENTS.shape[1], "problems": len(EXTENTS), "main": main}
+    return run_on_cpu(FOUR_BIT % numbers, arrays, 3, tmp_path)
+
+
+@pytest.mark.parametrize("contracts", [False, True])
+def test_weights_of_four_bits(contracts, tmp_path):
+    """Every weight is read exactly, forward, and in products that sum over their columns."""
+    k, columns = 192, 136
+    arrays, wide = four_bit_operands(KINDS, k, columns, contracts)
+    shape = (columns, k) if contracts else (k, columns)
+    raw = run_four_bit(BACK if contracts else FORWARD, arrays, *shape, tmp_path)
+    found = results(raw, KINDS.values(), shape[1])
+    for rhs in wide:
+        rhs = rhs if contracts else rhs.swapaxes(1, 2)
+        for _ in EXTENTS:
+            extents, starts, queued, shared = next(found)
+            want = rows(arrays["lhs"], rhs, extents, starts)
+            check(queued, shared, want, extents, starts)
+            np.testing.assert_array_equal(shared[ONCE], want[ONCE].astype(shared.dtype))
+    assert next(found, None) is None
+
+
+def test_gated_weights_of_four_bits(tmp_path):
+    """Two warpgroups make an element together, with rows of no group."""
+    k, n = 192, 192
+    kinds = {("nvfp4", 16): (BF16, True), ("mxfp4", 32): (np.float32, False)}
+    arrays, wide = four_bit_operands(kinds, k, 2 * n, False)
+    arrays["addend"] = rng.normal(size=(M, n)).astype(np.float32)
+    found = results(run_four_bit(GATED, arrays, k, n, tmp_path), kinds.values(), n)
+    for rhs in wide:
+        for _ in EXTENTS:
+            extents, starts, queued, shared = next(found)
+            np.testing.assert_array_equal(queued.view(np.uint8), shared.view(np.uint8))
+            product = rows(arrays["lhs"], rhs.swapaxes(1, 2), extents, starts)
+            gate, up = product[:, :n], product[:, n:]
+            scale = 1 + np.arange(M)[:, None] % 3 * 0.5
+            owned = owned_rows(extents, M, starts)
+            group = group_numbers(extents, starts)[:, None]
+            want = scale * (gate + group * 0.25) * up + np.arange(n) % 5 + arrays["addend"]
+            assert_close(shared[owned], want[owned], dtype=shared.dtype.name, scale=20)
+            rest = (np.arange(n) % 5 + arrays["addend"])[~owned]
+            assert_close(shared[~owned], rest, dtype=shared.dtype.name)
+
+
+def group_numbers(extents, starts):
+    numbers, at = np.zeros(M), 0
+    for group, extent in enumerate(extents):
+        first = at if starts is None else starts[group]
+        numbers[first : first + extent] = group
+        at += extent
+    return numbers

@@ -92,6 +92,8 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popcll(unsigned long x) { return __builtin_popcountl(x); }
 inline int __clzll(unsigned long x) { return x == 0 ? 64 : __builtin_clzl(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline void __syncthreads() { std::abort(); }
 inline bool __syncthreads_or(bool) { std::abort(); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }

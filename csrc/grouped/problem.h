@@ -30,7 +30,8 @@ enum class Mode : uint8_t { kRows, kContraction, kBatch };
 enum class Scales : uint8_t { kNone, kRows, kBlocks };
 
 // What rhs holds: numbers, or for kRows u32 pieces of codes of four bits with their scales, in the order of
-// cuda/four_bit.cuh, of bf16 weights [groups, n, k]. Scales of int4 belong to 32 or 64 weights.
+// cuda/four_bit.cuh, of bf16 weights [groups, n, k] (transpose_rhs) or [groups, k, n], whose columns are then summed
+// over; and an f32[groups] of what they are multiplied by. Scales of int4 belong to 32 or 64 weights.
 enum class Weights : uint8_t { kNumbers, kMxfp4, kNvfp4, kInt4By32, kInt4By64 };
 
 struct Problem {
@@ -54,10 +55,11 @@ struct Problem {
   bool operator==(const Problem&) const = default;
 };
 
-// Of a kernel's arguments: lhs, rhs, extents, then starts, scales and numbers of rows if there are any, then the
-// result.
+// Of a kernel's arguments: lhs, rhs, extents, then starts, scales or factors and numbers of rows if there are any, then
+// the result.
 constexpr int out_argument(const Problem& p) {
-  return 3 + (p.has_starts ? 1 : 0) + (p.scales == Scales::kNone ? 0 : 2) + (p.lhs_rows == 0 ? 0 : 1);
+  return 3 + (p.has_starts ? 1 : 0) + (p.scales == Scales::kNone ? 0 : 2) + (p.weights == Weights::kNumbers ? 0 : 1) +
+         (p.lhs_rows == 0 ? 0 : 1);
 }
 
 }  // namespace jf::grouped

@@ -195,6 +195,7 @@ class Tail {
       made.members.push_back(cat("const jf::", name(kernel_.buffers[member].dtype), "*"));
     made.sums = static_cast<int>(first_.size());
     made.n = result_columns_;
+    made.first = first_;
     made.out = kernel_.buffers[result_].dtype;
     for (const auto& tile : functor_.tiles) {
       const auto& members = functor_.members;
@@ -298,7 +299,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   if (on_cpu && (problem.mode != grouped::Mode::kRows || problem.scales != grouped::Scales::kNone)) {
     return "it is no plain product of rows";
   }
-  if (std::string why = on_cpu ? "" : grouped::why_not_hopper(problem, target); !why.empty()) return why;
+  if (std::string why = on_cpu ? "" : grouped::why_no_epilogue(problem, nullptr, target); !why.empty()) return why;
   plan::Segment tail = plan.segments[reading.front()];
   epilogue.tails = reading;
   if (reading.size() > 1 || tail.outputs.size() > 1) {
@@ -341,7 +342,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   } catch (const UserError& error) {
     return cat("it is none of rows and columns: ", error.what());
   }
-  return grouped::why_not_hopper(problem, epilogue.functor, target);
+  return grouped::why_no_epilogue(problem, &epilogue.functor, target);
 }
 
 std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epilogues) {

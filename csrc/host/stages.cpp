@@ -64,7 +64,7 @@ int scratch_buffer(const grouped::Problem& p) { return grouped::out_argument(p) 
 
 StepSource grouped_source(const GroupedStep& step, const Target& target) {
   const grouped::Problem& p = step.problem;
-  const grouped::CudaKernel kernel = step.epilogue ? grouped::hopper_kernel(p, *step.epilogue, target, step.parameters)
+  const grouped::CudaKernel kernel = step.epilogue ? grouped::cuda_kernel(p, *step.epilogue, target, step.parameters)
                                                    : grouped::cuda_kernel(p, target, step.parameters);
   StepSource result = written_source(
       kernel, {p.m, p.k, step.epilogue ? step.epilogue->n : p.n, p.groups, p.lhs_rows > 0 ? p.lhs_rows : p.rows});

@@ -179,7 +179,8 @@ enum class GroupedWeights : uint8_t { kNumbers, kMxfp4, kNvfp4, kInt4By32, kInt4
 // What the elements of 8-bit floats are multiplied by: see grouped/problem.h.
 enum class GroupedScales : uint8_t { kNone, kRows, kBlocks };
 constexpr int64_t kScaleBlock = 128;  // elements along one axis
-// Operands (lhs, rhs, extents[, starts][, scales of lhs, of rhs]); shapes as in grouped/problem.h.
+// Operands (lhs, rhs, extents[, starts][, scales of lhs, of rhs][, factors of weights]); shapes as in
+// grouped/problem.h.
 struct Grouped {
   GroupedMode mode = GroupedMode::kRows;
   bool transpose_rhs = false;

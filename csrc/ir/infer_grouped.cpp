@@ -1,4 +1,6 @@
 // Ragged matrix products.
+#include <utility>
+
 #include "base/integers.h"
 #include "ir/inference.h"
 
@@ -12,9 +14,12 @@ Value Inference::grouped(const Value& stated) const {
              "[grouped_matmul] 8-bit floats need scales, and only they have any, got ", type(0), " and ", type(1));
   JF_REQUIRE(scaled || !numbers || in(0).dtype == in(1).dtype, "[grouped_matmul] lhs and rhs must have one dtype, got ",
              type(0), " and ", type(1));
-  const size_t indices = inputs.size() - (scaled ? 2 : 0);
+  const size_t indices = inputs.size() - (scaled ? 2 : numbers ? 0 : 1);
   JF_REQUIRE(indices == 3 || indices == 4, "[grouped_matmul] expected lhs, rhs, extents[, starts]",
-             scaled ? ", scales of lhs, scales of rhs" : "", ", got ", inputs.size(), " operands");
+             scaled    ? ", scales of lhs, scales of rhs"
+             : numbers ? ""
+                       : ", factors",
+             ", got ", inputs.size(), " operands");
   for (size_t i = 2; i < indices; ++i) {
     JF_REQUIRE(in(i).dtype == DType::kS32 && in(i).axes.size() == 1, "[grouped_matmul] ", i == 2 ? "extents" : "starts",
                " must be s32[groups], got ", type(i));
@@ -75,20 +80,25 @@ void Inference::check_scales(const Grouped& g, const Value& of_lhs, const Value&
       print_type(fusion, of_lhs), " and ", print_type(fusion, of_rhs));
 }
 
-// rhs [groups, columns / 128, k / 64, words of a piece]: codes, scales and a factor, see grouped/cuda/four_bit.cuh.
+// rhs [groups, columns / 64, k / 64, words of a piece]: codes and scales, see grouped/cuda/four_bit.cuh. Without
+// transpose_rhs k and columns change places.
 Value Inference::packed_weights(const Grouped& g, const Value& stated) const {
-  constexpr int64_t kColumns = 128, kDepth = 64;
+  constexpr int64_t kSide = 64;
   const bool two_words = g.weights == GroupedWeights::kNvfp4 || g.weights == GroupedWeights::kInt4By32;
-  const int64_t words = kColumns * kDepth / 8 + (two_words ? 2 : 1) * kColumns / 2 + 4;
+  const int64_t words = kSide * kSide / 8 + (two_words ? 2 : 1) * kSide / 2, groups = in(2).axes[0].extent;
   const std::vector<int64_t> a = shape(in(0));
-  JF_REQUIRE(g.mode == GroupedMode::kRows && !g.transpose_rhs && a.size() == 2 && in(0).dtype == DType::kBF16,
-             "[grouped_matmul] weights ", name(g.weights), " need mode rows and lhs bf16[m, k], got ", type(0));
+  JF_REQUIRE(g.mode == GroupedMode::kRows && a.size() == 2 && in(0).dtype == DType::kBF16, "[grouped_matmul] weights ",
+             name(g.weights), " need mode rows and lhs bf16[m, k], got ", type(0));
   JF_REQUIRE(g.columns >= 0, "[grouped_matmul] columns must not be negative, got ", g.columns);
-  const std::vector<int64_t> expected = {in(2).axes[0].extent, divide_up(g.columns, kColumns), divide_up(a[1], kDepth),
-                                         words};
+  int64_t down = divide_up(g.columns, kSide), across = divide_up(a[1], kSide);
+  if (!g.transpose_rhs) std::swap(down, across);
+  const std::vector<int64_t> expected = {groups, down, across, words};
   JF_REQUIRE(in(1).dtype == DType::kU32 && shape(in(1)) == expected, "[grouped_matmul] expected weights ",
              name(g.weights), " as u32[", expected[0], ",", expected[1], ",", expected[2], ",", expected[3], "], got ",
-             type(1));
+             type(1), "; repack_weights of this version makes them");
+  const Value& factors = in(inputs.size() - 1);
+  JF_REQUIRE(factors.dtype == DType::kF32 && shape(factors) == std::vector<int64_t>{groups},
+             "[grouped_matmul] factors of weights must be f32[", groups, "], got ", type(inputs.size() - 1));
   return {"", stated.dtype, {{a[0]}, {g.columns}}};
 }
 

@@ -22,7 +22,7 @@ grouped::Problem grouped_problem(const ir::Fusion& segment) {
   problem.n = out.back();
   problem.transpose_rhs = attribute.transpose_rhs;
   const bool scaled = attribute.scales != ir::GroupedScales::kNone;
-  problem.has_starts = op.inputs.size() == (scaled ? 6 : 4);
+  problem.has_starts = op.inputs.size() == (scaled ? 6 : attribute.weights != ir::GroupedWeights::kNumbers ? 5 : 4);
   problem.lhs = lhs.dtype;
   problem.rhs = rhs.dtype;
   problem.out = segment.values[op.output].dtype;

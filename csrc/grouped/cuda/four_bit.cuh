@@ -1,10 +1,12 @@
 // Weights of four bits as the kernel finds them, and how they become bf16 in registers.
 //
-// A piece is 128 columns of rhs by 64 contraction indices: for each slice of 64 columns 16 bytes of every thread of a
-// warpgroup, then for each slice the scales, then 16 bytes that begin with a factor of all weights of the group. A word
-// of a thread has the eight codes of its four words of a product of depth 16 (ptx_four_bit.cuh). Rows of a product
-// are columns of rhs, and scales belong to a row: the four lanes that share one read the same, a word or two for the
-// rows lane / 4 and 8 further.
+// A piece is 64 columns (rows of the weights [n, k]) by 64 contraction indices: 16 bytes of every thread of a
+// warpgroup, then the scales; a multiple of 128 bytes. A word of a thread has the eight codes of its four words of a
+// product of depth 16 (ptx_four_bit.cuh). Rows of a product are columns, and scales belong to a row: the four lanes
+// that share one read the same, a word or two for the rows lane / 4 and 8 further. What all weights of a group are
+// multiplied by is a number beside the pieces.
+//
+// Products that sum over the columns instead read the same pieces: matrices of 8 by 8 are turned in registers.
 //
 // Every weight is exact but those of int4, where a code times its scale is rounded to bf16.
 #pragma once
@@ -34,17 +36,18 @@ struct E2m1 {
 
 // Scales are powers of two, bytes of exponents: 2^126 times the largest of a group is 1.
 struct Mxfp4 : four_bit::E2m1 {
-  static constexpr int kScaleWords = 1, kSteps = 2;  // words of a thread in a piece; products of one scale
-  static __device__ __forceinline__ unsigned scales(const unsigned (&words)[1], int block) {
-    return four_bit::rotate_right(words[0], 8 * block) & 0x7f807f80;
+  // Words of a thread in a piece, blocks of each; products of one block.
+  static constexpr int kScaleWords = 1, kBlocks = 2, kSteps = 2;
+  static __device__ __forceinline__ unsigned scales(unsigned word, int block) {
+    return four_bit::rotate_right(word, 8 * block) & 0x7f807f80;
   }
 };
 
 // Scales are five bits of exponent and three of mantissa, those of bf16 from 2^97 on.
 struct Nvfp4 : four_bit::E2m1 {
-  static constexpr int kScaleWords = 2, kSteps = 1;
-  static __device__ __forceinline__ unsigned scales(const unsigned (&words)[2], int block) {
-    return (four_bit::rotate_right(words[block / 2], 8 * (block % 2)) & 0x0ff00ff0) | 0x70007000;
+  static constexpr int kScaleWords = 2, kBlocks = 2, kSteps = 1;
+  static __device__ __forceinline__ unsigned scales(unsigned word, int block) {
+    return (four_bit::rotate_right(word, 8 * block) & 0x0ff00ff0) | 0x70007000;
   }
 };
 
@@ -52,36 +55,54 @@ struct Nvfp4 : four_bit::E2m1 {
 template <int kIndices>
 struct Int4 {
   static_assert(kIndices == 32 || kIndices == 64, "a piece has one scale or two");
-  static constexpr int kScaleWords = 64 / kIndices, kSteps = kIndices / 16;
+  static constexpr int kScaleWords = 64 / kIndices, kBlocks = 1, kSteps = kIndices / 16;
   static __device__ __forceinline__ void pairs(unsigned word, unsigned (&pair)[4]) {
     constexpr unsigned k128 = 0x43004300, k136 = 0x43084308;  // below 256 the last bit of bf16 is 1
 #pragma unroll
     for (int i = 0; i < 4; ++i) pair[i] = ptx::sub_bf16x2((word >> 4 * i & 0x000f000f) | k128, k136);
   }
-  static __device__ __forceinline__ unsigned scales(const unsigned (&words)[kScaleWords], int block) {
-    return words[block];
-  }
+  static __device__ __forceinline__ unsigned scales(unsigned word, int) { return word; }
 };
 
-// What a thread reads of a piece.
-template <class Format>
+// What a thread reads of a piece: kBack, to sum over its columns.
+template <class Format, bool kBack>
 struct Codes {
-  unsigned words[4], scales[Format::kScaleWords];
+  unsigned words[4], scales[kBack ? 4 : Format::kScaleWords];
 };
 
-// The words `a` of kSteps products from the `first` on, four of each.
-template <class Format, int kSteps>
-__device__ __forceinline__ void decode(const Codes<Format>& codes, int first, unsigned (&a)[kSteps * 4]) {
+// The four words of a product, rows of the weights by contraction indices.
+template <class Format>
+__device__ __forceinline__ void decode(unsigned word, unsigned scales, unsigned* a) {
+  unsigned pair[4];
+  Format::pairs(word, pair);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const unsigned both = Format::scales(codes.scales, (first + step) / Format::kSteps);
-    unsigned pair[4];
-    Format::pairs(codes.words[first + step], pair);
+  for (int i = 0; i < 4; i += 2) {
+    a[i] = ptx::mul_bf16x2_low(pair[i], scales);
+    a[i + 1] = ptx::mul_bf16x2_high(pair[i + 1], scales);
+  }
+}
+
+// The words `a` of kProducts products from the `first` on, four of each.
+template <class Format, int kProducts>
+__device__ __forceinline__ void decode(const Codes<Format, false>& codes, int first, unsigned (&a)[kProducts * 4]) {
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      a[step * 4 + i] = ptx::mul_bf16x2_low(pair[i], both);
-      a[step * 4 + i + 1] = ptx::mul_bf16x2_high(pair[i + 1], both);
-    }
+  for (int i = 0; i < kProducts; ++i) {
+    const int block = (first + i) / Format::kSteps;
+    const unsigned scales = Format::scales(codes.scales[block / Format::kBlocks], block % Format::kBlocks);
+    decode<Format>(codes.words[first + i], scales, a + i * 4);
+  }
+}
+
+// Of weights turned: a product sums over 16 columns of the piece, and its rows are contraction indices 16 * warp on.
+template <class Format, int kProducts>
+__device__ __forceinline__ void decode(const Codes<Format, true>& codes, int first, unsigned (&a)[kProducts * 4]) {
+  const int block = static_cast<int>(threadIdx.x / 32 % 4) / Format::kSteps % Format::kBlocks;
+#pragma unroll
+  for (int i = 0; i < kProducts; ++i) {
+    unsigned straight[4];
+    decode<Format>(codes.words[first + i], Format::scales(codes.scales[first + i], block), straight);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) a[i * 4 + j] = ptx::turn_8x8(straight[j % 2 * 2 + j / 2]);
   }
 }
 

@@ -294,6 +294,18 @@ CudaKernel cuda_kernel(const Problem& p, const Target& target, const Parameters&
   return cuda_kernel(p, choose(p, target), target);
 }
 
+std::string why_no_epilogue(const Problem& p, const RowEpilogue* epilogue, const Target& target) {
+  if (p.weights != Weights::kNumbers) return why_not_four_bit(p, target, epilogue);
+  return epilogue ? why_not_hopper(p, *epilogue, target) : why_not_hopper(p, target);
+}
+
+CudaKernel cuda_kernel(const Problem& p, const RowEpilogue& epilogue, const Target& target, const Parameters& given) {
+  if (p.weights == Weights::kNumbers) return hopper_kernel(p, epilogue, target, given);
+  JF_REQUIRE(given.empty(), "[grouped_matmul] this kernel has nothing to choose, got ", jf::print(given));
+  const Problem made = stored(p, &epilogue);
+  return four_bit_kernel(made, choose_four_bit(made, target, &epilogue), target, &epilogue);
+}
+
 Parameters fields_of(const Problem& p, const Target& target, const RowEpilogue* epilogue, const Parameters& given) {
   if (!has_choice(p, target, epilogue)) return {};
   return fields_of(edited(choose_hopper(stored(p, epilogue), target, epilogue), given));
@@ -322,8 +334,8 @@ std::string describe(const Problem& p, const Target& target, const RowEpilogue* 
     return p.mode != Mode::kRows ? "" : shares ? " units=shared" : " units=queued";
   };
   if (p.weights != Weights::kNumbers) {
-    const FourBitConfig c = choose_four_bit(p, target);
-    return cat(print(c), units(shares_units(p, c, target)));
+    const FourBitConfig c = choose_four_bit(p, target, epilogue);
+    return cat(print(c), units(shares_units(p, c, target, epilogue)));
   }
   const std::string why = why_not_hopper(p, target);
   if (why.empty()) {

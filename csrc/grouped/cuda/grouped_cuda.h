@@ -48,6 +48,7 @@ struct RowEpilogue {
   std::vector<std::string> members;  // their types, pointers; arguments of the kernel
   int sums = 1;                      // of an element of the result
   int64_t n = 0;                     // columns of the result
+  std::vector<int64_t> first;        // the columns of the product that column 0 of it is made of
   DType out = DType::kF32;           // its type
   // An array [m, columns] of 16-bit floats that it reads at the places of the result: by a tensor map.
   struct Tile {
@@ -75,10 +76,10 @@ int64_t partial_sums(int64_t n);
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
-// One kernel launch. Arguments: lhs, rhs, extents, starts and scales (only if the problem has them), out, the scratch
-// memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result), groups
-// and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty: launch
-// nothing.
+// One kernel launch. Arguments: lhs, rhs, extents, starts, scales and factors (only if the problem has them), out, the
+// scratch memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result),
+// groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty:
+// launch nothing.
 struct CudaKernel {
   std::string entry;
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
@@ -101,6 +102,10 @@ CudaKernel cuda_kernel(const Problem& problem, const Target& target, const Param
 Parameters fields_of(const Problem& problem, const Target& target, const RowEpilogue* epilogue,
                      const Parameters& given);
 std::vector<Parameters> alternatives(const Problem& problem, const Target& target, const RowEpilogue* epilogue);
+// Why no kernel of the problem takes an epilogue, or not this one, which may be null; empty where one does.
+std::string why_no_epilogue(const Problem& problem, const RowEpilogue* epilogue, const Target& target);
+CudaKernel cuda_kernel(const Problem& problem, const RowEpilogue& epilogue, const Target& target,
+                       const Parameters& given);
 // Throws UserError where a scaled product has no kernel: its callers convert operands instead.
 void require_kernel(const Problem& problem, const Target& target);
 // Which one that is, and why not another, for people: "wgmma, tile=192x128x64 stages=4 cluster=2".

@@ -11,33 +11,38 @@ namespace {
 constexpr int kCapability = 90;  // alone: other GPUs have no wgmma
 constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
-constexpr int kDepth = 64, kColumns = 128;
-constexpr int kFewRows = 32;  // the smallest tile
+constexpr int kSide = 64;       // of a piece
+constexpr int kColumns = 128;   // of a tile of the product
+constexpr int kFewRows = 32;    // the smallest tile
 constexpr int kSharedAlign = 1024;
 constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 bool two_scale_words(Weights weights) { return weights == Weights::kNvfp4 || weights == Weights::kInt4By32; }
 
-int64_t piece_bytes(Weights weights) { return kColumns * kDepth / 2 + (two_scale_words(weights) ? 2 : 1) * 256 + 16; }
+int64_t piece_bytes(Weights weights) { return kSide * kSide / 2 + (two_scale_words(weights) ? 2 : 1) * 128; }
 
 // As in HopperFourBit and HopperStore.
-int64_t pieces(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
+int64_t parts(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
 int64_t store_rows(const Problem& p, const FourBitConfig& c) {
   return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
 }
 
 int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
-  const int64_t stage = round_up(pieces(c) * (c.rows * kRowBytes + piece_bytes(c.weights)), kSharedAlign);
+  const int64_t stage = round_up(parts(c) * (c.rows * kRowBytes + 2 * piece_bytes(c.weights)), kSharedAlign);
   const int64_t results = 4 * (size_of(p.out) / 2) * store_rows(p, c) * kRowBytes;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
-  return round_up(c.stages * stage + results + kUnits + c.stages * 16, kSharedAlign);
+  constexpr int64_t kGiven = 2 * 8;
+  return round_up(c.stages * stage + results + kUnits + c.stages * 16 + kGiven, kSharedAlign);
 }
 
+int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
+
 // Every group and every stretch of padding may end in a part tile.
-int64_t most_units(const Problem& p, const FourBitConfig& c) {
-  const int64_t parts = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
-  return (divide_up(p.m, c.rows) + parts - 1) * divide_up(p.n, kColumns);
+int64_t most_units(const Problem& p, const FourBitConfig& c, const RowEpilogue* epilogue) {
+  const int64_t ends = p.has_starts ? 2 * p.groups + 1 : p.groups + 1;
+  const int64_t columns = kColumns / (epilogue ? epilogue->sums : 1);
+  return (divide_up(p.m, c.rows) + ends - 1) * divide_up(result_columns(p, epilogue), columns);
 }
 int64_t most_blocks(const FourBitConfig& c, const Target& target) { return int64_t{target.multiprocessors} * c.blocks; }
 
@@ -76,26 +81,37 @@ runtime::TensorLayout matrix(int64_t rows, int64_t columns, DType dtype, int64_t
   return layout;
 }
 
-std::string text(const Problem& p, const FourBitConfig& c, std::string_view entry, int64_t shared) {
+std::string text(const Problem& p, const FourBitConfig& c, std::string_view entry, int64_t shared,
+                 const RowEpilogue* epilogue) {
   const std::string_view out = device_type(p.out);
   std::string s = "#include \"grouped/cuda/hopper_four_bit.cuh\"\n\n";
+  if (epilogue) s += cat(epilogue->text, "\n");
   s += cat("// ", print(c), "\n");
   s += cat("using Tile = jf::grouped::FourBitTile<", c.rows, ", ", c.stages, ", ", c.blocks, ">;\n");
   s += cat("using Kernel = jf::grouped::HopperFourBit<jf::grouped::", device_format(c.weights), ", ", out, ", Tile, ",
-           p.has_starts ? "true" : "false", ">;\n");
+           p.has_starts ? "true" : "false", ", ", p.transpose_rhs ? "false" : "true", epilogue ? ", Epilogue" : "",
+           ">;\n");
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
            ", \"the launch gives the kernel its shared memory\");\n\n");
   s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", ", c.blocks, ") void ", entry, "(\n");
   s += cat("    const jf::bf16*, const unsigned char* pieces, const int* extents, ",
-           p.has_starts ? "const int* starts, " : "", out, "* out,\n");
-  s += "    unsigned* next, const __grid_constant__ jf::TensorMap lhs_map,\n";
+           p.has_starts ? "const int* starts, " : "", "const float* factors, ", out, "* out,\n");
+  s += "    unsigned* next, ";
+  std::string members;
+  for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
+    s += cat(epilogue->members[i], " __restrict__ e", i, ", ");
+    members += cat(i > 0 ? ", e" : "e", i);
+  }
+  s += "const __grid_constant__ jf::TensorMap lhs_map,\n";
   s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
   s += "    long long) {\n";
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
-  s += "  Kernel::run(memory, lhs_map, pieces, out_map, ragged, out, next, static_cast<int>(k),\n";
-  s += "              static_cast<int>(n));\n}\n";
+  s += "  Kernel::run(memory, lhs_map, pieces, factors, out_map, ragged, out, next, static_cast<int>(k),\n";
+  s += "              static_cast<int>(n), ";
+  s += epilogue ? cat(p.n, ", Epilogue{", members, "}") : "static_cast<int>(n)";
+  s += ");\n}\n";
   return s;
 }
 
@@ -106,7 +122,9 @@ std::string print(const FourBitConfig& c) {
              " blocks=", c.blocks);
 }
 
-std::string why_not_four_bit(const Problem& p, const Target& target) {
+std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue) {
+  Problem p = problem;
+  if (epilogue) p.out = epilogue->out;
   if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
@@ -118,11 +136,19 @@ std::string why_not_four_bit(const Problem& p, const Target& target) {
   for (const int64_t size : {p.m, p.k, p.n, p.groups}) {
     if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
   }
+  if (epilogue == nullptr) return "";
+  if (epilogue->several()) return "it has several results, which the kernel of weights of four bits does not store";
+  if (epilogue->n % 8 != 0) return cat(epilogue->n, " columns are no multiple of 8");
+  if (epilogue->sums == 1) return "";
+  if (!p.transpose_rhs) return "weights whose columns are summed over are not read in two places";
+  for (const int64_t first : epilogue->first) {
+    if (first % kSide != 0) return cat("it begins at column ", first, " of packed weights, in the middle of a piece");
+  }
   return "";
 }
 
-FourBitConfig choose_four_bit(const Problem& p, const Target& target) {
-  const std::string why = why_not_four_bit(p, target);
+FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  const std::string why = why_not_four_bit(p, target, epilogue);
   JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
   FourBitConfig c;
   c.weights = p.weights;
@@ -139,27 +165,29 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target) {
   return c;
 }
 
-bool shares_units(const Problem& p, const FourBitConfig& c, const Target& target) {
+bool shares_units(const Problem& p, const FourBitConfig& c, const Target& target, const RowEpilogue* epilogue) {
   // Tiles of few rows take as long as their weights, all the same (H200: 2 to 3 % faster without the counter's reset).
-  return c.rows == kFewRows || most_units(p, c) <= most_blocks(c, target);
+  return c.rows == kFewRows || most_units(p, c, epilogue) <= most_blocks(c, target);
 }
 
-CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Target& target) {
-  const std::string why = why_not_four_bit(p, target);
+CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Target& target,
+                           const RowEpilogue* epilogue) {
+  const std::string why = why_not_four_bit(p, target, epilogue);
   JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
   const int64_t shared = shared_bytes(p, c);
   JF_REQUIRE(shared <= target.max_shared_bytes, "[grouped_matmul] ", print(c), " needs ", shared,
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
   CudaKernel kernel;
-  kernel.entry = "jf_grouped_four_bit";
+  kernel.entry = epilogue ? "jf_grouped_four_bit_fused" : "jf_grouped_four_bit";
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
   const int box_rows = c.rows < 64 ? 16 : 64;
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)}, {out_argument(p), matrix(p.m, p.n, p.out, store_rows(p, c))}};
-  kernel.grid = std::min(most_units(p, c), most_blocks(c, target));
-  kernel.shares = shares_units(p, c, target);
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)},
+                 {out_argument(p), matrix(p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+  kernel.grid = std::min(most_units(p, c, epilogue), most_blocks(c, target));
+  kernel.shares = shares_units(p, c, target, epilogue);
   kernel.counts = !kernel.shares;
-  kernel.instantiation = text(p, c, kernel.entry, shared);
+  kernel.instantiation = text(p, c, kernel.entry, shared, epilogue);
   return kernel;
 }
 

@@ -2,17 +2,23 @@
 // padding rows become zero.
 //
 //   lhs [m, k] bf16; out [m, n]; k and n positive multiples of 8
-//   pieces    [groups, columns / 128, k / 64, kPieceBytes], both rounded up: what a block reads is contiguous
-//   tile      128 columns by at most kRows rows of one group, a piece or two a stage. Computed transposed, as in
+//   pieces    of 64 columns by 64 contraction indices, [groups, columns / 64, indices / 64, kPieceBytes], both rounded
+//             up. kBack: the weights' columns are contraction indices, and theirs columns
+//   factors   [groups], f32: of all weights of a group
+//   tile      128 columns by at most kRows rows of one group, two pieces or four a stage. Computed transposed, as in
 //             HopperRows: weights become rows of the product, in registers, while the products of the piece before run.
 //   block     kThreads: a warpgroup that schedules and copies, then two that multiply, 64 columns each
 //   shared    kSharedBytes, aligned to 1024
 //   grid      about kBlocks blocks for each multiprocessor
 //   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows}; all swizzled by 128
 //   next      zero when the kernel starts: blocks take units as they come; or null: each takes as many as the others
+//   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result, `columns` that of the
+//             product. Where one is made of two sums, a tile has 64 columns: each warpgroup multiplies one of the two,
+//             and the second hands its sums to the first
 #pragma once
 
 #include "grouped/cuda/four_bit.cuh"
+#include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/hopper_units.cuh"
 
@@ -24,60 +30,67 @@ struct FourBitTile {
   static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
 };
 
-template <class Format, class Out, class Tile, bool kHasStarts>
+template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
 class HopperFourBit {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages;
-  static constexpr int kPieces = kRows <= 128 ? 2 : 1;  // of a stage
-  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * kSlices, kDepth = 64;
+  static constexpr bool kPaired = Epilogue::kSums == 2;
+  static_assert(!kPaired || !kBack, "the pieces of a warpgroup follow those of the other");
+  static constexpr int kParts = kRows <= 128 ? 2 : 1;  // of a stage: steps of kDepth
+  static constexpr int kSlice = 64, kSlices = 2, kColumns = kSlice * (kPaired ? 1 : kSlices), kDepth = 64;
   static constexpr int kGroupThreads = 128, kThreads = kGroupThreads * (1 + kSlices);
-  static constexpr int kWarps = kGroupThreads / 32 * kSlices;  // that read a stage
+  static constexpr int kGroupWarps = kGroupThreads / 32;
+  static constexpr int kWarps = kGroupWarps * kSlices;  // that read a stage
   static constexpr int kRowBytes = kDepth * 2;
   static constexpr int kBoxRows = kRows < 64 ? 16 : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kLhsBytes = kRows * kRowBytes;
-  static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleWords = Format::kScaleWords;
-  static constexpr unsigned kScaleBytes = 32 * kScaleWords * 4;  // of a slice: shared by the four lanes of a row
-  static constexpr unsigned kFactorAt = kSlices * (kCodeBytes + kScaleBytes), kPieceBytes = kFactorAt + 16;
+  static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleBytes = Format::kScaleWords * 4;  // of a row
+  static constexpr unsigned kPieceBytes = kCodeBytes + 32 * kScaleBytes;  // four lanes of a row have the same scales
+  static_assert(kPieceBytes % 128 == 0, "copies of whole lines");
   static constexpr int kStep = 16;
 
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns>;
-  using Sums = float[kRows / 2];
+  using Sums = float[kSlices][kRows / 2];  // the second: of the other warpgroup
   using Units = UnitQueue<1, kWarps + 1>;
 
   struct Stage {
-    alignas(1024) unsigned char lhs[kPieces][kLhsBytes];
-    unsigned char rhs[kPieces][kPieceBytes];
+    alignas(1024) unsigned char lhs[kParts][kLhsBytes];
+    unsigned char rhs[kParts * kSlices][kPieceBytes];
   };
   // Where things lie in shared memory: constants, so that addresses are sums of few instructions.
   static constexpr unsigned kResultsAt = kStages * sizeof(Stage);
   static constexpr unsigned kUnitsAt = kResultsAt + kSlices * sizeof(typename Store::Shared);
-  // Phases of a stage: its copies have arrived; its readers are done.
+  // Phases of a stage: its copies have arrived; its readers are done. Then of sums from the other warpgroup.
   static constexpr unsigned kFullAt = kUnitsAt + sizeof(Units::Shared), kEmptyAt = kFullAt + kStages * 8;
+  static constexpr unsigned kGivenAt = kEmptyAt + kStages * 8, kTakenAt = kGivenAt + 8;
 
  public:
-  static constexpr int kSharedBytes = (kEmptyAt + kStages * 8 + 1023) / 1024 * 1024;
+  static constexpr int kSharedBytes = (kTakenAt + 8 + 1023) / 1024 * 1024;
 
   static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const unsigned char* pieces,
-                                             const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
-                                             int k, int n) {
+                                             const float* factors, const TensorMap& out_map, const Ragged& ragged,
+                                             Out* out, unsigned* next, int k, int n, int columns,
+                                             const Epilogue& epilogue = {}) {
     HopperFourBit kernel(memory);
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     const int steps = cdiv(k, kDepth);
-    if (warp < kGroupThreads / 32) {
+    if (warp < kGroupWarps) {
       ptx::give_registers<40>();
       if (warp == 0) {
-        if (threadIdx.x == 0) kernel.copy(lhs, pieces, steps, n);
+        if (threadIdx.x == 0) kernel.copy(lhs, pieces, steps, columns);
       } else if (warp == 1) {
         kernel.units_.template fill<Schedule, kColumns, 1>(Schedule(ragged, n), next);
-      } else {
+      } else if constexpr (kZeroPadding<Epilogue>) {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
       ptx::take_registers<Tile::kBlocks == 1 ? 232 : 96>();
-      auto* results = reinterpret_cast<typename Store::Shared*>(static_cast<unsigned char*>(memory) + kResultsAt);
-      kernel.multiply(results, out_map, out, steps, n);
+      kernel.multiply(static_cast<unsigned char*>(memory) + kResultsAt, factors, out_map, out, steps, n, epilogue);
+      if constexpr (!kZeroPadding<Epilogue>) {
+        apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kWarps + warp % kWarps, gridDim.x * kWarps);
+      }
     }
   }
 
@@ -89,38 +102,60 @@ class HopperFourBit {
   __device__ __forceinline__ unsigned full(unsigned stage) const { return shared_ + kFullAt + stage * 8; }
   __device__ __forceinline__ unsigned empty(unsigned stage) const { return shared_ + kEmptyAt + stage * 8; }
   static __device__ __forceinline__ unsigned lhs_of(unsigned part) { return part * kLhsBytes; }
-  static __device__ __forceinline__ unsigned rhs_of(unsigned part) { return kPieces * kLhsBytes + part * kPieceBytes; }
+  // As they follow each other in memory: of a slice those of the stage's parts, kBack: of a part those of the slices.
+  static constexpr unsigned kNextPart = (kBack ? kSlices : 1) * kPieceBytes;
+  static constexpr unsigned kNextSlice = (kBack ? 1 : kParts) * kPieceBytes;
+  static __device__ __forceinline__ unsigned rhs_of(unsigned slice, unsigned part) {
+    return kParts * kLhsBytes + slice * kNextSlice + part * kNextPart;
+  }
 
   __device__ void init() {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full(i), 1);
       ptx::mbarrier_init(empty(i), kWarps);
     }
+    ptx::mbarrier_init(shared_ + kGivenAt, kGroupWarps);
+    ptx::mbarrier_init(shared_ + kTakenAt, kGroupWarps);
     units_.init();
     ptx::mbarrier_init_fence();
   }
 
   // ---- one thread: copies ----
-  __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* pieces, int steps, int n) {
+  __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* pieces, int steps, int columns) {
     ptx::prefetch_map(lhs);
-    const int across = cdiv(n, kColumns);
+    const int across = cdiv(columns, kSlice);
     typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
       const RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
-      const int boxes = cdiv(unit.count, kBoxRows);
-      const long long tile = static_cast<long long>(unit.group) * across + unit.column / kColumns;
-      const unsigned char* from = pieces + tile * steps * kPieceBytes;
+      const int boxes = cdiv(unit.count, kBoxRows), first = slice_of(unit, 0), second = slice_of(unit, 1);
+      // The last columns may be one slice: what the other warpgroup makes of what it finds is not stored.
+      const int slices = second < across ? kSlices : 1;
+      const unsigned char* of_group = pieces + static_cast<long long>(unit.group) * across * steps * kPieceBytes;
+      const unsigned char* from[kSlices];
+      for (int s = 0; s < kSlices; ++s) {
+        const int slice = s == 0 ? first : second;
+        from[s] = of_group + static_cast<long long>(slice) * (kBack ? 1 : steps) * kPieceBytes;
+      }
 #pragma unroll 1
-      for (int step = 0; step < steps; step += kPieces) {
+      for (int step = 0; step < steps; step += kParts) {
         const unsigned arrived = full(place.index), stage = shared_ + place.index * sizeof(Stage);
-        const int here = min(kPieces, steps - step);
+        const int here = min(kParts, steps - step);
         ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
-        ptx::mbarrier_arrive_expect(arrived, here * (kPieceBytes + boxes * kBoxBytes));
-        ptx::bulk_load(stage + rhs_of(0), from, here * kPieceBytes, arrived);
-        from += here * kPieceBytes;
+        ptx::mbarrier_arrive_expect(arrived, here * (slices * kPieceBytes + boxes * kBoxBytes));
+        if constexpr (kBack) {
+          for (int p = 0; p < here; ++p) {
+            ptx::bulk_load(stage + rhs_of(0, p), from[0], slices * kPieceBytes, arrived);
+            from[0] += static_cast<long long>(across) * kPieceBytes;
+          }
+        } else {
+          for (int s = 0; s < slices; ++s) {
+            ptx::bulk_load(stage + rhs_of(s, 0), from[s], here * kPieceBytes, arrived);
+            from[s] += here * kPieceBytes;
+          }
+        }
         for (int p = 0; p < here; ++p) {
           for (int i = 0; i < boxes; ++i) {
             ptx::tile_load(stage + lhs_of(p) + i * kBoxBytes, &lhs, arrived, (step + p) * kDepth,
@@ -132,24 +167,49 @@ class HopperFourBit {
     }
   }
 
+  // The slice of the product's columns that a warpgroup computes.
+  static __device__ __forceinline__ int slice_of(const RowUnit& unit, int self) {
+    if constexpr (kPaired) {
+      return (unit.column + Epilogue::first(self)) / kSlice;
+    } else {
+      return unit.column / kSlice + self;
+    }
+  }
+
   // ---- two warpgroups: products and results, 64 columns of every unit each ----
-  __device__ __forceinline__ void multiply(typename Store::Shared* results, const TensorMap& out_map, Out* out,
-                                           int steps, int n) {
+  __device__ __forceinline__ void multiply(unsigned char* results, const float* factors, const TensorMap& out_map,
+                                           Out* out, int steps, int n, const Epilogue& epilogue) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands. So are the rows of a unit.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0), thread = threadIdx.x % kGroupThreads;
-    codes_ = shared_ + rhs_of(0) + self * kCodeBytes + thread * 16;
-    scales_ = shared_ + rhs_of(0) + kSlices * kCodeBytes + self * kScaleBytes + thread / 4 * (kScaleWords * 4);
-    Store store(results[self]);
+    const unsigned lane = thread % 32, warp = thread / 32, piece = shared_ + rhs_of(self, 0);
+    if constexpr (kBack) {
+      // Codes of the product that sums, forward, over the 16 indices that are this warp's rows.
+      codes_ = piece + lane * 16 + warp * 4;
+      scales_ = piece + kCodeBytes + lane / 4 * kScaleBytes + warp / Format::kSteps / Format::kBlocks * 4;
+    } else {
+      codes_ = piece + thread * 16;
+      scales_ = piece + kCodeBytes + thread / 4 * kScaleBytes;
+    }
+    auto* buffers = reinterpret_cast<typename Store::Shared*>(results);
+    Store store(buffers[self]);
     typename Units::Place unit_place;
     RingPlace<kStages> place;
-    Sums sums;
+    RingPlace<1> given;
     while (true) {
       const RowUnit unit = units_.template read<true>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) break;
-      multiply_rows<kFewest>(sums, place, __shfl_sync(~0u, unit.count, 0), steps);
-      store.results(sums, out_map, out, unit.row, unit.count, unit.column + static_cast<int>(self) * kSlice, n);
+      const int count = __shfl_sync(~0u, unit.count, 0);
+      Sums sums;
+      multiply_rows<kFewest>(sums[0], place, count, steps, __ldg(factors + unit.group));
+      const int column = unit.column + (kPaired ? 0 : static_cast<int>(self) * kSlice);
+      if (kPaired && self == 1) {
+        give(sums[0], buffers[1], given, count);
+      } else {
+        if constexpr (Epilogue::kSums > 0) apply_to_slice(epilogue, sums, buffers[1], given, unit, count, column, n);
+        store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
+      }
     }
     store.drain();
   }
@@ -157,12 +217,13 @@ class HopperFourBit {
   // With the narrowest instruction that holds `count` rows.
   static constexpr int kFewest = kRows <= 128 ? 16 : 64;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(Sums& sums, RingPlace<kStages>& place, int count, int steps) {
+  __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], RingPlace<kStages>& place, int count,
+                                                int steps, float factor) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount < 64 ? kCount * 2 : kCount + (kCount < 128 ? 64 : 32);
-      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps);
+      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps, factor);
     }
-    accumulate<kCount>(sums, place, steps);
+    accumulate<kCount>(sums, place, steps, factor);
   }
 
   // Products that begin together. Two sets of their words take turns: while one is made, the products of the other run.
@@ -170,7 +231,8 @@ class HopperFourBit {
   static constexpr int kTogether = kRows <= 128 ? 4 : 2;
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(Sums& sums, RingPlace<kStages>& place, int steps) {
+  __device__ __forceinline__ void accumulate(float (&sums)[kRows / 2], RingPlace<kStages>& place, int steps,
+                                             float factor) {
     unsigned even[kTogether * 4], odd[kTogether * 4];
     unsigned before = 0;  // the stage before
 #pragma unroll 1
@@ -179,7 +241,7 @@ class HopperFourBit {
       const unsigned lhs = ptx::wgmma_operand(shared_) + stage / 16;
       ptx::mbarrier_wait(full(place.index), place.parity);
       if constexpr (kTogether == 4) {
-        const Codes<Format> first = load(stage), second = load(stage + kPieceBytes);
+        const Codes<Format, kBack> first = load(stage), second = load(stage + kNextPart);
         decode<Format, 4>(first, 0, even);
         begin<kCount>(sums, even, lhs, step > 0);
         if (step > 0) release(before);
@@ -187,7 +249,7 @@ class HopperFourBit {
         decode<Format, 4>(second, 0, odd);
         begin<kCount>(sums, odd, lhs + kLhsBytes / 16, true);
       } else {
-        const Codes<Format> codes = load(stage);
+        const Codes<Format, kBack> codes = load(stage);
         decode<Format, 2>(codes, 0, even);
         begin<kCount>(sums, even, lhs, step > 0);
         if (step > 0) release(before);
@@ -200,8 +262,6 @@ class HopperFourBit {
     }
     ptx::wgmma_wait<0>();
     ptx::keep(sums);
-    const unsigned last = shared_ + place.index * static_cast<unsigned>(sizeof(Stage));
-    const float factor = __uint_as_float(ptx::ld_shared(last + rhs_of(0) + kFactorAt));
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) sums[i] *= factor;
     __syncwarp();
@@ -210,18 +270,27 @@ class HopperFourBit {
   }
 
   // What this thread reads of a piece, of the stage so many bytes further.
-  __device__ __forceinline__ Codes<Format> load(unsigned stage) const {
-    const int4 words = ptx::ld_shared4(codes_ + stage);
-    Codes<Format> codes = {{static_cast<unsigned>(words.x), static_cast<unsigned>(words.y),
-                            static_cast<unsigned>(words.z), static_cast<unsigned>(words.w)}};
-    ptx::ld_shared(scales_ + stage, codes.scales);
+  __device__ __forceinline__ Codes<Format, kBack> load(unsigned stage) const {
+    Codes<Format, kBack> codes;
+    if constexpr (kBack) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) {  // what four warps read, forward
+        codes.words[i] = ptx::ld_shared(codes_ + stage + i * 512);
+        codes.scales[i] = ptx::ld_shared(scales_ + stage + i * 8 * kScaleBytes);
+      }
+    } else {
+      const int4 words = ptx::ld_shared4(codes_ + stage);
+      codes.words[0] = static_cast<unsigned>(words.x), codes.words[1] = static_cast<unsigned>(words.y);
+      codes.words[2] = static_cast<unsigned>(words.z), codes.words[3] = static_cast<unsigned>(words.w);
+      ptx::ld_shared(scales_ + stage, codes.scales);
+    }
     return codes;
   }
 
   // Begins these products and waits for those before.
   template <int kCount>
-  static __device__ __forceinline__ void begin(Sums& sums, const unsigned (&words)[kTogether * 4], unsigned lhs,
-                                               bool add) {
+  static __device__ __forceinline__ void begin(float (&sums)[kRows / 2], const unsigned (&words)[kTogether * 4],
+                                               unsigned lhs, bool add) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -234,6 +303,69 @@ class HopperFourBit {
   // This warp has read the stage.
   __device__ __forceinline__ void release(unsigned stage) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty(stage));
+  }
+
+  // ---- epilogue: as many rows at a time as the second warpgroup, which stores nothing, has a buffer for ----
+  static constexpr int kGivenRows = static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4) < kRows
+                                        ? static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4)
+                                        : kRows;
+  // Of sum number i. Words: stores of 16 bytes would want the sums in certain registers, and products wait for each
+  // other.
+  static __device__ __forceinline__ unsigned given_at(typename Store::Shared& buffer, int i) {
+    return ptx::shared_address(&buffer) +
+           (i % (kGivenRows / 2) * kGroupThreads + static_cast<int>(threadIdx.x) % kGroupThreads) * 4;
+  }
+  __device__ __forceinline__ void tell(unsigned barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_ + barrier);
+  }
+
+  __device__ __forceinline__ void give(const float (&sums)[kRows / 2], typename Store::Shared& buffer,
+                                       RingPlace<1>& given, int count) {
+#pragma unroll
+    for (int first = 0; first < kRows; first += kGivenRows) {
+      if (first >= count) return;
+      ptx::mbarrier_wait(shared_ + kTakenAt, given.parity ^ 1);
+#pragma unroll
+      for (int i = first / 2; i < (first + kGivenRows) / 2; ++i) ptx::st_shared(given_at(buffer, i), sums[i]);
+      tell(kGivenAt);
+      given.advance();
+    }
+  }
+
+  __device__ __forceinline__ void apply_to_slice(const Epilogue& epilogue, Sums& sums, typename Store::Shared& buffer,
+                                                 RingPlace<1>& given, const RowUnit& unit, int count, int column,
+                                                 int n) {
+    const typename Epilogue::Group of_group = epilogue.group(unit.group);
+    typename Epilogue::Row evaluated;
+#pragma unroll
+    for (int r = 0; r < kRows; r += 8) {
+      if (r % 16 == 0 && r >= count) {
+        if (kPaired && r % kGivenRows != 0) tell(kTakenAt), given.advance();
+        return;
+      }
+      if (kPaired && r % kGivenRows == 0) ptx::mbarrier_wait(shared_ + kGivenAt, given.parity);
+      if (r % kRowsOfWarp == 0) evaluated = row_of_lane(epilogue, of_group, unit, r);
+      if constexpr (kPaired) {
+#pragma unroll
+        for (int i = r / 2; i < r / 2 + 4; ++i) sums[1][i] = __uint_as_float(ptx::ld_shared(given_at(buffer, i)));
+      }
+      float tile[4] = {};
+      if constexpr (Epilogue::kTiles > 0) read_tile(epilogue, unit, r, column, n, tile);
+      apply_to_eight<1, kRows>(epilogue, of_group, evaluated, sums, tile, unit, r, 0, column, n);
+      if (kPaired && (r + 8) % kGivenRows == 0) tell(kTakenAt), given.advance();
+    }
+  }
+
+  // An array at the places of the sums of eight rows: few rows, read as they lie.
+  static __device__ __forceinline__ void read_tile(const Epilogue& epilogue, const RowUnit& unit, int r, int column,
+                                                   int n, float (&tile)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, last = unit.row + unit.count - 1;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      tile[i] = epilogue.tile(min(unit.row + r + lane % 4 * 2 + i % 2, last),
+                              min(column + warp * 16 + lane / 4 + i / 2 * 8, n - 1));
+    }
   }
 
   unsigned shared_;

@@ -19,14 +19,17 @@ struct FourBitConfig {
 // "wgmma, mxfp4 weights in registers, tile=32x128 stages=5 blocks=2"
 std::string print(const FourBitConfig& config);
 
-// Why the kernel does not take the problem; empty where it does.
-std::string why_not_four_bit(const Problem& problem, const Target& target);
+// Why the kernel does not take the problem, of whose result an epilogue decides the type; empty where it does.
+// `epilogue` may be null, here and below.
+std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
 // For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
 // four.
-FourBitConfig choose_four_bit(const Problem& problem, const Target& target);
+FourBitConfig choose_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 // As in hopper.h.
-bool shares_units(const Problem& problem, const FourBitConfig& config, const Target& target);
-CudaKernel four_bit_kernel(const Problem& problem, const FourBitConfig& config, const Target& target);
+bool shares_units(const Problem& problem, const FourBitConfig& config, const Target& target,
+                  const RowEpilogue* epilogue = nullptr);
+CudaKernel four_bit_kernel(const Problem& problem, const FourBitConfig& config, const Target& target,
+                           const RowEpilogue* epilogue = nullptr);
 
 }  // namespace jf::grouped

@@ -32,6 +32,12 @@ __device__ __forceinline__ unsigned sub_bf16x2(unsigned a, unsigned b) {
   asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
   return difference;
 }
+// A matrix of 8 by 8 pairs' halves, a row to four lanes, turned.
+__device__ __forceinline__ unsigned turn_8x8(unsigned pair) {
+  unsigned turned;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+  return turned;
+}
 __device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[1]) { words[0] = ld_shared(address); }
 __device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[2]) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
