@@ -48,7 +48,7 @@ class KernelTimes:
         self._call("cuptiActivityRegisterCallbacks", *self.callbacks)
         for kind in KINDS:
             self._call("cuptiActivityEnable", ctypes.c_int(kind))
-        # CUPTI writes into the buffer that it has for as long as the process runs: an interpreter that ends must neither
+        # CUPTI writes into the buffer that it has until the process ends: an interpreter that ends before must neither
         # free it nor be called.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         atexit.register(self._stop)
