@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import glob
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 # Kinds of records; all three have their start and end, in nanoseconds, at the same place.
-MEMCPY, MEMSET, CONCURRENT_KERNEL = 1, 2, 10
+KINDS = MEMCPY, MEMSET, CONCURRENT_KERNEL = 1, 2, 10
+FLUSH_FORCED = 1  # buffers that are not full, too
 START_AND_END = struct.Struct("<2Q")
 START_OFFSET = 16
 BUFFER_BYTES = 1 << 20
@@ -44,8 +46,18 @@ class KernelTimes:
         )
         self.callbacks = give(self._give_buffer), take(self._take_buffer)  # kept for as long as CUPTI calls them
         self._call("cuptiActivityRegisterCallbacks", *self.callbacks)
-        for kind in (MEMCPY, MEMSET, CONCURRENT_KERNEL):
+        for kind in KINDS:
             self._call("cuptiActivityEnable", ctypes.c_int(kind))
+        # CUPTI writes into the buffer that it has until the process ends: an interpreter that ends before must neither
+        # free it nor be called.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        atexit.register(self._stop)
+
+    def _stop(self) -> None:
+        """Before the interpreter ends: no more records, and those that there are now."""
+        for kind in KINDS:
+            self.cupti.cuptiActivityDisable(ctypes.c_int(kind))
+        self.cupti.cuptiActivityFlushAll(ctypes.c_uint32(FLUSH_FORCED))
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.cupti, name)(*arguments)
@@ -68,7 +80,7 @@ class KernelTimes:
             == 0
         ):
             kind = ctypes.c_uint32.from_address(record.value or 0).value
-            if kind in (MEMCPY, MEMSET, CONCURRENT_KERNEL):
+            if kind in KINDS:
                 place = (record.value or 0) + START_OFFSET
                 self.spans.append(START_AND_END.unpack(ctypes.string_at(place, START_AND_END.size)))
         self.buffers.pop(address, None)

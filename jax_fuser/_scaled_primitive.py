@@ -124,7 +124,14 @@ def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
             return scaled_p.bind(*arrays[:-1], **{**params, "dtype": arrays[-1].dtype, "mesh": None})
 
         run = split(multiply, _LAYOUTS[params["scaled"]], ctx.avals_in, ctx.avals_out[0])
-        return mlir.lower_fun(run, multiple_results=False)(ctx, *operands)
+        mesh = ctx.module_context.axis_context.abstract_mesh
+
+        def placed(*arrays: Any) -> Any:
+            """Scales that the compiler has made may lie on parts of a mesh axis, of which it cannot tell `split`."""
+            scales = (_split.off_parts_of_axes(a, mesh) for a in arrays[2:4])
+            return run(*arrays[:2], *scales, *arrays[4:])
+
+        return mlir.lower_fun(placed, multiple_results=False)(ctx, *operands)
     return (_lower_for_cuda if platform == "cuda" else _lower_as_product)(ctx, *operands, **params)
 
 

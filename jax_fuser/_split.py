@@ -174,6 +174,15 @@ def _rule(builder: _axes.Builder, names: dict[int, str], whole: set[int], mesh: 
     return SdyShardingRule(operands, results, need_replication_factors=needed_whole, **given)
 
 
+def off_parts_of_axes(x: Any, mesh: Any) -> Any:
+    """Return an array whose axes lie whole on every device where a part of a mesh axis, nameless, might split them."""
+    over = [None if cuts_a_mesh_axis(mesh, size) else P.UNCONSTRAINED for size in x.shape]
+    automatic = all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)  # others are split whole
+    if None not in over or not automatic:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*over)))
+
+
 def cuts_a_mesh_axis(mesh: Any, blocks: int) -> bool:
     """Whether blocks over a mesh would go over a part of one of its axes, which has no name in JAX."""
     return any(1 < math.gcd(blocks, size) < size for size in mesh.shape.values())

@@ -195,3 +195,17 @@ def test_floats_are_quantized_on_explicit_axes(devices, specs):
     with jax.set_mesh(there):
         got = multiply(*(jax.device_put(a, NamedSharding(there, s)) for a, s in zip((x, w), specs)), sizes)
     assert_close(got, want, scale=4)
+
+
+@pytest.mark.parametrize("spec", [P(None, "a", None), P(None, None, "a")], ids=["n", "k"])
+def test_quantized_blocks_are_fewer_than_devices(spec):
+    """The compiler by itself would lay two blocks on parts of the mesh axis of four, which have no name."""
+    there = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+    x = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
+    w = jax.random.normal(jax.random.key(1), (4, 256, 256), jnp.bfloat16)
+    sizes = jnp.array([10, 0, 20, 30], jnp.int32)
+    f = jax.jit(lambda x, w: jf.scaled_grouped_matmul(x, w, sizes, format="fp8_block"))
+    want = f(x, w)
+    with jax.set_mesh(there):
+        got = f(*(jax.device_put(a, NamedSharding(there, s)) for a, s in ((x, P(None, "a")), (w, spec))))
+    assert_close(got, want)
