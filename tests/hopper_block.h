@@ -22,6 +22,11 @@ T __ldg(const T* from) {
 inline void __syncwarp() { meeting[first_warp + threadIdx.x / 32].arrive_and_wait(); }
 inline bool __any_sync(unsigned, bool value) { return __ballot_sync(~0u, value) != 0; }
 inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::atomic_ref(*to).fetch_add(value); }
+inline void atomicMin(int* to, int value) {
+  const std::atomic_ref shared(*to);
+  for (int now = shared; value < now && !shared.compare_exchange_weak(now, value);) {
+  }
+}
 
 namespace jf {
 
@@ -164,6 +169,12 @@ inline void tile_load(unsigned shared, const void* map, unsigned barrier, int el
   for_box(map, shared, element, row, matrix, [](auto* to, auto* from) { *to = from ? *from : 0; });
   change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<const TensorMap*>(map)->box * 128; });
 }
+// Of the rows before `end`, of which the last is behind * 2^30: see `ragged` in hopper.cpp.
+inline void tile_load(unsigned shared, const void* from, unsigned barrier, int element, int row, int last, int end) {
+  TensorMap ending = *static_cast<const TensorMap*>(from);
+  ending.rows = end;
+  tile_load(shared, &ending, barrier, element, end - (last - row));
+}
 inline void bulk_load(unsigned shared, const void* from, unsigned bytes, unsigned barrier) {
   std::memcpy(at(shared), from, bytes);
   change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<int>(bytes); });
@@ -177,9 +188,9 @@ inline void tile_load_multicast(unsigned shared, const void* map, unsigned barri
 // Of this thread: those since the last commit, and groups of those before.
 inline thread_local std::vector<std::function<void()>> begun;
 inline thread_local std::deque<std::vector<std::function<void()>>> committed;
-inline void tile_store(const void* map, unsigned shared, int element, int row) {
+inline void tile_store(const void* map, unsigned shared, int element, int row, int matrix = 0) {
   begun.push_back([=] {
-    for_box(map, shared, element, row, 0, [](auto* from, auto* to) {
+    for_box(map, shared, element, row, matrix, [](auto* from, auto* to) {
       if (to) *to = *from;
     });
   });
@@ -204,7 +215,9 @@ void give_registers() {}
 template <int>
 void take_registers() {}
 
-inline unsigned wgmma_operand(unsigned shared) { return shared / 16; }
+// `next`: bytes from 64 rows to the next 64.
+constexpr unsigned kOperandBits = 24;
+inline unsigned wgmma_operand(unsigned shared, unsigned next = 0) { return shared / 16 | next / 1024 << kOperandBits; }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
@@ -239,7 +252,9 @@ void multiply(float (&sums)[kSize], int add, A a, B b) {
 // An element of 16 bits of an operand.
 template <bool kKMajor>
 float wide(unsigned operand, int row, int i) {
-  return bf16_value(load<unsigned short>(swizzled(operand * 16 + (kKMajor ? row * 128 + i * 2 : i * 128 + row * 2))));
+  const unsigned next = operand >> kOperandBits, first = operand % (1 << kOperandBits) * 16 + row / 64 * next * 1024;
+  if (!kKMajor && next > 0) row %= 64;
+  return bf16_value(load<unsigned short>(swizzled(first + (kKMajor ? row * 128 + i * 2 : i * 128 + row * 2))));
 }
 template <int kColumns>
 struct Wgmma {
@@ -326,6 +341,7 @@ void launch(int blocks, int in_cluster, Body body) {
 #include <fstream>
 #include <iterator>
 
+#include "grouped/cuda/hopper_contraction.cuh"
 #include "grouped/cuda/hopper_rows.cuh"
 
 // An array in a file.
