@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -126,11 +125,12 @@ def jax_contenders(o: Operands, which: str, gpu: bool, quick: bool) -> list[Cont
         ways["jax.lax.ragged_dot"] = jax.lax.ragged_dot
     if not gpu or (not quick and len(o.host_sizes) <= MAX_LOOP_ON_GPU):
         ways["loop of jnp.dot"] = loop_of_dots(o.host_sizes)
+    passes = {name: one_pass(way, which) for name, way in ways.items()}
     if gpu:
-        ways.update(gpu_peers(which, quick))
+        passes.update(gpu_peers(which, quick))
     contenders = []
-    for name, way in ways.items():
-        f = jax.jit(one_pass(way, which))
+    for name, run in passes.items():
+        f = jax.jit(run)
         contenders.append(Contender(name, functools.partial(f, o.x, o.w, o.dy, o.sizes)))
     if gpu:
         # Same FLOPs in one dense product: what cuBLAS reaches.
@@ -145,32 +145,38 @@ def jax_contenders(o: Operands, which: str, gpu: bool, quick: bool) -> list[Cont
 
 
 def gpu_peers(which: str, quick: bool) -> dict[str, Callable[..., Any]]:
-    """Return the ragged_dots of other packages that are installed and have the pass."""
-    peers: dict[str, Callable[..., Any]] = {}
-    if importlib.util.find_spec("tokamax"):
-        tokamax = importlib.import_module("tokamax")
-        peers["tokamax"] = lambda x, w, sizes: tokamax.ragged_dot(x, w, sizes, implementation="mosaic")
-    try:
-        mgpu = importlib.import_module("jax.experimental.pallas.ops.gpu.ragged_dot_mgpu")
-    except ImportError:
-        return peers
-    if which != "forward":
-        return peers  # the example has no derivative
-    for block_m, block_n in ((128, 128),) if quick else ((128, 128), (64, 128), (128, 256)):
-        name = f"Pallas Mosaic {block_m}x{block_n}"
-        peers[name] = lambda x, w, sizes, m=block_m, n=block_n: mgpu.ragged_dot(
-            x, w, group_sizes=sizes, block_m=m, block_n=n, block_k=64, max_concurrent_steps=4, grid_block_n=8
-        )
+    """Return (x, w, dy, sizes) -> result of one pass, by other packages. What is not installed raises when it runs."""
+
+    def tokamax(*operands: Any) -> Any:
+        ragged_dot = importlib.import_module("tokamax").ragged_dot
+        return one_pass(functools.partial(ragged_dot, implementation="mosaic"), which)(*operands)
+
+    peers: dict[str, Callable[..., Any]] = {"tokamax": tokamax}
+    tiles = [(128, 128), (64, 128), (128, 256)] if which != "drhs" else [(128, 128), (64, 128)]
+    for block_m, block_n in tiles[:1] if quick else tiles:
+        peers[f"Pallas Mosaic {block_m}x{block_n}"] = functools.partial(pallas_pass, which, block_m, block_n)
     return peers
 
 
+def pallas_pass(which: str, block_m: int, block_n: int, x: Any, w: Any, dy: Any, sizes: Any) -> Any:
+    """One pass by the examples in JAX, which have no derivative but a kernel for each."""
+    name = "ragged_dot" if which != "drhs" else "transposed_ragged_dot"
+    kernel = getattr(importlib.import_module(f"jax.experimental.pallas.ops.gpu.{name}_mgpu"), name)
+    operands = {"forward": (x, w), "dlhs": (dy, w), "drhs": (x, dy)}[which]
+    blocks = {"block_m": block_m, "block_n": block_n, "block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
+    transposed = {"transpose_rhs": True} if which == "dlhs" else {}
+    return kernel(*operands, group_sizes=sizes, **blocks, **transposed)
+
+
 def torch_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
-    """torch._grouped_mm, where torch is installed."""
-    if importlib.util.find_spec("torch") is None:
-        return []
-    torch = importlib.import_module("torch")
+    """torch._grouped_mm; without torch a contender that says so."""
+    name = "torch._grouped_mm"
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return [Contender(name, functools.partial(importlib.import_module, "torch"))]
     if gpu and not torch.cuda.is_available():
-        return []
+        return [Contender(name, torch.cuda.init)]  # which raises why
     x, w, dy = (torch.from_dlpack(jax.block_until_ready(a)) for a in (o.x, o.w, o.dy))
     ends = torch.from_numpy(np.cumsum(o.host_sizes).astype(np.int32)).to("cuda" if gpu else "cpu")
     run = {
@@ -184,7 +190,7 @@ def torch_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
             torch.cuda.synchronize()
         return result
 
-    return [Contender("torch._grouped_mm", run, wait)]
+    return [Contender(name, run, wait)]
 
 
 def measured(benchmark: str, name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool) -> Case:

@@ -22,6 +22,11 @@ T __ldg(const T* from) {
 inline void __syncwarp() { meeting[first_warp + threadIdx.x / 32].arrive_and_wait(); }
 inline bool __any_sync(unsigned, bool value) { return __ballot_sync(~0u, value) != 0; }
 inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::atomic_ref(*to).fetch_add(value); }
+inline void atomicMin(int* to, int value) {
+  const std::atomic_ref shared(*to);
+  for (int now = shared; value < now && !shared.compare_exchange_weak(now, value);) {
+  }
+}
 
 namespace jf {
 
@@ -343,6 +348,7 @@ void launch(int blocks, int in_cluster, Body body) {
 #include <fstream>
 #include <iterator>
 
+#include "grouped/cuda/hopper_contraction.cuh"
 #include "grouped/cuda/hopper_rows.cuh"
 
 // An array in a file.

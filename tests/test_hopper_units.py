@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from grouped_reference import owned_rows, rows
+from grouped_reference import contraction, owned_rows, rows
 from test_fp8_blocks import run_on_cpu
 from tolerances import assert_close
 
@@ -124,6 +124,33 @@ GATED = """
 """
 
 
+CONTRACTION = """
+using namespace jf;
+constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
+
+template <class Out, int kN, bool kHasStarts>
+void run() {
+  using Kernel = grouped::HopperContraction<bf16, Out, kN, 3, 64, kHasStarts>;
+  constexpr int size = sizeof(Out);
+  auto lhs = read("lhs"), rhs = read("rhs"), extents = read("extents"), starts = read("starts");
+  const TensorMap lhs_map = {lhs.data(), k * 2, m, 2}, rhs_map = {rhs.data(), n * 2, m, 2};
+  for (int problem = 0; problem < %(problems)d; ++problem) {
+    std::vector<unsigned char> out(size * groups * k * n, 255);  // NaN
+    const TensorMap out_map = {out.data(), n * size, k, size, 64};
+    const int first = problem * groups;
+    const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
+    ptx::launch(2, 1, [&](void* memory) { Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, k, n); });
+    std::fwrite(out.data(), 1, out.size(), stdout);
+  }
+}
+
+int main() {
+  run<bf16, 192, false>();
+  run<float, 128, true>();
+}
+"""
+
+
 def results(raw, kinds, n):
     """(with starts, from a queue, shared) of each problem of each kernel, for kernels (type of out, with starts)."""
     at = 0
@@ -152,6 +179,25 @@ def test_rows(tmp_path):
     kinds = [(BF16, False), (BF16, True), (np.float32, True)]
     for extents, starts, queued, shared in results(raw, kinds, n):
         check(queued, shared, rows(lhs, rhs, extents, starts), extents, starts)
+
+
+def test_contraction(tmp_path):
+    """Matrices of empty groups are zeros, which another thread stores than those of the others."""
+    k, n, groups = 72, 200, EXTENTS.shape[1]
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.normal(size=(M, columns)).astype(BF16) for columns in (k, n))
+    lhs[LAST:] = rhs[LAST:] = np.nan
+    arrays = {"lhs": lhs, "rhs": rhs, "extents": EXTENTS, "starts": STARTS}
+    source = CONTRACTION % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}
+    raw = run_on_cpu(source, arrays, 2, tmp_path)
+    at = 0
+    for dtype, has_starts in ((BF16, False), (np.float32, True)):
+        for extents, starts in zip(EXTENTS, STARTS):
+            got = np.frombuffer(raw, dtype, groups * k * n, at).reshape(groups, k, n)
+            at += got.nbytes
+            assert_close(got, contraction(lhs, rhs, extents, starts if has_starts else None), dtype=got.dtype.name)
+            assert (got[extents == 0] == 0).all()
+    assert at == len(raw)
 
 
 def with_every_code(w, group, rng):

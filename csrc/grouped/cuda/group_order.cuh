@@ -20,6 +20,7 @@ struct GroupOrder {
   int lengths[kGroups];
   unsigned short groups[kGroups];  // by place
   unsigned sums[kThreads / 32];
+  int filled;  // groups that have rows: the places before the empty ones
 
   __device__ GroupRows at(unsigned place) const {
     const int group = groups[place];
@@ -33,6 +34,7 @@ struct GroupOrder {
     unsigned rows = 0;
     for (int g = first; g < last; ++g) rows = min(rows + ragged.extent(g), static_cast<unsigned>(ragged.m));
     int at = kHasStarts ? 0 : static_cast<int>(scan<kThreads>(rows, ragged.m, sums).before);
+    if (thread == 0) filled = ragged.groups;
     for (int g = first; g < last; ++g) {
       const Span s = span<kHasStarts>(ragged, g, at);
       begins[g] = s.begin;
@@ -47,6 +49,7 @@ struct GroupOrder {
         place += lengths[other] > length || (lengths[other] == length && other < g);
       }
       groups[place] = static_cast<unsigned short>(g);
+      if (length == 0) atomicMin(&filled, place);
     }
     __syncthreads();
   }

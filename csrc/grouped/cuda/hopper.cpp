@@ -78,7 +78,8 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
   constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
     const int64_t order = order_groups(p) * (4 + 4 + 2) + kThreads / kWarp * 4;
-    return round_up(stages + kResults + barriers + kTurns + order, kSharedAlign);
+    constexpr int64_t kZeros = kWarpgroupRows * kRowBytes, kFilled = 4;
+    return round_up(stages + kResults + kZeros + barriers + kTurns + order + kFilled, kSharedAlign);
   }
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
   if (p.scales == Scales::kBlocks) return round_up(stages + kResults / 2 + kUnits + barriers, kSharedAlign);

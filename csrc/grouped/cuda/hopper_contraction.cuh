@@ -7,7 +7,8 @@
 //   block     384 threads: a warpgroup whose first thread copies, then two that take turns: while one stores its tile,
 //             the other multiplies the next
 //   shared    kSharedBytes, aligned to 1024
-//   grid      any; blocks take the tiles of all groups in turn, those of the longest first
+//   grid      any; blocks take the tiles of all groups in turn, those of the longest first. Zeros of empty groups are
+//             stored by the thread that copies, between tiles
 //   maps      lhs, rhs: 4D, each ending with the group: see `ragged` in hopper.cpp; box {64, kDepth, 1, 1}
 //             out:      3D {n, k, groups}, box {128 / sizeof(Out), 64, 1}; all with a 128-byte swizzle
 #pragma once
@@ -67,6 +68,7 @@ struct HopperContraction {
     };
     Stage stages[kStages];
     alignas(1024) unsigned char results[2][kBuffers][kChunkBytes];  // of each multiplying warpgroup, in turn
+    alignas(1024) unsigned char zeros[kChunkBytes];
     unsigned long long full[kStages], empty[kStages];
     unsigned long long turn[2];  // the other warpgroup has waited for all its stages
     GroupOrder<kGroups, kThreads> order;
@@ -92,11 +94,15 @@ struct HopperContraction {
       ptx::prefetch_map(maps.rhs);
       ptx::prefetch_map(maps.out);
     }
+    for (int i = static_cast<int>(threadIdx.x) * 16; i < kChunkBytes; i += kThreads * 16) {
+      ptx::st_shared(ptx::shared_address(shared.zeros) + i, {0, 0, 0, 0});
+    }
+    ptx::fence_async_shared();
     shared.order.template find<kHasStarts>(ragged);
-    Tiles tiles(shared, k, n, ragged.groups);
+    Tiles tiles(shared, k, n);
     if (threadIdx.x < kWarpgroup) {
       ptx::give_registers<24>();
-      if (threadIdx.x == 0) copy(shared, maps, tiles);
+      if (threadIdx.x == 0) copy(shared, maps, tiles, k, n, ragged.groups);
     } else {
       ptx::take_registers<240>();
       multiply(shared, maps.out, tiles, k, n, scales);
@@ -111,15 +117,19 @@ struct HopperContraction {
     int row, column, width;  // of the tile
   };
 
-  // This block's tiles. Every other round goes backwards over the blocks, and each pair of rounds begins further on, so
-  // that none always has the longest or the narrow ones.
+  // This block's tiles, of groups that have rows. Every other round goes backwards over the blocks, and each pair of
+  // rounds begins further on, so that none always has the longest or the narrow ones.
   struct Tiles {
     const Shared& shared;
     unsigned rows, columns, wide, count;  // wide: columns of kN
     unsigned round = 0;
 
-    __device__ Tiles(const Shared& shared, int k, int n, int groups)
-        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), wide(columns), count(rows * columns * groups) {
+    __device__ Tiles(const Shared& shared, int k, int n)
+        : shared(shared),
+          rows(cdiv(k, kM)),
+          columns(cdiv(n, kN)),
+          wide(columns),
+          count(rows * columns * shared.order.filled) {
       // A narrow tile is one box narrower.
       if (kNarrow < kN) wide -= min(columns, columns * (kN / 64) - cdiv(n, 64));
     }
@@ -138,8 +148,23 @@ struct HopperContraction {
     }
   };
 
-  static __device__ __forceinline__ void copy(Shared& shared, const Maps& maps, Tiles& tiles) {
+  // Zeros into up to `most` of this block's boxes of the matrices of empty groups, from number `box` on.
+  static __device__ __forceinline__ void store_zeros(const Shared& shared, const TensorMap& map, int k, int n,
+                                                     int groups, unsigned& box, unsigned most) {
+    const unsigned rows = cdiv(k, 64), columns = cdiv(n, kChunkColumns);
+    const unsigned end = rows * columns * (groups - shared.order.filled);
+    for (; box < end && most > 0; box += gridDim.x, --most) {
+      const unsigned row = box / columns;
+      ptx::tile_store(&map, ptx::shared_address(shared.zeros), static_cast<int>((box - row * columns) * kChunkColumns),
+                      static_cast<int>(row % rows) * 64, shared.order.groups[shared.order.filled + row / rows]);
+      ptx::bulk_commit();
+    }
+  }
+
+  static __device__ __forceinline__ void copy(Shared& shared, const Maps& maps, Tiles& tiles, int k, int n,
+                                              int groups) {
     Stages at;
+    unsigned box = blockIdx.x;
     for (Work work; tiles.next(work);) {
 #pragma unroll 1
       for (int row = 0; row < work.rows.length; row += kDepth, at.advance()) {
@@ -158,7 +183,12 @@ struct HopperContraction {
           Operands::load(rhs + i * kBoxBytes, maps.rhs, barrier, work.column + i * 64, work.rows, row);
         }
       }
+      // Fewer than a tile has, so that memory writes them while products go on, not all at the end (H200: 5% of drhs
+      // where a quarter of 128 groups is empty).
+      store_zeros(shared, maps.out, k, n, groups, box, 4);
     }
+    store_zeros(shared, maps.out, k, n, groups, box, ~0u);
+    ptx::bulk_wait_read<0>();
   }
 
   // Sums of 64 rows each.
@@ -198,10 +228,6 @@ struct HopperContraction {
 
   template <int kWidth>
   static __device__ __forceinline__ void accumulate(Shared& shared, Stages& at, Sums& sums, int length, unsigned self) {
-    if (length == 0) {
-#pragma unroll
-      for (int i = 0; i < kSlices * kN / 2; ++i) sums[i / (kN / 2)][i % (kN / 2)] = 0;
-    }
     int before = -1;  // the stage of the products under way
     int row = 0;
     constexpr int kSteps = kDepth / kStepRows;
@@ -219,7 +245,7 @@ struct HopperContraction {
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
-    if (before >= 0) arrive(shared.empty[before]);
+    arrive(shared.empty[before]);
   }
 
   // The first kSteps products of a stage; when they have begun, those of the stage `before` are done.
