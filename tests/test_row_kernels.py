@@ -217,7 +217,7 @@ def test_threads_of_rows_that_are_folded_twice(columns, dtype, threads, rows, un
         (16384, 8192, "bfloat16", 128, 512),
         (2048, 2048, "float32", 32, 128),
         (16384, 2048, "float32", 64, 256),
-        (2047, 769, "bfloat16", 128, 512),  # one element at a time
+        (2047, 769, "bfloat16", 56, 448),  # turned in vectors
     ],
 )
 def test_few_tiles_are_small(rows, columns, dtype, tile, threads):
