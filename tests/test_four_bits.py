@@ -368,6 +368,8 @@ TAILS = {
 }
 
 
+# Derivatives of f32 results by bf16 rows multiply f32, which the kernel does not, and say so.
+@pytest.mark.filterwarnings("ignore:scaled_grouped_matmul. unpacks its weights:UserWarning")
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("format", ["nvfp4", "int4"])
 def test_what_follows_a_product(tail, format, device):

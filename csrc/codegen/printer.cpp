@@ -319,6 +319,7 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
 
 BodyTexts print_bodies(const Kernel& kernel, const Bodies& given, const Dialect& dialect) {
   Printer printer(kernel, dialect, {});
+  printer.divergent = 1;  // callers leave out threads whose element is none of the result
   printer.buffers = given.buffers;
   for (const Array& array : kernel.arrays) printer.arrays.push_back(array.name);
   printer.declared.insert(given.arrays.begin(), given.arrays.end());

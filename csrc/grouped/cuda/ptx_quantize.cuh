@@ -5,12 +5,7 @@
 
 namespace jf::ptx {
 
-// Of two 16-bit floats each; NaN where either is.
-__device__ __forceinline__ unsigned max_nan_bf16x2(unsigned a, unsigned b) {
-  unsigned result;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-}
+// Of two f16 each; NaN where either is.
 __device__ __forceinline__ unsigned max_nan_f16x2(unsigned a, unsigned b) {
   unsigned result;
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
