@@ -40,7 +40,7 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "bulk_store": lambda _: "rows go by bulk copies",
     "keep_columns": lambda _: "columns stay in registers",
     "keep_wide": lambda _: "what rows are converted to stays in registers",
-    "cluster": lambda n: f"clusters of {n} blocks that share what is folded",
+    "cluster": lambda n: f"{n} blocks for each row",
 }
 
 

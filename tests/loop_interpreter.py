@@ -383,13 +383,11 @@ class Block:
         x, y = self.kernel.block
         folded = array.reshape(y, x, *array.shape[1:])
         axes = {"threads_y": 0, "threads": 1, "lanes": 3}
-        words = over.split()
-        for word in words:
+        for word in over.split():
             if word == "cluster":
                 assert self.cluster is not None
                 array = folded.reshape(array.shape)
-                same = folded[:1, :1] if "threads" in words else folded[:1]
-                assert (folded == same)[~np.isnan(folded)].all(), f"the threads of a block differ in {name}"
+                assert (array == array[:1])[~np.isnan(array)].all(), f"the threads of a block differ in {name}"
                 folded = functools.reduce(ufunc, self.cluster.exchange(self.at["rank"], array)).reshape(folded.shape)
                 continue
             whole = functools.reduce(ufunc, np.moveaxis(folded, axes[word], 0))

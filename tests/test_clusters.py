@@ -85,26 +85,6 @@ def test_sums_across_rows_of_several_blocks(run, stages):
     assert_close(sums.sum(0), want.sum(0))
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2048, 96), (1001, 64), (70, 40), (5, 33)])
-@pytest.mark.parametrize(("blocks", "threads", "threads_y"), [(8, 8, 32), (4, 4, 8), (2, 32, 1), (3, 1, 32)])
-def test_columns_of_several_blocks(run, rows, columns, blocks, threads, threads_y):
-    """Each block folds a share of the rows; its threads along x bring columns of their own."""
-    x = numbers(rows, columns)
-    b = jf.ir.Builder("columns")
-    v = b.input("x", "f32", [rows, columns])
-    n = b.convert(b.pointwise("mul", [v, v]), "s64")
-    for kind, operand in [("reduce_sum", v), ("reduce_max", v), ("reduce_sum", n)]:
-        b.output(b.reduce(kind, operand, [0]))
-    lanes = next(n for n in (4, 1) if columns % n == 0)
-    more = {"along": "columns", "lane_loop": 1, "lanes": lanes, "threads": threads, "threads_y": threads_y}
-    parameters = {**more, "unroll": 4, "keep": "nothing", "cluster": blocks}
-    schedule = jf.ir.schedule(b.finish(), "reduction", "cuda", parameters=parameters)
-    total, most, squares = map(np.asarray, run(schedule, x))
-    assert_close(total, x.sum(0), scale=4)
-    np.testing.assert_array_equal(most, x.max(0))
-    np.testing.assert_array_equal(squares, (x * x).astype(np.int64).sum(0))
-
-
 def test_folds_of_each_kind(run):
     x = numbers(4, 1000)
     fusion = jf.ir.trace(kinds, x)
@@ -120,7 +100,7 @@ def test_folds_of_each_kind(run):
         ({"threads_y": 2}, r"cluster: blocks that share a row have one row at a time.*expected threads_y=1"),
         ({"stages": 2, "bulk_store": True}, r"cluster: .*expected threads_y=1 and bulk_store=False"),
         ({"cluster": 16}, r"has 16 iterations of cluster; at most 8: split the axis"),
-        ({"along": "rows"}, r"cluster: 2 blocks cannot share rows that are one thread's"),
+        ({"along": "columns", "lane_loop": 0}, r"cluster: rows of 2 blocks need the threads along a row"),
     ],
 )
 def test_what_cannot_be(change, message):

@@ -27,9 +27,9 @@ struct Cluster {
     ptx::cluster_wait();
   }
 
-  // Folds every element of the arrays over the blocks, whose threads all hold the same already, or with `kApart` those
-  // along y. The order is that of the blocks, so all of them get equal bits.
-  template <class Op, class B, bool kLanesFolded, bool kApart, class X, class... More>
+  // Folds every element of the arrays over the blocks, whose threads all hold the same already. The order is that of
+  // the blocks, so all of them get equal bits.
+  template <class Op, class B, bool kLanesFolded, class X, class... More>
   __device__ __forceinline__ void fold(X& first, More&... more);
 
  private:
@@ -78,26 +78,25 @@ JF_FUNCTION void gather(Lanes<T, V>& values, int& next, const Lanes<T, W> (&arra
 }
 
 template <int kBlocks, int kMost>
-template <class Op, class B, bool kLanesFolded, bool kApart, class X, class... More>
+template <class Op, class B, bool kLanesFolded, class X, class... More>
 __device__ __forceinline__ void Cluster<kBlocks, kMost>::fold(X& first, More&... more) {
   using T = typename Shape<X>::Type;
   constexpr int kEach = kLanesFolded ? 1 : Shape<X>::kWidth;
   constexpr int kValues = kEach * (Shape<X>::kElements + ... + Shape<More>::kElements);
-  constexpr int kWords = kValues * kWordsOf<T>, kOfBlock = kWords * (kApart ? B::kColumns : 1);
-  static_assert(kOfBlock <= kMost, "the slots are too small for this fold");
+  constexpr int kWords = kValues * kWordsOf<T>;
+  static_assert(kWords <= kMost, "the slots are too small for this fold");
   Lanes<T, kValues> values;
   int next = 0;
   gather<kEach>(values, next, first);
   (gather<kEach>(values, next, more), ...);
 
   if (B::thread() == 0) {
-    ptx::mbarrier_expect(barrier(slot), kBlocks * kOfBlock * u32(sizeof(u32)));
+    ptx::mbarrier_expect(barrier(slot), kBlocks * kWords * u32(sizeof(u32)));
     ptx::mbarrier_arrive(barrier(slot));
   }
-  u32* const own = words() + (kApart ? B::column() * kWords : 0);  // [block][column][word]
-  constexpr int kSenders = kApart ? B::kRows : B::kThreads;
-  for (int block = kApart ? B::row() : B::thread(); block < kBlocks; block += kSenders) {
-    const u32 to = ptx::in_cluster(ptx::shared_address(own + ptx::cluster_rank() * kOfBlock), block);
+  u32* const own = words();  // [block][word]
+  for (int block = B::thread(); block < kBlocks; block += B::kThreads) {
+    const u32 to = ptx::in_cluster(ptx::shared_address(own + ptx::cluster_rank() * kWords), block);
     const u32 arrived = ptx::in_cluster(barrier(slot), block);
     u32 sent[kWords];
 #pragma unroll
@@ -111,7 +110,7 @@ __device__ __forceinline__ void Cluster<kBlocks, kMost>::fold(X& first, More&...
   for (int block = 0; block < kBlocks; ++block) {
     Lanes<T, kValues> other;
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) other.v[i] = from_words<T>(own + block * kOfBlock + i * kWordsOf<T>);
+    for (int i = 0; i < kValues; ++i) other.v[i] = from_words<T>(own + block * kWords + i * kWordsOf<T>);
     values = block == 0 ? other : Op::of(values, other);
   }
   slot ^= 1;

@@ -232,9 +232,7 @@ struct Printer : MemoryStatements {
     const std::string block = cat("jf::Block<", kernel.block, ", ", kernel.block_y, ">, "), from = scratch();
     if (!over.empty()) line("jf::fold_threads<", fold(combine.op), ", ", block, over, ">(", from, names, ");");
     if (!combine.cluster) return;
-    const auto yes = [](bool is) { return is ? "true" : "false"; };
-    line("cluster.fold<", fold(combine.op), ", ", block, yes(combine.lanes), ", ", yes(apart(kernel, combine)), ">(",
-         names.substr(2), ");");
+    line("cluster.fold<", fold(combine.op), ", ", block, combine.lanes ? "true" : "false", ">(", names.substr(2), ");");
   }
   static const char* order(bool reverse) { return reverse ? "jf::kReverse" : "jf::kForward"; }
   void operator()(const Scan& scan) {

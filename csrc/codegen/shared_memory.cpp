@@ -119,8 +119,7 @@ class Assignment {
     memory_.folds.push_back({0, bytes, bytes > kSmallScratchBytes || alone_});
     if (!combine.cluster) return;
     const int64_t size = size_of(compute_dtype(kernel_.arrays.at(combine.arrays[0]).dtype));
-    const int64_t words = values_of(kernel_, combine) * divide_up(size, 4);
-    memory_.cluster_words = std::max(memory_.cluster_words, words * (apart(kernel_, combine) ? kernel_.block : 1));
+    memory_.cluster_words = std::max(memory_.cluster_words, values_of(kernel_, combine) * divide_up(size, 4));
   }
   void operator()(const ScanThreads& scan) { memory_.folds.push_back({0, scratch_bytes(kernel_, scan), true}); }
   template <class Other>

@@ -29,11 +29,6 @@ SharedMemory shared_memory(const loops::Kernel& kernel);
 // The bytes that a launch of the kernel must give.
 int dynamic_shared_bytes(const loops::Kernel& kernel);
 
-// Whether threads along x bring results of their own to a fold over the blocks of a cluster.
-inline bool apart(const loops::Kernel& kernel, const loops::Combine& fold) {
-  return fold.cluster && !fold.threads && kernel.block > 1;
-}
-
 // Every statement of a body and of the bodies in it.
 template <class F>
 void for_each(const loops::Body& body, const F& f) {

@@ -227,8 +227,8 @@ struct Accumulate {
   RegisterId value;
 };
 // Folds every element of the arrays, all of one dtype, over its lanes, over the threads along x, over those along y,
-// over the blocks of the cluster: whichever are set; with `cluster` over all threads, or all along y. Afterwards all of
-// them hold the result. Every thread of the block, or of the cluster, gets here.
+// over the blocks of the cluster: whichever are set; with `cluster` over all threads. Afterwards all of them hold the
+// result. Every thread of the block, or of the cluster, gets here.
 struct Combine {
   std::vector<int> arrays;
   ir::OpKind op;

@@ -314,12 +314,14 @@ class Writer : Operands {
     if (together) return last->arrays.push_back(array_of_[item.value]);
     statements_.push_back({{}, {std::move(statement)}, meets});
   }
-  // Blocks exchange one result each, or one for each thread along x.
+  // Blocks exchange one result each.
   void check_cluster_fold(const Item& item, const loops::Combine& fold) const {
-    const int64_t y = extent_of(tree_, Parallel::kThreadY);
-    JF_REQUIRE(fold.threads_y || y == 1, "[lower] ", fusion_.values[item.value].name,
-               " is folded over the blocks of a cluster, but not over their ", y, " ", name(Parallel::kThreadY),
-               " iterations; fold it over both");
+    for (const auto& [parallel, folded] :
+         {std::pair(Parallel::kThread, fold.threads), std::pair(Parallel::kThreadY, fold.threads_y)}) {
+      JF_REQUIRE(folded || extent_of(tree_, parallel) == 1, "[lower] ", fusion_.values[item.value].name,
+                 " is folded over the blocks of a cluster, but not over their ", extent_of(tree_, parallel), " ",
+                 name(parallel), " iterations; fold it over both");
+    }
   }
   void scan_threads(const Item& item, const loops::Combine& over) {
     const ScanLoops along = scan_loops(tree_, item, schedule_);

@@ -213,10 +213,9 @@ struct Checker {
     at_most("threads times threads_y", p.threads * p.threads_y, target.max_threads_per_block);
     JF_REQUIRE(p.stages == 1 || p.along == ThreadsAlong::kRow, "[reduction] stages: rows come in ", p.stages,
                " stages where the threads are along a row; expected along='row', got '", name(p.along), "'");
-    JF_REQUIRE(p.cluster == 1 || p.along != ThreadsAlong::kRows, "[reduction] cluster: ", p.cluster,
-               " blocks cannot share rows that are one thread's; expected along='row' or 'columns', got 'rows'");
-    JF_REQUIRE(p.cluster == 1 || columns || (p.threads_y == 1 && !p.bulk_store),
-               "[reduction] cluster: blocks that share a row ",
+    JF_REQUIRE(p.cluster == 1 || p.along == ThreadsAlong::kRow, "[reduction] cluster: rows of ", p.cluster,
+               " blocks need the threads along a row; expected along='row', got '", name(p.along), "'");
+    JF_REQUIRE(p.cluster == 1 || (p.threads_y == 1 && !p.bulk_store), "[reduction] cluster: blocks that share a row ",
                "have one row at a time and store it from registers; expected threads_y=1 and bulk_store=False");
     at_most("stages", p.stages, schedule::kMaxStages);
     at_most("unroll", p.unroll, kMaxUnroll);

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "plan/column_clusters.h"
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
 
@@ -307,25 +306,16 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];
+  while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;
+  auto blocks = [&] { return shape.kept / columns * divide_up(columns / p.lanes, p.threads); };
+  while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
+  // What the kernel before has left in the caches comes soon: fewer blocks of more rows, in whole lines.
   const int64_t bytes = narrowest(facts, shape.lane_loop);
-  const ColumnCluster cluster = column_cluster(shape.folded, shape.kept, bytes, target);
   const bool in_parts = std::any_of(facts.segment.ops.begin(), facts.segment.ops.end(), [](const ir::Op& op) {
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
     return reduce != nullptr && reduce->parts > 0;
   });
   const bool once = facts.phases(Keep::kNothing).count == 1 && !in_parts && !facts.traffic.scans;
-  if (cluster.blocks > 1 && once && p.lanes > 1 && columns % (cluster.threads * kVectorBytes / bytes) == 0) {
-    p.lanes = kVectorBytes / bytes;
-    p.cluster = cluster.blocks;
-    p.threads = cluster.threads;
-    p.threads_y = cluster.threads_y;
-    p.unroll = std::min(divide_up(shape.folded, p.cluster * p.threads_y), 2 * kVectors);
-    return p;
-  }
-  while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;
-  auto blocks = [&] { return shape.kept / columns * divide_up(columns / p.lanes, p.threads); };
-  while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
-  // What the kernel before has left in the caches comes soon: fewer blocks of more rows, in whole lines.
   const bool few = once && shape.folded * shape.kept * bytes <= kCachedBytes;
   const int64_t enough = few ? target.multiprocessors / 3 : target.multiprocessors;
   while (p.threads > kFewColumns && blocks() < enough) p.threads /= 2;
@@ -463,18 +453,11 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
           loops.split(folded, p.threads_y);
           loops.parallelize(folded + 1, Parallel::kThreadY);
         }
-      } else {
-        int row = folded;
-        if (p.cluster > 1) {
-          loops.split(row, p.cluster, false);
-          loops.parallelize(row++, Parallel::kCluster);
-        }
-        if (p.threads_y > 1) {
-          loops.split(row, p.threads_y);
-          loops.parallelize(row + 1, Parallel::kThreadY);
-        }
-        unroll(loops, row, p.unroll);
+      } else if (p.threads_y > 1) {
+        loops.split(folded, p.threads_y);
+        loops.parallelize(folded + 1, Parallel::kThreadY);
       }
+      if (!traffic.scans) unroll(loops, folded, p.unroll);
       const int column = position[kColumn];
       loops.split(column, p.threads);
       loops.parallelize(column + 1, Parallel::kThread);

@@ -12,7 +12,6 @@
 #include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/clusters.h"
-#include "plan/column_clusters.h"
 #include "plan/even_rows.h"
 
 namespace jf::plan {
@@ -234,21 +233,6 @@ class Rewriter {
     return divide_up(rows, rows % of_task == 0 ? of_task : fewest);
   }
 
-  // Whether what such folds give goes to every row again.
-  bool spreads_again(const std::vector<int64_t>& shape, const Reduce& reduce) const {
-    int64_t elements = 1;
-    for (const int64_t extent : shape) elements *= extent;
-    std::vector<bool> follows(whole_.values.size(), false);
-    for (const Op& op : whole_.ops) {
-      const auto* own = std::get_if<Reduce>(&op.attribute);
-      const bool begins = own != nullptr && own->dims == reduce.dims && ir::shape(whole_.values[op.inputs[0]]) == shape;
-      const auto is_set = [&](ValueId id) { return follows[id]; };
-      follows[op.output] = begins || std::any_of(op.inputs.begin(), op.inputs.end(), is_set);
-      if (follows[op.output] && ir::elements(whole_.values[op.output]) >= elements) return true;
-    }
-    return false;
-  }
-
   // How many runs the first stage should have; 0 for one stage.
   int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows, Bytes bytes) const {
     int64_t kept = 1, folded = 1, columns = 1;
@@ -262,9 +246,6 @@ class Rewriter {
     } else {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
-      const int64_t strips = columns % kColumns == 0 ? kept : columns;
-      const bool cluster = !beside_rows && column_cluster(folded, strips, bytes.narrowest, target_).blocks > 1;
-      if (cluster && !spreads_again(shape, reduce)) return 0;
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       const bool tasks = target_.platform == Platform::kCpu;
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;

@@ -11,8 +11,8 @@
 namespace jf::plan {
 
 // The same inputs and outputs, in the same order. What is stored between the stages does not depend on the platform,
-// only which rows a part has: on CUDA those that begin alike in memory, where rows begin anywhere. But where clusters
-// of blocks add up columns, nothing is.
+// only which rows a part has: on CUDA those that begin alike in memory, where rows begin anywhere. How
+// many parts there are may differ between GPUs.
 ir::Fusion in_two_stages(const ir::Fusion& fusion, const Target& target);
 
 }  // namespace jf::plan
