@@ -116,6 +116,15 @@ inline void store_global(void* p, unsigned long low, unsigned long high) {
   const unsigned long words[] = {low, high};
   std::memcpy(p, words, sizeof(words));
 }
+inline void load_lasting(const void* p, unsigned long& low, unsigned long& high) {
+  unsigned long words[2];
+  std::memcpy(words, p, sizeof(words));
+  low = words[0], high = words[1];
+}
+template <class T>
+T load_now(const T* p) {
+  return *p;
+}
 inline void st_global(void* p, const uint4& words) { std::memcpy(p, &words, sizeof(words)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : std::max(x, y); }
 inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : std::min(x, y); }
