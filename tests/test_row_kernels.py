@@ -141,6 +141,22 @@ def test_rows_side_by_side_on_the_cpu(dtype, rows):
         assert_close(got, want, dtype)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtypes"),
+    [(8192, 768, ["bfloat16"] * 12), (2049, 2731, ["bfloat16", "float32", "float32"]), (2049, 7001, ["bfloat16"] * 4)],
+)
+def test_rows_side_by_side_have_room_for_their_sums(rows, columns, dtypes):
+    """Of so many inputs fewer rows are side by side, rather than what they need being two kernels."""
+
+    def scaled_and_summed(*xs):
+        total = sum(jnp.sin(x.astype(jnp.float32)) for x in xs)
+        scaled = total * total.mean(1, keepdims=True)
+        return scaled.astype(jnp.bfloat16), scaled.sum(0)
+
+    arrays = [jax.ShapeDtypeStruct((rows, columns), dtype) for dtype in dtypes]
+    assert len(jf.ir.propose(jf.ir.trace(scaled_and_summed, *arrays), "cuda")) == 2
+
+
 def test_rows_side_by_side_need_a_fold_across_them():
     fusion = jf.ir.trace(lambda x: x - x.max(1, keepdims=True), jnp.zeros((64, 64)))
     with pytest.raises(jf.UserError, match="rows: nothing folds across rows"):

@@ -33,6 +33,8 @@ constexpr int64_t kWideBytes = 4, kMostWideBytes = 20;
 constexpr int64_t kBytesAhead = 28 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
 constexpr int64_t kSpareBytes = 8 << 10;
+// Likewise where rows are side by side, whose sums across are folded there, too.
+constexpr int64_t kSpareBytesOfSums = 20 << 10;
 // Of those rows that a block has side by side each thread has at least so many, one after the other.
 constexpr int64_t kRowsInTurn = 2;
 
@@ -67,7 +69,8 @@ int64_t rows_side_by_side(const RowFacts& facts, const CudaReduction& p, int64_t
     if (!facts.traffic.across[loop] && !facts.traffic.folded[loop]) parts *= facts.traffic.extents[loop];
   }
   const int64_t blocks = divide_up(parts, target.multiprocessors),
-                memory = target.max_shared_bytes / blocks - kSpareBytes;
+                memory = std::min(target.max_shared_bytes / blocks - kSpareBytes,
+                                  target.max_shared_bytes - kSpareBytesOfSums);
   const int64_t most =
       std::min({kMostThreads / (blocks * p.threads), memory / (p.stages * row_bytes), rows / kRowsInTurn});
   return std::max<int64_t>(1, most);
@@ -150,7 +153,10 @@ Runs runs_of(const RowFacts& facts) {
   return runs;
 }
 
-// All rows of a run at once, or some in stages.
+// All rows of a run at once, in registers, or some in stages, where those have room.
+bool have_room(const RowsOfWarps& warps, int64_t row_bytes, const Target& target) {
+  return warps.in_turn || kUsualStages * warps.side_by_side * row_bytes + kSpareBytesOfSums <= target.max_shared_bytes;
+}
 void side_by_side(const RowsOfWarps& warps, int64_t row, CudaReduction& p) {
   p.lanes = warps.in_turn ? kLanes : 2 * kLanes;
   p.threads = kWarp;
@@ -212,7 +218,9 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   if (even > 0 && !facts.traffic.scans) {
     const Runs runs = runs_of(facts);
     const RowsOfWarps warps = rows_of_warps(runs.count * runs.rows, rows.elements, rows.narrowest);
-    if (warps.runs == runs.count && warps.in_turn == runs.in_turn) return side_by_side(warps, rows.elements, p);
+    if (warps.runs == runs.count && warps.in_turn == runs.in_turn && have_room(warps, rows.bytes, target)) {
+      return side_by_side(warps, rows.elements, p);
+    }
     p.lanes = kLanes;
     p.threads = even;
     p.threads_y = 1;
