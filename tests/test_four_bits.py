@@ -352,6 +352,21 @@ def test_a_gated_product_is_one_kernel(m, tmp_path):
     assert_overlapping(lines)
 
 
+def test_kernels_beside_a_product_may_be_others_on_other_gpus():
+    """Sums of columns are, whose room on any GPU is asked of those, too, that have no such product."""
+    w = jf.repack_weights(weights(3, 4096, 64, "nvfp4", 16))
+
+    def f(x, y):
+        scaled = y * y.mean(1, keepdims=True)
+        return jf.scaled_grouped_matmul(x, w, jnp.array([1, 2, 3]), validate=False) + scaled, scaled.sum(0)
+
+    args = [jax.ShapeDtypeStruct((8192, columns), jnp.bfloat16) for columns in (64, 4096)]
+    [text] = fused_programs(jf.fuse(f), *args)
+    assert len(_core.facts(text, HOPPER)) >= 3
+    with pytest.raises(jf.UserError, match="for GPUs of compute capability 9.0"):
+        _core.facts(text, _core.cuda_target_for(80))
+
+
 def test_halves_within_a_piece_are_gated_by_a_kernel_of_their_own():
     w = jf.repack_weights(weights(3, 80, 64, "nvfp4", 16))
     x = jnp.zeros((40, 64), jnp.bfloat16)

@@ -363,13 +363,22 @@ Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& t
   return program;
 }
 
+// None where it has kernels of another kind of GPU only: packed weights are for some.
+int64_t portable_bytes(const ir::Fusion& whole, const Target& target, bool fills) {
+  bool differs = false;
+  try {
+    return build_for(whole, target, {}, fills, differs).portable_workspace_bytes;
+  } catch (const UserError&) {
+    return 0;
+  }
+}
+
 Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
   bool differs = false;
   Program program = build_for(whole, target, tuning, fills, differs);
   if (differs) {
     const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);
-    const int64_t bytes = build_for(whole, other, {}, fills, differs).portable_workspace_bytes;
-    program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, bytes);
+    program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, portable_bytes(whole, other, fills));
   }
   return program;
 }
