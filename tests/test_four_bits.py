@@ -363,7 +363,7 @@ def test_kernels_beside_a_product_may_be_others_on_other_gpus():
     args = [jax.ShapeDtypeStruct((8192, columns), jnp.bfloat16) for columns in (64, 4096)]
     [text] = fused_programs(jf.fuse(f), *args)
     assert len(_core.facts(text, HOPPER)) >= 3
-    with pytest.raises(jf.UserError, match="for GPUs of compute capability 9.0"):
+    with pytest.raises(jf.UserError, match="for GPUs of compute capability"):
         _core.facts(text, _core.cuda_target_for(80))
 
 

@@ -172,6 +172,15 @@ def test_what_a_row_takes_from_memory_is_read_before_its_folds():
     assert len(re.findall(r"jf::load_ahead<(s32|f32)>\(", source)) == 2 and "load_splat" not in source
 
 
+def test_parts_of_warps_read_nothing_ahead():
+    """They would wait for threads that are not there."""
+    for rows, columns, threads in ((32, 2, 16), (64, 4096, 128)):
+        shapes = jax.ShapeDtypeStruct((rows, columns), "float16"), jax.ShapeDtypeStruct((rows,), "int32")
+        source = jf.ir.lower(jf.ir.trace(loss, *shapes), "cuda").as_text("source")
+        assert f"__launch_bounds__({threads})" in source
+        assert ("load_ahead" in source) == (threads % 32 == 0)
+
+
 def test_rows_that_no_cache_holds_leave_it_after_what_is_written():
     def source(rows):
         shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 8192), (8192,))]

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/target.h"
 #include "runtime/output_pages.h"
 
 namespace jf::codegen {
@@ -28,9 +29,14 @@ bool MemoryStatements::lasts(const Buffer& from) const {
          !any([](const Buffer& buffer) { return buffer.shared_size > 0; });
 }
 
-bool MemoryStatements::is_index(const Load& load) const {
+// What another address is made of, and what lies at such a one, where whole warps come by.
+bool MemoryStatements::goes_ahead(const Load& load) const {
+  const Buffer& from = kernel.buffers.at(load.buffer);
+  const bool given = from.shared_size == 0 && !from.written;
   const DType dtype = kernel.registers.at(load.result);
-  return !load.steps.empty() || dtype == DType::kS32 || dtype == DType::kS64;
+  const bool index = !load.steps.empty() || dtype == DType::kS32 || dtype == DType::kS64;
+  const bool warps = divergent == 0 && kernel.block * kernel.block_y % kWarp == 0;
+  return dialect.hints && given && index && warps && loops_now == 0;
 }
 
 void MemoryStatements::operator()(const Load& load) {
@@ -81,8 +87,7 @@ void MemoryStatements::operator()(const Load& load) {
   } else if (!each.empty()) {
     line(definition, "jf::load_at<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, ", ", each, on(), end);
   } else if (load.lane_stride == 0) {
-    const bool given = from.shared_size == 0 && !from.written;
-    const bool ahead = dialect.hints && given && where.empty() && divergent == 0 && loops_now == 0 && is_index(load);
+    const bool ahead = where.empty() && goes_ahead(load);
     line(definition, ahead ? "jf::load_ahead<" : "jf::load_splat<", type, ">(", buffer, ", ", at, end);
   } else if (load.lane_stride == 1) {
     const int64_t n = std::gcd(multiple(load.offset), multiple_of_steps);

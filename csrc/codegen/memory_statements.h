@@ -29,7 +29,7 @@ struct MemoryStatements : Writer {
 
  private:
   bool lasts(const loops::Buffer& from) const;
-  bool is_index(const loops::Load& load) const;  // of another address, or what lies at such a one
+  bool goes_ahead(const loops::Load& load) const;
   void check_bulk(const char* what) const;
   const loops::Ring& ring(int number, const char* what) const;
   template <class Copy>

@@ -111,8 +111,10 @@ struct Printer : MemoryStatements {
     const std::string base = index(vector.base);
     before = vector.before ? index(vector.before) : "";
     const std::string i = bind(vector.variable, vector.before ? 1 : multiple_of(vector.base, variables));
-    const bool differs = varies(vector.base);
-    if (differs) thread_variables.insert(vector.variable);
+    const bool moves = varies(vector.base) || (vector.before && varies(vector.before));
+    if (moves) thread_variables.insert(vector.variable);
+    const bool differs =
+        moves || thread_variables.count(vector.limit_variable) > 0 || (vector.ahead && varies(vector.ahead));
     in_vector = true;
     masked = !vector.full;
     if (vector.full) {
