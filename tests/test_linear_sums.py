@@ -128,7 +128,7 @@ def test_what_stays_in_registers(keep_wide, cluster):
         assert_close(got, want, "bfloat16")
 
 
-@pytest.mark.parametrize(("rows", "stages", "side_by_side"), [(1021, 3, 4), (512, 2, 2), (509, 1, 4)])
+@pytest.mark.parametrize(("rows", "stages", "side_by_side"), [(1021, 3, 4), (512, 2, 2), (509, 1, 4), (634, 1, 5)])
 def test_rows_side_by_side(rows, stages, side_by_side):
     """Warps of a block have neighbouring rows, in stages or all at once; the last runs lack some."""
     keys = jax.random.split(jax.random.key(2), 4)
@@ -160,6 +160,8 @@ def test_rows_side_by_side(rows, stages, side_by_side):
         (2048, 4096, "bfloat16", 256, 2, 256),
         (2048, 2048, "bfloat16", 128, 3, 256),  # fewer blocks than have room: more stages
         (2000, 768, "bfloat16", 32, 1, 125),  # a warp's, 16 of a block at once
+        (1000, 768, "bfloat16", 32, 1, 125),  # or 8
+        (529, 768, "bfloat16", 32, 1, 106),
         (16384, 768, "bfloat16", 32, 3, 256),  # 4 at once
     ],
 )
@@ -171,3 +173,18 @@ def test_even_rows_stay_in_registers(rows, columns, dtype, threads, stages, part
     wide = dtype == "bfloat16" and columns < 16384
     assert (p["threads"], p["stages"], p["keep_columns"], p["keep_wide"]) == (threads, stages, True, wide)
     assert f"parts={parts}{'' if (threads, stages) == (32, 3) else ', in_turn'}" in str(first)
+
+
+@pytest.mark.parametrize(("count", "rows", "side_by_side"), [(4, 2000, 16), (6, 2000, 1), (8, 8192, 4), (10, 8192, 1)])
+def test_rows_side_by_side_have_room_in_registers(count, rows, side_by_side):
+    """What is needed again after a row's folds stays there; of more than fits, a block has one row at a time."""
+
+    def scaled_and_summed(*xs):
+        xs = [x.astype(jnp.float32) for x in xs]
+        scale = jnp.square(sum(xs)).mean(1, keepdims=True)
+        summed = sum(x * scale * (i + 1.0) for i, x in enumerate(xs)).sum(0)
+        return sum(jnp.sin(x * scale) for x in xs).astype(jnp.bfloat16), summed
+
+    arrays = [jax.ShapeDtypeStruct((rows, 768), "bfloat16")] * count
+    p = jf.ir.compute_heuristics(first_kernel(scaled_and_summed, *arrays), "reduction", "cuda")
+    assert p["threads_y"] == side_by_side

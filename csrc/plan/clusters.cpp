@@ -20,8 +20,8 @@ using ir::ValueId;
 // Each reduction is a loop over the rows; each holds registers or memory accesses of its own.
 constexpr int kMaxReductions = 16, kMaxOps = 400;
 constexpr int kMaxColumnFolds = 4;
-// Blocks or tasks, at least, of a kernel that also folds rows: those of each part.
-constexpr int64_t kEnoughBlocks = 120, kEnoughTasks = 8;
+// Blocks or tasks, at least, of a kernel that also folds rows: those of each part. 529 rows in runs of 5 are 106.
+constexpr int64_t kEnoughBlocks = 100, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;

@@ -12,10 +12,10 @@ constexpr int64_t kThreads = 512, kWideBytes = 4, kWideThreads = 256;
 constexpr int64_t kColumns = 16 << 10, kSharedBytes = 32 << 10, kBytes = 64 << 10;
 constexpr int64_t kLanes = 4;
 constexpr int64_t kMultiprocessors = 132;
-// Rows of warps: elements of a thread in vectors of 8; all rows of a block at once, where each multiprocessor has one,
-// or some of them in stages. Derivatives of rms and layer norm, bf16 rows of 768, with adding the runs: 2048 rows in
-// 128 runs 5.7 and 6.6 us, in runs of one row at a time 11.3 and 13.1; 16384 in 256 runs 22.7 and 23.7, in 792 25.2 and
-// 26.6.
+// Rows of warps: elements of a thread in vectors of 8; all rows of a block at once, at most so many, where each
+// multiprocessor has one, or some of them in stages. Derivatives of rms and layer norm, bf16 rows of 768, with adding
+// the runs: 2048 rows in 128 runs 5.7 and 6.6 us, in runs of one row at a time 11.3 and 13.1; 16384 in 256 runs 22.7
+// and 23.7, in 792 25.2 and 26.6.
 constexpr int64_t kWideLanes = 8, kMostOfWarp = 24, kAllAtOnce = 16, kSideBySide = 4, kManyRows = 32 << 10;
 
 }  // namespace
@@ -41,7 +41,10 @@ RowsOfWarps rows_of_warps(int64_t rows, int64_t row, int64_t bytes) {
   if (threads_of_even_row(row, bytes) == 0 || bytes >= kWideBytes || each % kWideLanes != 0 || each > kMostOfWarp) {
     return {};
   }
-  if (rows <= kAllAtOnce * kMultiprocessors) return {divide_up(rows, kAllAtOnce), kAllAtOnce};
+  if (rows <= kAllAtOnce * kMultiprocessors) {
+    const int64_t at_once = divide_up(rows, kMultiprocessors);
+    return {divide_up(rows, at_once), at_once};
+  }
   if (rows > kManyRows) return {};
   const int64_t of_run = round_up(divide_up(rows, 2 * kMultiprocessors), kSideBySide);
   return {divide_up(rows, of_run), kSideBySide, false};

@@ -25,8 +25,9 @@ constexpr int64_t kThreads = 1024, kUsualStages = 3;
 constexpr int64_t kElements = 32, kLanes = 4, kMostThreads = 512;
 constexpr int kShortWait = 2;
 constexpr int64_t kShortRows = 8 << 10;
-// Bytes that a thread keeps for each of its 16 elements: more take more than 128 registers.
-constexpr int64_t kWideBytes = 4, kMostWideBytes = 20;
+// Bytes that a thread keeps for each of its 16 or 24 elements: more take more than 128 registers, or more than there
+// are.
+constexpr int64_t kWideBytes = 4, kMostWideBytes = 20, kMostBytesOfFewThreads = 36;
 // Bytes of several rows on their way with two stages, where three are slower: layer norm backward, bf16, took 51 and 54
 // us for rows of 4096, 50 and 53 for 2048; but with fewer bytes 82 and 81 for 768, and where a multiprocessor has one
 // row 200 and 191 for 8192. With one fold of the row two are faster in any case: 191 and 200 us for 8192 (rms norm).
@@ -153,9 +154,18 @@ Runs runs_of(const RowFacts& facts) {
   return runs;
 }
 
-// All rows of a run at once, in registers, or some in stages, where those have room.
-bool have_room(const RowsOfWarps& warps, int64_t row_bytes, const Target& target) {
-  return warps.in_turn || kUsualStages * warps.side_by_side * row_bytes + kSpareBytesOfSums <= target.max_shared_bytes;
+// What a thread keeps of each of its elements, if f32 is what it keeps.
+int64_t wide_bytes(const RowFacts& facts) {
+  const KeepMore wide = {.rows = true, .columns = true, .converted = true};
+  const Phases phases = split_phases(facts.segment, facts.traffic, Keep::kRows, wide);
+  return phases.kept_bytes + phases.column_bytes;
+}
+// All rows of a run at once, or some in stages, where registers and stages have room.
+bool have_room(const RowsOfWarps& warps, int64_t row_bytes, const RowFacts& facts, const Target& target) {
+  const int64_t bytes = wide_bytes(facts);
+  if (warps.in_turn) return bytes <= kMostWideBytes;
+  const int64_t stages = kUsualStages * warps.side_by_side * row_bytes;
+  return bytes <= kMostBytesOfFewThreads && stages + kSpareBytesOfSums <= target.max_shared_bytes;
 }
 void side_by_side(const RowsOfWarps& warps, int64_t row, CudaReduction& p) {
   p.lanes = warps.in_turn ? kLanes : 2 * kLanes;
@@ -218,7 +228,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   if (even > 0 && !facts.traffic.scans) {
     const Runs runs = runs_of(facts);
     const RowsOfWarps warps = rows_of_warps(runs.count * runs.rows, rows.elements, rows.narrowest);
-    if (warps.runs == runs.count && warps.in_turn == runs.in_turn && have_room(warps, rows.bytes, target)) {
+    if (warps.runs == runs.count && warps.in_turn == runs.in_turn && have_room(warps, rows.bytes, facts, target)) {
       return side_by_side(warps, rows.elements, p);
     }
     p.lanes = kLanes;
@@ -234,9 +244,7 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
     p.stages = ahead || kUsualStages * rows.bytes + kSpareBytes > target.max_shared_bytes ? 2 : kUsualStages;
     p.keep_columns = true;
     if (rows.narrowest >= kWideBytes) return;
-    const KeepMore wide = {.rows = true, .columns = true, .converted = true};
-    const Phases phases = split_phases(facts.segment, facts.traffic, Keep::kRows, wide);
-    p.keep_wide = phases.kept_bytes + phases.column_bytes <= kMostWideBytes;
+    p.keep_wide = wide_bytes(facts) <= kMostWideBytes;
     return;
   }
   if (threads < 2 * kWarp && !moves) return;
