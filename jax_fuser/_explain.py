@@ -265,18 +265,19 @@ def _fused_equations(jaxpr: Any) -> Iterator[Any]:
 def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
     """Yield (primitive, reason) for every equation that is in no region."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    reduced = _regions.feeds_reductions(jaxpr.eqns, {v for v in jaxpr.outvars if isinstance(v, Var)})
-    for i, eqn in enumerate(jaxpr.eqns):
+    reasons = [_trace.unsupported(eqn) for eqn in jaxpr.eqns]
+    cut = [reason is not None for reason in reasons]
+    reduced = _regions.feeds_reductions(jaxpr.eqns, cut, {v for v in jaxpr.outvars if isinstance(v, Var)})
+    for i, (eqn, reason) in enumerate(zip(jaxpr.eqns, reasons)):
         name = eqn.primitive.name
         if name == _trace.FUSED:
             continue
         if any(True for inner in _inner(eqn) for _ in _fused_equations(inner)):
             if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
-                yield name, str(_trace.unsupported(eqn))
+                yield name, str(reason)
             for inner in _inner(eqn):
                 yield from _cuts(inner)
             continue
-        reason = _trace.unsupported(eqn)
         if reason is None and i in reduced:
             reason = "feeds only reductions, which compute it"
         elif reason is None and name in _trace_updates.UPDATES:

@@ -76,7 +76,7 @@ def _largest(values: Iterable[Any]) -> int:
 def dependent(eqns: Sequence[JaxprEqn], inputs: Iterable[Var]) -> set[Var]:
     """Return the inputs and every value that depends on them."""
     reached = set(inputs)
-    for eqn in eqns:
+    for eqn in eqns if reached else ():
         if not reached.isdisjoint(variables(eqn)):
             reached.update(eqn.outvars)
     return reached
@@ -93,15 +93,17 @@ def live(eqns: Sequence[JaxprEqn], outvars: Iterable[Any]) -> list[JaxprEqn]:
     return kept[::-1]
 
 
-def feeds_reductions(eqns: Sequence[JaxprEqn], returned: set[Var]) -> set[int]:
+def feeds_reductions(eqns: Sequence[JaxprEqn], cut: Sequence[bool], returned: set[Var]) -> set[int]:
     """Return the numbers of supported equations whose every reader is a reduction that is cut, or such an equation."""
+    if not any(is_cut and eqn.primitive.name in _trace.REDUCTIONS for is_cut, eqn in zip(cut, eqns)):
+        return set()
     readers: dict[Var, list[int]] = defaultdict(list)
     found: set[int] = set()
     folding: set[int] = set()
     for i in reversed(range(len(eqns))):
         eqn = eqns[i]
         reading = [j for v in eqn.outvars for j in readers[v]]
-        if _trace.unsupported(eqn) is not None:
+        if cut[i]:
             folding.update([i] if eqn.primitive.name in _trace.REDUCTIONS else [])
         elif reading and returned.isdisjoint(eqn.outvars) and not shrinks(eqn):
             found.update([i] if all(j in found or j in folding for j in reading) else [])
@@ -126,16 +128,17 @@ class _Partition:
     def __init__(self, flat: Flat, linear: Iterable[Var], leave_draws: bool, leave_products: bool):
         self.eqns = live(flat.eqns, flat.outvars)
         self.returned = {v for v in flat.outvars if isinstance(v, Var)}
+        self.operands = [variables(eqn) for eqn in self.eqns]
         self.maker = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
         self.number = {v: n for n, v in enumerate([*flat.invars, *self.maker])}
         self.readers: dict[Var, list[int]] = defaultdict(list)
-        for i, eqn in enumerate(self.eqns):
-            for v in dict.fromkeys(variables(eqn)):
+        for i, operands in enumerate(self.operands):
+            for v in dict.fromkeys(operands):
                 self.readers[v].append(i)
         linear_values = dependent(self.eqns, {*linear, *flat.linear})
         self.linear = [not linear_values.isdisjoint(eqn.outvars) for eqn in self.eqns]
         self.cut = [_trace.unsupported(eqn) is not None for eqn in self.eqns]
-        for i in feeds_reductions(self.eqns, self.returned):
+        for i in feeds_reductions(self.eqns, self.cut, self.returned):
             self.cut[i] = True
         for i in _trace_updates.in_place(self.eqns, self.returned, self.cut, _trace.is_view):
             self.cut[i] = True
@@ -174,9 +177,9 @@ class _Partition:
     def _views(self) -> list[bool]:
         view: list[bool] = []
         constant: set[Var] = set()
-        for cut, eqn in zip(self.cut, self.eqns):
+        for cut, eqn, operands in zip(self.cut, self.eqns, self.operands):
             one = all(math.prod(shape(v)) == 1 for v in eqn.outvars)
-            fixed = not cut and constant.issuperset(variables(eqn)) and one
+            fixed = not cut and constant.issuperset(operands) and one
             if fixed:
                 constant.update(eqn.outvars)
             view.append(fixed or (not cut and _trace.is_view(eqn)))
@@ -187,8 +190,7 @@ class _Partition:
         drawn: list[bool] = []
         fixed: set[Var] = set()  # made of constants and of scalars that are given
         bits: set[Var] = set()
-        for cut, view, eqn in zip(self.cut, self.view, self.eqns):
-            operands = variables(eqn)
+        for cut, view, eqn, operands in zip(self.cut, self.view, self.eqns, self.operands):
             known = {v for v in operands if v in fixed or (v not in self.maker and not shape(v))}
             own = not cut and not view and _random.draws(_trace_writer.label(eqn))
             if not cut and not own:
@@ -209,14 +211,14 @@ class _Partition:
         """Return which equations have an array or depend on one that a region makes."""
         holds: list[bool] = []
         for i, eqn in enumerate(self.eqns):
-            operands = variables(eqn)
+            operands = self.operands[i]
             own = not self.view[i] and any(shape(v) for v in (*operands, *eqn.outvars))
             holds.append(not self.cut[i] and (own or any(holds[self.maker[v]] for v in operands if v in self.maker)))
         return holds
 
     def _source(self, v: Var) -> Var:
         """Return the value that a chain of views starts from; a view without operand is its own source."""
-        while (i := self.maker.get(v)) is not None and self.view[i] and (operands := variables(self.eqns[i])):
+        while (i := self.maker.get(v)) is not None and self.view[i] and (operands := self.operands[i]):
             v = operands[0]
         return v
 
@@ -225,13 +227,13 @@ class _Partition:
         last_effect = 0
         for i, eqn in enumerate(self.eqns):
             own = 0
-            for v in variables(eqn):
+            for v in self.operands[i]:
                 maker = self.maker.get(self._source(v))
                 if maker is not None:
                     own = max(own, depth[maker] + (self.cut[maker] and not self.cut[i]))
             # Keys that come from no region are there before any region.
             if self.cut[i] and eqn.primitive.name in _random.KEY_OPS:
-                makers = [self.maker.get(self._source(v)) for v in variables(eqn)]
+                makers = [self.maker.get(self._source(v)) for v in self.operands[i]]
                 if all(j is None or depth[j] < 0 for j in makers):
                     own = -1
             if eqn.effects:
@@ -253,7 +255,7 @@ class _Partition:
         sources: set[Var] = set()
         todo = [reduction]
         while todo:
-            for v in variables(self.eqns[todo.pop()]):
+            for v in self.operands[todo.pop()]:
                 source = self._source(v)
                 i = self.maker.get(source)
                 if i is None or self.view[i] or self.depth[i] < self.depth[reduction] or self._is_stored(i):
@@ -290,7 +292,7 @@ class _Partition:
         needed = self._collect(self._results(members), {*members})
         programs: dict[Any, list[list[int]]] = defaultdict(list)
         for part in self._parts([i for i in members if i in needed]):
-            values = (v for i in part for v in (*variables(self.eqns[i]), *self.eqns[i].outvars))
+            values = (v for i in part for v in (*self.operands[i], *self.eqns[i].outvars))
             largest = max(map(shape, values), key=math.prod)
             packed = programs[largest]
             if packed and self._fits(self._region(packed[-1] + part, again)):
@@ -317,7 +319,7 @@ class _Partition:
 
         first_reader: dict[Var, int] = {}
         for i in members:
-            for v in variables(self.eqns[i]):
+            for v in self.operands[i]:
                 source = self._source(v)
                 maker = self.maker.get(source)
                 if maker in parent:
@@ -383,7 +385,7 @@ class _Partition:
             i = self.maker.get(todo.pop())
             if i is not None and i not in found and (self.view[i] or i in members):
                 found.add(i)
-                todo += variables(self.eqns[i])
+                todo += self.operands[i]
         return found
 
     def _region(self, members: list[int], again: list[int]) -> Region:
@@ -397,13 +399,13 @@ class _Partition:
         made = {v for region in regions for v in region.outvars}
         left = {i for i, cut in enumerate(self.cut) if cut}
         todo = [*self.returned, *(v for r in regions for v in r.invars)]
-        todo += [v for i in left for v in variables(self.eqns[i])]
+        todo += [v for i in left for v in self.operands[i]]
         while todo:
             v = todo.pop()
             i = self.maker.get(v)
             if i is not None and v not in made and i not in left:
                 left.add(i)
-                todo += variables(self.eqns[i])
+                todo += self.operands[i]
         steps: list[tuple[int, Region | JaxprEqn]] = [(i, self.eqns[i]) for i in left]
         steps += [(max(self.maker[v] for v in region.outvars), region) for region in regions]
         return _sorted_by_need(sorted(steps, key=lambda step: step[0]))

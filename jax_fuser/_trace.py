@@ -56,7 +56,7 @@ PACKED_PRODUCT = "jax_fuser_packed_matmul"
 PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
 # What takes and makes 8-bit floats: casts, and what moves values.
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
     "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice split stack "
     "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
@@ -279,9 +279,10 @@ def unsupported(eqn: Equation) -> str | None:
         return f"has the size {size}, which only a call of the exported program knows"
     for atom in (*eqn.invars, *eqn.outvars):
         dtype = getattr(atom.aval, "dtype", None)
-        if dtype is None or _ffi.dtype_name(dtype) is None:
+        own_name = None if dtype is None else _ffi.dtype_name(dtype)
+        if own_name is None:
             return f"works on {dtype if dtype is not None else atom.aval}"
-        if str(dtype) in _FLOAT8 and name not in _OF_FLOAT8 and name not in CALLS:
+        if own_name in _FLOAT8 and name not in _OF_FLOAT8 and name not in CALLS:
             return f"computes with {dtype}"
         if isinstance(atom, Literal) and np.ndim(atom.val):
             return "holds an array constant"

@@ -160,6 +160,8 @@ def in_place(
 
     Their operand is an argument or made by XLA, and XLA or the caller gets the result: a cache that a loop carries.
     """
+    if not any(eqn.primitive.name in UPDATES for eqn in eqns):
+        return set()
 
     def passes_on(i: int) -> Any:
         """Return the operand whose memory an update or a view may share."""
