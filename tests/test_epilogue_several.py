@@ -23,13 +23,12 @@ CSRC = pathlib.Path(__file__).parent.parent / "csrc"
 M, K, F = 700, 64, 136
 
 HARDWARE = """
-#include <atomic>
 struct int4 { int x, y, z, w; };
 namespace jf {
 struct TensorMap { unsigned short* data; int rows, columns, pitch; };  // boxes of 32 rows by 64 columns
 namespace ptx {
 alignas(1024) inline unsigned char memory[1 << 16];
-inline std::atomic<unsigned> phases[64];
+inline int phases[64];
 inline int awaited[64];
 template <int kThreads>
 void meet(int) {
@@ -42,7 +41,8 @@ inline void bulk_commit() {}
 inline void fence_async_shared() {}
 inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) { awaited[barrier / 8] += bytes; }
 inline void mbarrier_wait(unsigned barrier, unsigned parity) {
-  while ((phases[barrier / 8] & 1) == parity) std::this_thread::yield();
+  const int& phase = phases[barrier / 8];
+  while ((phase & 1) == static_cast<int>(parity)) wait_while(phase, int{phase});
 }
 template <class Use>
 void for_box(unsigned shared, const TensorMap& map, int column, int row, Use use) {
@@ -114,8 +114,8 @@ int main() {
   const Several::Memory memory = {
       {{&out, again.data(), n, 0}, {&gate, d_before.data(), 2 * n, 0}, {&up, d_before.data(), 2 * n, n}}, {&in, &in},
       partial.data()};
-  const auto thread = [&](unsigned id) {
-    threadIdx.x = id;
+  const auto thread = [&] {
+    const unsigned id = threadIdx.x;
     Several several(1024, 8, memory);
     for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
       for (int row = first; row < first + ragged.extents[g]; row += kRows) {
@@ -136,9 +136,7 @@ int main() {
     }
     Several::padding<false>(epilogue, ragged, memory, n, id / 32, 4);
   };
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
-  for (std::thread& t : threads) t.join();
+  run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
   std::fwrite(d_before.data(), 2, d_before.size(), stdout);
   std::fwrite(again.data(), 2, again.size(), stdout);
   std::fwrite(partial.data(), 4, partial.size(), stdout);

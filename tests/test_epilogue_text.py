@@ -37,8 +37,8 @@ int main() {
   const auto* y = reinterpret_cast<const float*>(sums_in.data());
   const Ragged ragged = {reinterpret_cast<const int*>(extents.data()), nullptr, groups, m};
   std::vector<jf::bf16> out(m * n, jf::bf16{0x7fc0});
-  const auto thread = [&](unsigned id) {
-    threadIdx.x = id;
+  const auto thread = [&] {
+    const unsigned id = threadIdx.x;
     for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
       for (int row = first; row < first + ragged.extents[g]; row += kRows) {
         const RowUnit unit = {g, row, std::min(kRows, first + ragged.extents[g] - row), 0};
@@ -85,9 +85,7 @@ int main() {
     }
     apply_to_padding<false>(epilogue, ragged, out.data(), n, id / 32, 4);
   };
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
-  for (std::thread& t : threads) t.join();
+  run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
   std::fwrite(out.data(), 2, out.size(), stdout);
 }
 """

@@ -1,5 +1,5 @@
 """The kernel of 8-bit floats with scales for blocks, on a CPU: which elements, scales and rows it takes and stores,
-with g++ for a GPU's compiler and threads for its threads."""
+with g++ for a GPU's compiler (warpgroup.h)."""
 
 import subprocess
 from pathlib import Path
