@@ -61,7 +61,9 @@ class KernelReport:
 
     def lines(self, bandwidth: float | None) -> list[str]:
         """Return what there is to say about it, under its name: how, how much and why."""
-        how = ", ".join(filter(None, [_words.parameters_in_words(self.parameters), self.launch]))
+        # Names of a product's parameters mean what they do in its kernel, not in strategies.
+        own = self.parameters if self.strategy == "grouped" else _words.parameters_in_words(self.parameters)
+        how = ", ".join(filter(None, [own, self.launch]))
         work = f"reads {_words.size(self.bytes_read)}, writes {_words.size(self.bytes_written)}"
         work += f", {_words.operations(self.operations)}"
         if bandwidth:
