@@ -1,6 +1,6 @@
-// Clusters of blocks on a CPU, behind warpgroup.h: CUDA threads, shared memory, barriers, tensor copies
-// and products as sm_90a has them. Products and copies are done when they begin, but copies from shared memory as late
-// as may be: when their thread waits for them.
+// Clusters of blocks on a CPU, behind warpgroup.h: CUDA threads, shared memory, barriers, tensor copies and products as
+// sm_90a has them. Products and copies are done when they begin, but copies from shared memory as late as may be: when
+// their thread waits for them.
 #pragma once
 
 #include <array>
