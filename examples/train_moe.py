@@ -228,7 +228,8 @@ def draw_picture(path: Path, ours: Run, peer: Run) -> None:
         right.bar(np.arange(values.size) + 0.8 * layer / len(share), values, 0.8 / len(share), label=f"layer {layer}")
     right.axhline(1 / share.shape[1], color="gray", linewidth=1, label="even")
     right.set(title="Load per expert, last quarter", xlabel="expert", ylabel="share of tokens")
-    right.legend(loc="lower right")
+    right.margins(y=0.25)  # room for the legend
+    right.legend(loc="upper right", ncols=3)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

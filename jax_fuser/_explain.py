@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import Var, jaxprs_in_params
 
-from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates, _trace_writer
+from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates, _trace_writer, _tuned
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 
 STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
@@ -132,8 +132,10 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
     segments: tuple[KernelReport, ...] = ()
     readers: dict[str, str] = {}
     if program is not None:
-        facts = _core.facts(program, _ffi.target_text(platform))
-        segments = tuple(_kernel(kernel) for kernel in facts)
+        target = _ffi.target_text(platform)
+        chosen = _tuned.kept(program, target)
+        choices = _tuned.choices_of(chosen)
+        segments = tuple(_kernel(k, choices.get(k["name"], "")) for k in _core.facts(program + chosen, target))
         outputs = _core.Fusion(program.partition("schedule {")[0]).outputs
         given = "program" in eqn.params
         first = range(len(outputs)) if given else _trace.write_program(inner, eqn.params["name"])[0].first
@@ -144,7 +146,7 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
         len(inner.eqns),
         sum(_ffi.buffer_bytes(v.aval) for v in inner.invars),
         sum(_ffi.buffer_bytes(v.aval) for v in inner.outvars),
-        _stages(program, platform)["segments"] if program else "scalars: run as plain XLA ops",
+        stage_text(program, "segments", platform) if program else "scalars: run as plain XLA ops",
         count,
         tuple(_trace.reductions(inner)),
         segments,
@@ -154,9 +156,9 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
     )
 
 
-def _kernel(facts: dict[str, Any]) -> KernelReport:
+def _kernel(facts: dict[str, Any], tuned: str) -> KernelReport:
     flows = {side: tuple(Flow(v, t, tuple(shape), n) for v, t, shape, n in facts[side]) for side in ("reads", "writes")}
-    return KernelReport(**{**facts, **flows})
+    return KernelReport(**{**facts, **flows}, tuned=tuned)
 
 
 @dataclass(frozen=True)
@@ -228,16 +230,17 @@ def _platform(platform: str | None, function: str) -> str:
 
 
 def stage_text(program: str, stage: str, platform: str) -> str:
-    """Return one stage of a program on a platform."""
+    """Return one stage of a program on a platform, with the parameters that `autotune` chose there."""
+    target = _ffi.target_text(platform)
+    program += _tuned.kept(program, target)
     if stage == "sass":
-        text: str = _core.sass(program, _ffi.target_text(platform))
+        text: str = _core.sass(program, target)
         return text
-    return _stages(program, platform)[stage]
+    return _stages(program, target)[stage]
 
 
 @functools.lru_cache(maxsize=256)
-def _stages(program: str, platform: str) -> dict[str, str]:
-    target = _ffi.target_text(platform)
+def _stages(program: str, target: str) -> dict[str, str]:
     return _core.stages(program, target)
 
 

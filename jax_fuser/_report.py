@@ -34,7 +34,8 @@ class Flow:
 class KernelReport:
     """One kernel. `operations`: an op counts 1 for each element that it computes, a product with its sum 2.
 
-    `parameters` are the strategy's, `launch` the tasks or the grid, `entry` the name that profilers show.
+    `parameters` are the strategy's, `launch` the tasks or the grid, `entry` the name that profilers show, `tuned` those
+    of the parameters that `autotune` chose.
     """
 
     name: str
@@ -46,6 +47,7 @@ class KernelReport:
     operations: int
     launch: str
     entry: str
+    tuned: str = ""
 
     @property
     def bytes_read(self) -> int:
@@ -59,13 +61,16 @@ class KernelReport:
 
     def lines(self, bandwidth: float | None) -> list[str]:
         """Return what there is to say about it, under its name: how, how much and why."""
-        how = ", ".join(filter(None, [_words.parameters_in_words(self.parameters), self.launch]))
+        # Names of a product's parameters mean what they do in its kernel, not in strategies.
+        own = self.parameters if self.strategy == "grouped" else _words.parameters_in_words(self.parameters)
+        how = ", ".join(filter(None, [own, self.launch]))
         work = f"reads {_words.size(self.bytes_read)}, writes {_words.size(self.bytes_written)}"
         work += f", {_words.operations(self.operations)}"
         if bandwidth:
             least = (self.bytes_read + self.bytes_written) / bandwidth
             work += f"; at least {_words.seconds(least)} at {bandwidth / 1e12:.2f} TB/s"
-        return [line for line in (how, work, f"why: {self.reason}") if line]
+        tuned = f"tuned by measurement: {self.tuned}" if self.tuned else ""
+        return [line for line in (how, tuned, work, f"why: {self.reason}") if line]
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,9 @@ class RegionReport:
         text = f"{self.ops} op{'s' * (self.ops != 1)}, reads {_words.size(self.bytes_in)}, "
         text += f"writes {_words.size(self.bytes_out)}"
         found = Counter([*self.reductions, *["random_bits"] * self.draws]).items()
-        return f"{head}: {text}" + f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in found)})" * bool(found)
+        text += f" ({', '.join(name + f' x{n}' * (n > 1) for name, n in found)})" * bool(found)
+        tuned = sum(bool(k.tuned) for k in self.segments)
+        return f"{head}: {text}" + f", {tuned} tuned kernel{'s' * (tuned != 1)}" * bool(tuned)
 
     def makers(self) -> dict[str, str]:
         """Return which kernel writes each value."""

@@ -7,15 +7,17 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 
 import jax_fuser
 
 from . import _core
 
 _kept: dict[str, str] = {}  # by `_key` of program and target: what was measured for it
-_trial: dict[str, str] = {}  # by program: what a measurement tries instead
-_seen: list[list[str]] = []  # of each `programs_seen` that is open
+# Of the thread that measures, which is the one that lowers: what another compiles meanwhile is none of its trials.
+_trial: ContextVar[Mapping[str, str]] = ContextVar("trial", default={})  # noqa: B039  by program: what to try instead
+_seen: ContextVar[tuple[list[str], ...]] = ContextVar("seen", default=())  # of each `programs_seen` that is open
 
 
 def text_of(choices: dict[str, str]) -> str:
@@ -31,11 +33,10 @@ def choices_of(text: str) -> dict[str, str]:
 
 def with_choices(program: str, target: str) -> str:
     """Return the program with the parameters that were measured for it, where there are any."""
-    for seen in _seen:
+    for seen in _seen.get():
         seen.append(program)
-    if program in _trial:
-        return program + _trial[program]
-    return program + kept(program, target)
+    tried = _trial.get().get(program)
+    return program + (kept(program, target) if tried is None else tried)
 
 
 def kept(program: str, target: str) -> str:
@@ -97,20 +98,20 @@ def _write(path: str, text: str) -> None:
 
 @contextlib.contextmanager
 def trial(program: str, choices: dict[str, str]) -> Iterator[None]:
-    """Lower a program with these parameters and no others."""
-    _trial[program] = text_of(choices)
+    """Lower a program with these parameters and no others, in this thread."""
+    before = _trial.set({**_trial.get(), program: text_of(choices)})
     try:
         yield
     finally:
-        del _trial[program]
+        _trial.reset(before)
 
 
 @contextlib.contextmanager
 def programs_seen() -> Iterator[list[str]]:
-    """Collect the programs that are lowered, without what was chosen for them."""
+    """Collect the programs that this thread lowers, without what was chosen for them."""
     seen: list[str] = []
-    _seen.append(seen)
+    before = _seen.set((*_seen.get(), seen))
     try:
         yield seen
     finally:
-        _seen.remove(seen)
+        _seen.reset(before)

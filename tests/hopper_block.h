@@ -1,32 +1,25 @@
-// Clusters of blocks on a CPU, behind warpgroup.h: every CUDA thread a thread, shared memory, barriers, tensor copies
-// and products as sm_90a has them. Products and copies are done when they begin, but copies from shared memory as late
-// as may be: when their thread waits for them.
+// Clusters of blocks on a CPU, behind warpgroup.h: CUDA threads, shared memory, barriers, tensor copies and products as
+// sm_90a has them. Products and copies are done when they begin, but copies from shared memory as late as may be: when
+// their thread waits for them.
 #pragma once
 
 #include <array>
-#include <deque>
-#include <functional>
 #include <map>
-#include <mutex>
 #include <utility>
 
 struct int4 {
   int x, y, z, w;
 };
-inline thread_local Dim blockIdx;
+#define blockIdx (current->block)
 inline Dim gridDim;
 template <class T>
 T __ldg(const T* from) {
   return *from;
 }
-inline void __syncwarp() { meeting[first_warp + threadIdx.x / 32].arrive_and_wait(); }
+inline void __syncwarp() { meeting[current->first_warp + threadIdx.x / 32].arrive_and_wait(); }
 inline bool __any_sync(unsigned, bool value) { return __ballot_sync(~0u, value) != 0; }
-inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::atomic_ref(*to).fetch_add(value); }
-inline void atomicMin(int* to, int value) {
-  const std::atomic_ref shared(*to);
-  for (int now = shared; value < now && !shared.compare_exchange_weak(now, value);) {
-  }
-}
+inline unsigned atomicAdd(unsigned* to, unsigned value) { return std::exchange(*to, *to + value); }
+inline void atomicMin(int* to, int value) { *to = std::min(*to, value); }
 
 namespace jf {
 
@@ -71,30 +64,23 @@ void meet(int number) {
 }
 
 struct MBarrier {
-  int arrivals, awaited, bytes = 0;
-  std::atomic<int> phase = 0;
+  int arrivals, awaited, bytes = 0, phase = 0;
   void advance() {
     if (awaited > 0 || bytes != 0) return;
     awaited = arrivals;
     ++phase;
   }
 };
-inline std::mutex lock;
 inline std::map<const void*, MBarrier> barriers;
 template <class Change>
 void change(unsigned address, Change change) {
-  const std::lock_guard guard(lock);
   MBarrier& barrier = barriers.at(at(address));
-  const int phase = barrier.phase;
   change(barrier);
   barrier.advance();
-  if (barrier.phase != phase) barrier.phase.notify_all();
 }
 inline void mbarrier_init(unsigned address, unsigned arrivals) {
-  const std::lock_guard guard(lock);
-  barriers.erase(at(address));
-  MBarrier& barrier = barriers[at(address)];
-  barrier.arrivals = barrier.awaited = static_cast<int>(arrivals);
+  const int count = static_cast<int>(arrivals);
+  barriers.insert_or_assign(at(address), MBarrier{count, count});
 }
 inline void mbarrier_init_fence() {}
 inline void mbarrier_arrive(unsigned address) {
@@ -106,11 +92,8 @@ inline void mbarrier_arrive_expect(unsigned address, unsigned bytes) {
   change(address, [&](MBarrier& b) { b.bytes += static_cast<int>(bytes), --b.awaited; });
 }
 inline void mbarrier_wait(unsigned address, unsigned parity) {
-  const std::atomic<int>& phase = [&]() -> auto& {
-    const std::lock_guard guard(lock);
-    return barriers.at(at(address)).phase;
-  }();
-  for (int now = phase; now % 2 == static_cast<int>(parity); now = phase) phase.wait(now);
+  const int& phase = barriers.at(at(address)).phase;
+  while (phase % 2 == static_cast<int>(parity)) wait_while(phase, int{phase});
   // Of the first warp one thread waits. Others wait together: no lane acts before all have seen the phase.
   if (threadIdx.x >= 32) __syncwarp();
 }
@@ -186,11 +169,8 @@ inline void tile_load_multicast(unsigned shared, const void* map, unsigned barri
     if (blocks >> i & 1) tile_load(in_cluster(shared, i), map, in_cluster(barrier, i), element, row);
   }
 }
-// Of this thread: those since the last commit, and groups of those before.
-inline thread_local std::vector<std::function<void()>> begun;
-inline thread_local std::deque<std::vector<std::function<void()>>> committed;
 inline void tile_store(const void* map, unsigned shared, int element, int row, int matrix = 0) {
-  begun.push_back([=] {
+  current->begun.push_back([=] {
     for_box(map, shared, element, row, matrix, [](auto* from, auto* to) {
       if (to) *to = *from;
     });
@@ -205,11 +185,11 @@ inline void cp_async_wait_all() { std::abort(); }
 inline void prefetch_map(const TensorMap&) {}
 template <int kPending>
 void bulk_wait_read() {
-  for (; committed.size() > kPending; committed.pop_front()) {
+  for (auto& committed = current->committed; committed.size() > kPending; committed.pop_front()) {
     for (const auto& store : committed.front()) store();
   }
 }
-inline void bulk_commit() { committed.push_back(std::exchange(begun, {})); }
+inline void bulk_commit() { current->committed.push_back(std::exchange(current->begun, {})); }
 inline void fence_async_shared() {}
 template <int>
 void give_registers() {}
@@ -289,8 +269,7 @@ struct WgmmaRegisters {
   static void run(float (&sums)[kSize], const unsigned* words, unsigned b, int add) {
     // Of two products, so that lanes may go on to the next.
     static unsigned of_warps[JF_WARPS][2][32][4];
-    static thread_local unsigned turn = 0;
-    auto& of_lanes = of_warps[first_warp + threadIdx.x / 32][turn++ % 2];
+    auto& of_lanes = of_warps[current->first_warp + threadIdx.x / 32][current->products++ % 2];
     std::copy_n(words, 4, of_lanes[threadIdx.x % 32]);
     __syncwarp();
     const auto a = [&](int row, int i) {
@@ -331,20 +310,16 @@ void launch(int blocks, int in_cluster, Body body) {
   all.clear();
   for (int i = 0; i < blocks / cluster; ++i) all.emplace_back(cluster * kThreads);
   std::memset(memory, 0xff, sizeof(memory));
-  std::vector<std::thread> threads;
-  for (int i = 0; i < blocks * kThreads; ++i) {
-    threads.emplace_back([&, i] {
-      blockIdx.x = i / kThreads, threadIdx.x = i % kThreads, first_warp = i / kThreads * (kThreads / 32);
-      body(memory[blockIdx.x].bytes);
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  const auto set = [](Thread& t, int i) {
+    t.block = {static_cast<unsigned>(i / kThreads)}, t.thread = {static_cast<unsigned>(i % kThreads)};
+    t.first_warp = i / kThreads * (kThreads / 32);
+  };
+  run_threads(blocks * kThreads, set, [&] { body(memory[blockIdx.x].bytes); });
 }
 
 }  // namespace ptx
 }  // namespace jf
 
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 

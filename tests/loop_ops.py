@@ -15,6 +15,8 @@ DTYPES = {
     "bf16": jnp.bfloat16,
     "f32": np.float32,
     "f64": np.float64,
+    "f8e4m3fn": jnp.float8_e4m3fn,
+    "f8e5m2": jnp.float8_e5m2,
     **{
         f"{sign}{bits}": np.dtype(f"{kind}{bits // 8}")
         for sign, kind in (("s", "i"), ("u", "u"))
@@ -62,7 +64,7 @@ FOLDS = {
 
 def computed_in(dtype: str) -> Any:
     """Return the dtype of the registers that hold a value of a dtype."""
-    return np.float32 if dtype in ("f16", "bf16") else DTYPES[dtype]
+    return np.float32 if dtype in ("f16", "bf16", "f8e4m3fn", "f8e5m2") else DTYPES[dtype]
 
 
 def identity(fold: str, dtype: Any) -> Any:

@@ -1,5 +1,6 @@
 """Parameters of kernels by measurement: whatever is chosen computes the same, is kept, and is taken later."""
 
+import concurrent.futures
 import functools
 import sys
 
@@ -187,7 +188,38 @@ def test_a_measurement_that_is_broken_off_leaves_nothing_behind(folder, monkeypa
     monkeypatch.setattr(_autotune._Search, "_times", stop)
     with pytest.raises(KeyboardInterrupt):
         jf.autotune(jf.fuse(f), *args, progress=False)
-    assert not _tuned._trial and not _tuned._seen and not folder.exists()
+    assert not _tuned._trial.get() and not _tuned._seen.get() and not folder.exists()
+
+
+def test_explain_says_what_was_tuned(folder):
+    f, args = call_of("pointwise")
+    ((_, program, target),) = programs(f, args)
+    before = jf.explain(f, platform="cpu")(*args)
+    assert "tuned" not in f"{before!r}{before}" and before.regions[0].segments[0].tuned == ""
+    ((kernel, _, _),) = _core.alternatives(program, target)
+    _tuned.keep(program, target, {kernel: "tasks=3"})
+    report = jf.explain(f, platform="cpu")(*args)
+    (segment,) = report.regions[0].segments
+    assert (segment.tuned, segment.launch) == ("tasks=3", "3 tasks")
+    assert "│ tuned by measurement: tasks=3 " in str(report) and "tuned by measurement: tasks=3" in report.svg()
+    assert ", 1 tuned kernel\n" in repr(report)
+    assert "tasks=3\n" in jf.fuse(f).lower(*args).as_text("schedule", platform="cpu")
+
+
+def test_other_threads_see_no_trial(folder):
+    f, args = call_of("pointwise")
+    ((_, program, target),) = programs(f, args)
+    ((kernel, _, _),) = _core.alternatives(program, target)
+
+    def lowered():
+        return jax.jit(jf.fuse(f)).lower(*args).as_text()
+
+    with _tuned.trial(program, {kernel: "tasks=2"}), _tuned.programs_seen() as seen:
+        with concurrent.futures.ThreadPoolExecutor(1) as other:
+            assert "tuned {" not in other.submit(lowered).result() and not seen
+            assert other.submit(_tuned.with_choices, program, target).result() == program
+        jax.clear_caches()
+        assert "tuned {" in lowered() and seen == [program]
 
 
 def test_a_folder_that_takes_nothing_is_said_once(folder):

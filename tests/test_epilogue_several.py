@@ -1,14 +1,13 @@
 """Epilogues of several results: what they are part of, and the device code run by a warpgroup of CPU threads, with
 shared memory, tensor copies and barriers that do at once what the GPU does in time."""
 
-import pathlib
 import re
-import subprocess
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_text import run_on_cpu
 from test_cuda_sources import assert_no_spills, nvrtc_or_skip
 from test_grouped_epilogue import BF16, EDGES, F32, HOPPER, kernels, programs
 from test_grouped_hopper import sass
@@ -19,17 +18,15 @@ import jax_fuser as jf
 from jax_fuser import _core
 from jax_fuser._grouped_tail import GATED, tail_backward
 
-CSRC = pathlib.Path(__file__).parent.parent / "csrc"
 M, K, F = 700, 64, 136
 
 HARDWARE = """
-#include <atomic>
 struct int4 { int x, y, z, w; };
 namespace jf {
 struct TensorMap { unsigned short* data; int rows, columns, pitch; };  // boxes of 32 rows by 64 columns
 namespace ptx {
 alignas(1024) inline unsigned char memory[1 << 16];
-inline std::atomic<unsigned> phases[64];
+inline int phases[64];
 inline int awaited[64];
 template <int kThreads>
 void meet(int) {
@@ -42,7 +39,8 @@ inline void bulk_commit() {}
 inline void fence_async_shared() {}
 inline void mbarrier_arrive_expect(unsigned barrier, unsigned bytes) { awaited[barrier / 8] += bytes; }
 inline void mbarrier_wait(unsigned barrier, unsigned parity) {
-  while ((phases[barrier / 8] & 1) == parity) std::this_thread::yield();
+  const int& phase = phases[barrier / 8];
+  while ((phase & 1) == static_cast<int>(parity)) wait_while(phase, int{phase});
 }
 template <class Use>
 void for_box(unsigned shared, const TensorMap& map, int column, int row, Use use) {
@@ -114,8 +112,8 @@ int main() {
   const Several::Memory memory = {
       {{&out, again.data(), n, 0}, {&gate, d_before.data(), 2 * n, 0}, {&up, d_before.data(), 2 * n, n}}, {&in, &in},
       partial.data()};
-  const auto thread = [&](unsigned id) {
-    threadIdx.x = id;
+  const auto thread = [&] {
+    const unsigned id = threadIdx.x;
     Several several(1024, 8, memory);
     for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
       for (int row = first; row < first + ragged.extents[g]; row += kRows) {
@@ -136,9 +134,7 @@ int main() {
     }
     Several::padding<false>(epilogue, ragged, memory, n, id / 32, 4);
   };
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
-  for (std::thread& t : threads) t.join();
+  run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
   std::fwrite(d_before.data(), 2, d_before.size(), stdout);
   std::fwrite(again.data(), 2, again.size(), stdout);
   std::fwrite(partial.data(), 4, partial.size(), stdout);
@@ -207,9 +203,6 @@ def test_the_layer_has_no_derivative_between_its_products_in_memory():
 
 @pytest.mark.parametrize("edge", ["odd", "empty groups"])
 def test_every_element_gets_its_own(edge, tmp_path):
-    compiler = _core.host_compiler()[0]
-    if not compiler.endswith("g++"):
-        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
     given = arrays(EDGES[edge])
     [program] = programs(backward, shapes())
     source = _core.stages(program, HOPPER)["source"]
@@ -222,19 +215,10 @@ def test_every_element_gets_its_own(edge, tmp_path):
     y = np.where(np.arange(M)[:, None] < first, back, np.nan)
     for name, array in (("y", y), ("extents", given[2]), ("before", given[3]), ("scale", given[4])):
         (tmp_path / name).write_bytes(np.asarray(array).tobytes())
-    for folder, stubs in (("codegen", ("ptx.cuh", "ptx_convert.cuh")), ("grouped/cuda", ("ptx_hopper.cuh",))):
-        (tmp_path / folder).mkdir(parents=True)
-        for name in stubs:
-            (tmp_path / folder / name).write_text("#pragma once\n")
-    (tmp_path / "main.cpp").write_text(
-        (CSRC.parent / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
-        + HARDWARE
-        + MAIN % {"functor": source[source.index('#include "codegen') : source.index("// tile=")], "m": M, "n": F,
-                  "groups": 7, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0])}
-    )  # fmt: skip
-    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{tmp_path}", f"-I{CSRC}"]
-    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, timeout=60).stdout
+    functor = source[source.index('#include "codegen') : source.index("// tile=")]
+    rows = int(re.findall(r"HopperTile<(\d+)", source)[0])
+    main = HARDWARE + MAIN % {"functor": functor, "m": M, "n": F, "groups": 7, "rows": rows}
+    raw = run_on_cpu(main, tmp_path)
     d_before = np.frombuffer(raw[: M * 2 * F * 2], BF16).reshape(M, 2 * F)
     again = np.frombuffer(raw[M * 2 * F * 2 : M * 3 * F * 2], BF16).reshape(M, F)
     partial = np.frombuffer(raw[M * 3 * F * 2 :], np.float32).reshape(-1, M)

@@ -1,20 +1,18 @@
 """The printed epilogue and the device code around it, run by a warpgroup of CPU threads: every element gets its own
 sums, row, column and group, in full and part tiles, and so does padding."""
 
-import pathlib
 import re
-import subprocess
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_text import run_on_cpu
 from test_grouped_epilogue import EDGES, HOPPER, TAILS, M, N, arrays, shapes, truth
 from tolerances import assert_close
 
 import jax_fuser as jf
 from jax_fuser import _core
 
-CSRC = pathlib.Path(__file__).parent.parent / "csrc"
 MAIN = """
 #include "grouped/cuda/hopper_epilogue.cuh"
 %(functor)s
@@ -37,8 +35,8 @@ int main() {
   const auto* y = reinterpret_cast<const float*>(sums_in.data());
   const Ragged ragged = {reinterpret_cast<const int*>(extents.data()), nullptr, groups, m};
   std::vector<jf::bf16> out(m * n, jf::bf16{0x7fc0});
-  const auto thread = [&](unsigned id) {
-    threadIdx.x = id;
+  const auto thread = [&] {
+    const unsigned id = threadIdx.x;
     for (int g = 0, first = 0; g < groups; first += ragged.extents[g++]) {
       for (int row = first; row < first + ragged.extents[g]; row += kRows) {
         const RowUnit unit = {g, row, std::min(kRows, first + ragged.extents[g] - row), 0};
@@ -85,9 +83,7 @@ int main() {
     }
     apply_to_padding<false>(epilogue, ragged, out.data(), n, id / 32, 4);
   };
-  std::vector<std::thread> threads;
-  for (unsigned id = 0; id < 128; ++id) threads.emplace_back(thread, id);
-  for (std::thread& t : threads) t.join();
+  run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
   std::fwrite(out.data(), 2, out.size(), stdout);
 }
 """
@@ -105,9 +101,6 @@ int main() {
     ],
 )
 def test_every_element_gets_its_own(tail, tmp_path):
-    compiler = _core.host_compiler()[0]
-    if not compiler.endswith("g++"):
-        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
     edge = "odd" if tail == "fuse around it" else "empty groups"
     given = arrays(EDGES[edge])
     program = str(jf.ir.trace(TAILS[tail][0], *shapes()))
@@ -129,17 +122,8 @@ def test_every_element_gets_its_own(tail, tmp_path):
     members = [f"  const auto e{i} = read({i + 2});\n" for i in range(len(types))]
     values = ", ".join(f"reinterpret_cast<{t}>(e{i}.data())" for i, t in enumerate(types))
     want = truth(tail, *given)
-    (tmp_path / "codegen").mkdir()
-    for name in ("ptx.cuh", "ptx_convert.cuh"):
-        (tmp_path / "codegen" / name).write_text("#pragma once\n")
-    (tmp_path / "main.cpp").write_text(
-        (CSRC.parent / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
-        + MAIN % {"functor": functor, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0]), "m": M, "product": N,
-                  "n": want.shape[1], "groups": len(extents),
-                  "members": "".join(members) + f"  const Epilogue epilogue = {{{values}}};"}
-    )  # fmt: skip
-    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{tmp_path}", f"-I{CSRC}"]
-    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=tmp_path, check=True)
-    raw = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True).stdout
-    got = np.frombuffer(raw, jnp.bfloat16).reshape(want.shape)
+    main = MAIN % {"functor": functor, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0]), "m": M, "product": N,
+                   "n": want.shape[1], "groups": len(extents),
+                   "members": "".join(members) + f"  const Epilogue epilogue = {{{values}}};"}  # fmt: skip
+    got = np.frombuffer(run_on_cpu(main, tmp_path), jnp.bfloat16).reshape(want.shape)
     assert_close(got, want)

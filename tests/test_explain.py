@@ -131,6 +131,14 @@ def test_parameters_are_in_words(report):
     assert "lane_loop" not in text and "=" not in text.replace("==", "")
 
 
+def test_parameters_of_products_stay_as_they_are():
+    """Their tiles, stages and clusters are none of a strategy's."""
+    x, w = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 512), (8, 512, 1024)))
+    sizes = jax.ShapeDtypeStruct((8,), "int32")
+    layer = jf.fuse(lambda x, w, sizes: jf.grouped_matmul(x, w, sizes, activation="gelu"))
+    assert "│ wgmma, tile=128x128x64 stages=" in str(jf.explain(layer, platform="cuda")(x, w, sizes))
+
+
 def test_time_at_the_memory_limit_where_it_is_known(report):
     assert report.bandwidth is None or report.bandwidth > 1e9
     slow = dataclasses.replace(report, bandwidth=1e9)

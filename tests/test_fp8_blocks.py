@@ -1,20 +1,13 @@
 """The kernel of 8-bit floats with scales for blocks, on a CPU: which elements, scales and rows it takes and stores,
-with g++ for a GPU's compiler and threads for its threads."""
-
-import subprocess
-from pathlib import Path
+with g++ for a GPU's compiler (warpgroup.h)."""
 
 import grouped_reference as ref
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from device_text import run_on_cpu
 from tolerances import assert_close
 
-from jax_fuser import _core
-
-ROOT = Path(__file__).parents[1]
-STUBS = ("codegen/ptx.cuh", "codegen/ptx_convert.cuh", "grouped/cuda/ptx_hopper.cuh", "grouped/cuda/ptx_fp8.cuh",
-         "grouped/cuda/ptx_four_bit.cuh")  # fmt: skip
 MAIN = """
 #include "grouped/cuda/hopper_fp8_blocks.cuh"
 using namespace jf;
@@ -39,22 +32,12 @@ int main() {
 """
 
 
-def run_on_cpu(main, arrays, blocks, folder):
+def run_blocks_on_cpu(main, arrays, blocks, folder):
     """What a program prints that reads these arrays and launches at most so many blocks."""
-    compiler = _core.host_compiler()[0]
-    if not compiler.endswith("g++"):
-        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
     for name, array in arrays.items():
         (folder / name).write_bytes(np.asarray(array).tobytes())
-    for stub in STUBS:
-        (folder / stub).parent.mkdir(parents=True, exist_ok=True)
-        (folder / stub).write_text("#pragma once\n")
-    texts = [(ROOT / "tests" / name).read_text() for name in ("warpgroup.h", "hopper_block.h")]
-    (folder / "main.cpp").write_text("".join(t.replace("#pragma once", "", 1) for t in texts) + main)
-    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}",
-             f"-I{folder}", f"-I{ROOT / 'csrc'}"]  # fmt: skip
-    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=folder, check=True)
-    return subprocess.run(["./main"], cwd=folder, check=True, capture_output=True, timeout=120).stdout
+    flags = ("-O1", f"-DJF_BLOCKS={blocks}", f"-DJF_WARPS={12 * blocks}")
+    return run_on_cpu(main, folder, flags, headers=("warpgroup.h", "hopper_block.h"))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +61,7 @@ def test_every_element_gets_its_own(extents, starts, k, n, dtypes, out, blocks, 
     truths = {"lhs": dtypes[0] == "e5m2", "rhs": dtypes[1] == "e5m2", "starts": starts is not None}
     main = MAIN % {"out": types[out], "m": m, "k": k, "n": n, "groups": len(extents),
                    **{name: str(flag).lower() for name, flag in truths.items()}}  # fmt: skip
-    raw = run_on_cpu(main, arrays, blocks, tmp_path)
+    raw = run_blocks_on_cpu(main, arrays, blocks, tmp_path)
     got = np.frombuffer(raw, jnp.dtype(out)).reshape(m, n)
 
     def wide(x, scales, *axes):

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import loop_interpreter
 import ml_dtypes
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_views_of_8_bit_floats(device, dtype):
     got, want = jf.fuse(move)(x, y, rows), move(x, y, rows)
     for a, b in zip(got, want):
         assert_same(a, b) if a.dtype == dtype else np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_cuda_loops_of_8_bit_floats(dtype):
+    """Without a GPU: conversions, choices and a transpose, as the loops of their kernels say."""
+    wide = np.random.default_rng(5).normal(size=(24, 70)).astype(np.float32) * 300
+    given = {"x0": wide, "x1": wide[::-1].astype(dtype)}
+
+    def f(x, y):
+        small = x.astype(dtype)
+        return small, y.astype(jnp.float32) + x, jnp.where(x > 0, y, small), (x * 3).astype(dtype).T
+
+    fusion = jf.ir.trace(f, *given.values())
+    for schedule in jf.ir.propose(fusion, "cuda"):
+        results = loop_interpreter.run(schedule, *(given[name] for name in schedule.fusion.inputs))
+        given |= dict(zip(schedule.fusion.outputs, results, strict=True))
+    for got, want in zip((given[name] for name in fusion.outputs), f(*map(jnp.asarray, (wide, given["x1"])))):
+        assert_same(got, want) if got.dtype == dtype else np.testing.assert_array_equal(got, want)
 
 
 def test_arithmetic_of_8_bit_floats_stays_with_xla():

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from grouped_reference import contraction, owned_rows, rows
-from test_fp8_blocks import run_on_cpu
+from test_fp8_blocks import run_blocks_on_cpu
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -175,7 +175,8 @@ def test_rows(tmp_path):
     lhs, rhs = (rng.normal(size=s).astype(BF16) for s in ((M, k), (groups, k, n)))
     lhs[LAST:] = np.nan
     arrays = {"lhs": lhs, "rhs": rhs, "rhs_t": rhs.swapaxes(1, 2), "extents": EXTENTS, "starts": STARTS}
-    raw = run_on_cpu(ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}, arrays, 4, tmp_path)
+    source = ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}
+    raw = run_blocks_on_cpu(source, arrays, 4, tmp_path)
     kinds = [(BF16, False), (BF16, True), (np.float32, True)]
     for extents, starts, queued, shared in results(raw, kinds, n):
         check(queued, shared, rows(lhs, rhs, extents, starts), extents, starts)
@@ -189,7 +190,7 @@ def test_contraction(tmp_path):
     lhs[LAST:] = rhs[LAST:] = np.nan
     arrays = {"lhs": lhs, "rhs": rhs, "extents": EXTENTS, "starts": STARTS}
     source = CONTRACTION % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}
-    raw = run_on_cpu(source, arrays, 2, tmp_path)
+    raw = run_blocks_on_cpu(source, arrays, 2, tmp_path)
     at = 0
     for dtype, has_starts in ((BF16, False), (np.float32, True)):
         for extents, starts in zip(EXTENTS, STARTS):
@@ -237,7 +238,7 @@ def four_bit_operands(kinds, k, columns, contracts):
 
 def run_four_bit(main, arrays, k, n, tmp_path):
     numbers = {"m": M, "k": k, "n": n, "groups": EXTENTS.shape[1], "problems": len(EXTENTS), "main": main}
-    return run_on_cpu(FOUR_BIT % numbers, arrays, 3, tmp_path)
+    return run_blocks_on_cpu(FOUR_BIT % numbers, arrays, 3, tmp_path)
 
 
 @pytest.mark.parametrize("contracts", [False, True])

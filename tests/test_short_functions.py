@@ -1,14 +1,9 @@
 """Short forms of functions for results of 16 bits: their error over all of float32, with g++ for a GPU's compiler."""
 
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
+from device_text import run_on_cpu
 
-from jax_fuser import _core
-
-ROOT = Path(__file__).parents[1]
 MAIN = """
 #include "codegen/cuda_math.cuh"
 #include <cstdio>
@@ -24,20 +19,9 @@ int main() {
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
     """float32 numbers of every size, and what the functions make of them: [N], [N, 3]."""
-    compiler = _core.host_compiler()[0]
-    if not compiler.endswith("g++"):
-        pytest.skip(f"the device headers are compiled by g++ here, got {compiler or 'no compiler'}")
-    folder = tmp_path_factory.mktemp("short")
-    (folder / "codegen").mkdir()
-    for name in ("ptx.cuh", "ptx_convert.cuh"):
-        (folder / "codegen" / name).write_text("#pragma once\n")
-    stubs = (ROOT / "tests" / "warpgroup.h").read_text().replace("#pragma once", "", 1)
-    (folder / "main.cpp").write_text(stubs + MAIN)
-    flags = ["-std=c++20", "-O1", "-w", "-pthread", f"-I{folder}", f"-I{ROOT / 'csrc'}"]
-    subprocess.run([compiler, *flags, "main.cpp", "-o", "main"], cwd=folder, check=True)
     x = np.concatenate([np.geomspace(1e-44, 3e38, 40_001), np.geomspace(1e-3, 20, 40_001), [0, np.inf]])
     x = np.concatenate([x, -x, [np.nan]]).astype(np.float32)
-    raw = subprocess.run([folder / "main"], input=x.tobytes(), check=True, capture_output=True).stdout
+    raw = run_on_cpu(MAIN, tmp_path_factory.mktemp("short"), input=x.tobytes())
     return x, np.frombuffer(raw, np.float32).reshape(-1, 3)
 
 

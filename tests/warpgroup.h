@@ -2,14 +2,18 @@
 // maps: threads, shuffles and the functions that CUDA and PTX bring. For tests without a GPU.
 #pragma once
 
+#include <ucontext.h>
+
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
-#include <thread>
+#include <functional>
+#include <memory>
 #include <vector>
 
 #define __device__
@@ -25,7 +29,71 @@ struct uint2 {
 struct Dim {
   unsigned x;
 };
-inline thread_local Dim threadIdx;
+// A CUDA thread. They run by turns in one thread of the machine, each until it waits for others, in an order that is
+// another at every turn and the same in every run.
+struct Thread {
+  Dim thread = {0}, block = {0};
+  unsigned first_warp = 0;    // of its block
+  const int* word = nullptr;  // it waits until this is no longer `value`
+  int value = 0;
+  bool done = false;
+  std::vector<std::function<void()>> begun;  // copies since the last commit, and groups of those before
+  std::deque<std::vector<std::function<void()>>> committed;
+  unsigned products = 0;  // that it began
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+};
+inline Thread outside;  // what runs without `run_threads`
+inline Thread* current = &outside;
+#define threadIdx (current->thread)
+
+inline void wait_while(const int& word, int value) {
+  if (word != value) return;
+  if (current == &outside) std::abort();
+  current->word = &word, current->value = value;
+  swapcontext(&current->context, &outside.context);
+}
+inline std::function<void()> of_each;  // what they run
+// Runs body() in `count` threads; set(thread, number) says who they are.
+template <class Set, class Body>
+void run_threads(int count, Set set, Body body) {
+  constexpr size_t kStack = 1 << 18;
+  std::deque<Thread> threads(count);
+  of_each = body;
+  for (int i = 0; i < count; ++i) {
+    Thread& t = threads[i];
+    set(t, i);
+    t.stack = std::make_unique_for_overwrite<char[]>(kStack);
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = kStack;
+    t.context.uc_link = &outside.context;
+    makecontext(
+        &t.context,
+        +[] {
+          of_each();
+          current->done = true;
+        },
+        0);
+  }
+  unsigned random = 1;
+  for (int left = count; left > 0;) {
+    bool any = false;
+    random = random * 1664525 + 1013904223;
+    const long long first = random >> 8, step = 1 + (random >> 20) % 4 * 6;  // meets all: counts are 2^i * 3^j
+    for (int i = 0; i < count; ++i) {
+      Thread& t = threads[(first + i * step) % count];
+      if (t.done || (t.word && *t.word == t.value)) continue;
+      any = true, current = &t, t.word = nullptr;
+      swapcontext(&outside.context, &t.context);
+      left -= t.done;
+    }
+    current = &outside;
+    if (!any) {
+      std::fprintf(stderr, "%d of %d threads wait for ever\n", left, count);
+      std::abort();
+    }
+  }
+}
 using std::max;
 using std::min;
 inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a), b); }
@@ -34,23 +102,19 @@ inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a
 #define JF_WARPS 4
 #endif
 inline constexpr int kLanes = 32;
-inline thread_local unsigned first_warp = 0;  // of this thread's block
 inline unsigned exchanged[JF_WARPS][kLanes];
-// std::barrier wakes the threads of others with its own.
 class Barrier {
  public:
   explicit Barrier(int count) : count_(count) {}
   void arrive_and_wait() {
-    const int phase = phase_;
-    if (++arrived_ < count_) return phase_.wait(phase);
+    if (++arrived_ < count_) return wait_while(phase_, int{phase_});
     arrived_ = 0;
     ++phase_;
-    phase_.notify_all();
   }
 
  private:
   const int count_;
-  std::atomic<int> arrived_ = 0, phase_ = 0;
+  int arrived_ = 0, phase_ = 0;
 };
 inline std::deque<Barrier> meeting = [] {
   std::deque<Barrier> made;
@@ -59,7 +123,7 @@ inline std::deque<Barrier> meeting = [] {
 }();
 template <class Read>
 auto exchange(unsigned value, Read read) {
-  const unsigned warp = first_warp + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const unsigned warp = current->first_warp + threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   exchanged[warp][lane] = value;
   meeting[warp].arrive_and_wait();
   const auto result = read(exchanged[warp], lane);
