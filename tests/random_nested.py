@@ -21,7 +21,11 @@ class Nested:
 
 
 class Program:
-    """`fusion`, its `inputs`, and `want`, one array for each output."""
+    """`fusion`, its `inputs`, and `want`, one array for each output.
+
+    `size`: the largest number that they are computed with. The terms of a sum count together: what they cancel to is
+    as wrong as they are, however small it is.
+    """
 
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
@@ -31,16 +35,27 @@ class Program:
         self.sizes = sizes.astype(np.int32)
         self.starts = (np.cumsum(self.sizes) - self.sizes).astype(np.int32)
         self.b, self.inputs, self.want = jf.ir.Builder("random"), [self.starts, self.sizes], []
-        self.left = []
+        self.left, self.size = [], 1.0
         self.s = self.b.input("starts", "s32", [self.groups])
         self.e = self.b.input("sizes", "s32", [self.groups])
         dense = [int(n) for n in rng.choice([1, 2, 3, 4, 8, 18], int(rng.integers(0, 3)))]
         self.values = [self.partitioned(dense) for _ in range(int(rng.integers(1, 3)))]
         for _ in range(int(rng.integers(1, 7))):
             self.values.append(self.step(self.pick()))
+            self.note(self.values[-1].parts)
         for value in self.values[-int(rng.integers(1, 3)) :]:
             self.leave(value)
         self.fusion = self.b.finish()
+
+    def note(self, parts):
+        self.size = max(self.size, *(np.abs(p[np.isfinite(p)]).max(initial=0.0) for p in parts))
+
+    def folded(self, op, parts, axis):
+        """Return each part folded."""
+        fold, nothing = FOLDS[op]
+        if op == "sum":
+            self.note([np.abs(p).sum(axis) for p in parts])
+        return [fold(p, axis=axis, initial=nothing) for p in parts]
 
     def pick(self):
         return self.values[-1 - int(self.rng.integers(min(3, len(self.values))))]
@@ -74,7 +89,7 @@ class Program:
         if kind in ("fold", "centre") and rank:
             op = str(rng.choice(list(FOLDS)))
             folded = b.reduce(f"reduce_{op}", x.value, [2 + axis])
-            parts = [FOLDS[op][0](p, axis=1 + axis, initial=FOLDS[op][1]) for p in x.parts]
+            parts = self.folded(op, x.parts, 1 + axis)
             if kind == "fold":
                 return Nested(folded, parts)
             kept = [0, 1, *(2 + a for a in range(rank) if a != axis)]
@@ -131,12 +146,12 @@ class Program:
             self.output(b.combine(turned, self.s, self.rows + 2), self.whole(x.parts, self.rows + 2))
         elif kind == "fold":
             op = str(rng.choice(list(FOLDS)))
-            fold, nothing = FOLDS[op]
             dims = [1, *(2 + a for a in range(len(x.dense)) if rng.random() < 0.5)]
-            want = [fold(p, axis=tuple(d - 1 for d in dims), initial=nothing) for p in x.parts]
+            want = self.folded(op, x.parts, tuple(d - 1 for d in dims))
             self.output(b.reduce(f"reduce_{op}", x.value, dims), np.stack(want))
         elif kind == "all":
-            self.output(b.reduce("reduce_sum", x.value, [0, 1]), sum(p.sum(0) for p in x.parts))
+            [whole] = self.folded("sum", [np.concatenate(x.parts)], 0)
+            self.output(b.reduce("reduce_sum", x.value, [0, 1]), whole)
         elif kind == "select":
             g = int(rng.integers(self.groups))
             self.output(b.select(x.value, g), self.whole([x.parts[g]], self.rows, [0]))
@@ -144,7 +159,10 @@ class Program:
             first = int(rng.integers(self.rows))
             count = int(rng.integers(1, self.rows - first + 1))
             some = b.slice(x.value, [0, first] + [0] * (rank - 2), [1] * rank, [self.groups, count, *x.dense])
-            self.output(b.reduce("reduce_sum", some, [1]), np.stack([p[first : first + count].sum(0) for p in x.parts]))
+            self.output(
+                b.reduce("reduce_sum", some, [1]),
+                np.stack(self.folded("sum", [p[first : first + count] for p in x.parts], 0)),
+            )
 
     def whole(self, parts, rows, starts=None):
         out = np.zeros((rows, *parts[0].shape[1:]))

@@ -130,22 +130,18 @@ class Step:
             return x.replace(data=jnp.where(mask, self.f(jnp, x.data, y.data, ids), 0).astype(dtype))
         return jf.nested.map(lambda *xs: self.f(jnp, *xs).astype(dtype), *operands)
 
-    def numpy(self, layout, values, k):
-        """Return sample k of the result, component by component."""
+    def numpy(self, layout, values, samples):
+        """Return the result for a sample of each operand, component by component."""
         if self.form in ("fold", "group"):
-            parts = [self.f[1](x) for x in values[0].samples[k]]
+            parts = [self.f[1](x) for x in samples[0]]
             return parts if self.form == "group" else np.stack(parts).reshape(*layout.lead, layout.groups, 1, -1)
         if self.kind != "rows":
-            return self.f(np, *(v.samples[k] for v in values))
+            return self.f(np, *samples)
         result = []
         for i, component in enumerate(layout.components):
             own = [
-                v.samples[k][i]
-                if v.kind == "rows"
-                else layout.of(component, v.samples[k])
-                if v.kind == "groups"
-                else v.samples[k]
-                for v in values
+                x[i] if v.kind == "rows" else layout.of(component, x) if v.kind == "groups" else x
+                for v, x in zip(values, samples)
             ]
             result.append(self.f(np, *own, *([component[1]] if self.form == "ids" else [])))
         return result
@@ -157,6 +153,7 @@ class Ragged(Shrinks):
     def __init__(self, seed, steps=8, dtypes=("float32", "bfloat16")):
         self.seed, self.steps = seed, []
         rng = self.rng = np.random.default_rng(seed)
+        self.again = np.random.default_rng(seed)
         layout = self.layout = Layout(rng)
         h = int(rng.choice(WIDTHS))
         per_group = layout.lead if layout.outer and not layout.shared else ()
@@ -219,7 +216,7 @@ class Ragged(Shrinks):
             return Step(functions[int(rng.integers(len(functions)))], [x, y], dtype, "rows", form)
         if kind == "rows":
             f = ROWS[int(rng.integers(len(ROWS)))]
-            return Step(lambda xp, x: f(xp, x, x, -1), [x], value.dtype, "rows")
+            return Step(lambda xp, x, again: f(xp, x, again, -1), [x, x], value.dtype, "rows")
         if kind == "fold":
             return Step(FOLDS[int(rng.integers(len(FOLDS)))], [x], value.dtype, "rows")
         if kind == "ids":
@@ -235,19 +232,24 @@ class Ragged(Shrinks):
             return
         values, eps = [self.pool[i] for i in step.operands], ROUNDING[step.dtype.name]
         with np.errstate(all="ignore"):
-            samples = [step.numpy(self.layout, values, k) for k in range(3)]
-        noisy = [self.noise(s, eps) for s in samples[1:]]
-        value = Value(step.kind, step.dtype, [samples[0], *noisy])
+            exact, *noisy = [step.numpy(self.layout, values, self.samples(step, values, k, eps)) for k in range(3)]
+        value = Value(step.kind, step.dtype, [exact, *(self.noise(x, eps) for x in noisy)])
         largest = value.largest()
         if not math.isfinite(largest) or largest > LARGEST or value.error() > MOST_NOISE * max(1.0, largest):
             return
         self.pool.append(value)
         self.steps.append(step)
 
-    def noise(self, x, eps):
+    def samples(self, step, values, k, eps):
+        """Return sample k of each operand; where one is there twice, they differ by its rounding."""
+        samples = [v.samples[k] for v in values]
+        twice = k > 0 and len(set(step.operands)) < len(samples)
+        return [self.noise(x, eps, self.again) for x in samples] if twice else samples
+
+    def noise(self, x, eps, rng=None):
         if isinstance(x, list):
-            return [self.noise(part, eps) for part in x]
-        return x * (1 + eps * self.rng.uniform(-1, 1, x.shape))
+            return [self.noise(part, eps, rng) for part in x]
+        return x * (1 + eps * (rng or self.rng).uniform(-1, 1, x.shape))
 
     def evaluate(self, arguments, wide=False, given=()):
         """Return all values; those in `given`, a dict, are not computed."""

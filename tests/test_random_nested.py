@@ -8,7 +8,7 @@ import pytest
 from random_nested import Program
 from test_cuda_sources import nvrtc_or_skip
 from test_ragged_plans import interpreted
-from tolerances import assert_close
+from tolerances import TOL
 
 import jax_fuser as jf
 from jax_fuser import _core
@@ -17,8 +17,8 @@ from jax_fuser import _core
 def check(program, got):
     for one, want in zip(got, program.want, strict=True):
         np.testing.assert_array_equal(np.isinf(one), np.isinf(want))
-        finite = np.isfinite(want)
-        assert_close(np.where(finite, one, 0), np.where(finite, want, 0), "float32", scale=20)
+        one, finite = np.asarray(one), np.isfinite(want)
+        np.testing.assert_allclose(one[finite], want[finite], rtol=0, atol=4 * TOL["float32"] * program.size)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -39,8 +39,8 @@ def test_random_programs_op_by_op(seed):
     check(program, jf.ir.evaluate(program.fusion, *program.operands()))
 
 
-# A dense axis folded that its consumer has another way round; x with its dense axes in both orders.
-@pytest.mark.parametrize("seed", [92000025, 97754150])
+# A dense axis folded that its consumer has another way round; x with its dense axes in both orders; x less x, summed.
+@pytest.mark.parametrize("seed", [92000025, 97754150, 93929273])
 @pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])
 def test_turned_values(run, seed):
     program = Program(seed)

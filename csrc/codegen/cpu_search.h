@@ -22,6 +22,13 @@ JF_FUNCTION Lanes<s32, W> search(const T* table, long offset, Lanes<T, W> number
   return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(place)));
 }
 
+// The same; `place`: what the search before this one found.
+template <bool kLeft, int kCount, class T, int W>
+JF_FUNCTION Lanes<s32, W> search(int& place, const T* table, long offset, Lanes<T, W> number) {
+  if constexpr (kCount > 0) place = place_near<kLeft, kCount>(table + offset, place, first_lane(number));
+  return broadcast_part(Type<Lanes<s32, W>>{}, splat(s32(place)));
+}
+
 // Whether the search finds one place for all lanes.
 template <bool kLeft, int kCount, class T, int W>
 JF_FUNCTION bool all_there(const T* run, int place, Lanes<T, W> number) {

@@ -109,7 +109,7 @@ void MemoryStatements::operator()(const Search& s) {
   const std::string &number = use(s.number), type = lanes(s.result);
   const std::string definition = define(s.result, "t", results), where = condition(s.when);
   std::string place;
-  if (s.each && s.lane_stride == 0 && dialect.keeps_places && first_line) {
+  if ((!s.each || s.lane_stride == 0) && dialect.keeps_places && first_line) {
     const std::string name = cat("t", results++), declaration = cat("  int ", name, " = 0;\n");
     place = cat(name, ", ");
     out.insert(*first_line, declaration);
