@@ -93,7 +93,7 @@ struct Bound {
     buffers.inputs = {pointers.data(), inputs};
     buffers.outputs = {pointers.data() + inputs, outputs};
     if (extra) {
-      const xffi::AnyBuffer& workspace = **rets.get<xffi::AnyBuffer>(outputs);
+      const xffi::AnyBuffer workspace = **rets.get<xffi::AnyBuffer>(outputs);
       const auto bytes = static_cast<int64_t>(workspace.size_bytes());
       JF_REQUIRE(bytes >= program.workspace_bytes, "[execute] program ", program.name, " needs a workspace of ",
                  program.workspace_bytes, " bytes, the call brings ", bytes);
