@@ -114,9 +114,7 @@ def scaled_grouped_matmul(
         >>> jax.grad(loss)(jnp.ones((3, 8, 32)))[:, 0, 0]
         Array([2., 0., 3.], dtype=float32)
     """
-    dtype = np.dtype(preferred_element_type) if preferred_element_type is not None else None
-    if dtype is None or dtype.name not in _RESULTS:
-        raise TypeError(f"scaled_grouped_matmul: the result must be one of {_RESULTS}, got {dtype}")
+    dtype = _result_dtype(preferred_element_type)
     if quantized_rhs is not None and format is None:
         raise ValueError(
             "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
@@ -187,6 +185,16 @@ def scaled_grouped_matmul(
     if scaled != "weights":
         out = tail.after(out, extents, starts)
     return out if nested is None else nested.replace(data=out)
+
+
+def _result_dtype(given: Any) -> np.dtype[Any]:
+    try:
+        dtype = None if given is None else np.dtype(given)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in _RESULTS:
+        raise TypeError(f"scaled_grouped_matmul: preferred_element_type must be one of {_RESULTS}, got {given!r}")
+    return dtype
 
 
 def _groups(nested: NestedTensor | None, group_sizes: Any, validate: bool) -> tuple[Any, Any]:

@@ -32,6 +32,9 @@ class ScaledTail:
                 check_same_layout(_FUNCTION, nested, row_scale)
             row_scale = row_scale.data
         self.scale = None if row_scale is None else _arguments.array(_FUNCTION, "row_scale", row_scale)
+        for name, value in (("bias", self.bias), ("row_scale", self.scale)):
+            if value is not None and jnp.issubdtype(value.dtype, jnp.complexfloating):
+                raise TypeError(f"{_FUNCTION}: {name} must be real, got {value.dtype}; pass its real part")
 
     def check(self, m: int, groups: int, n: int) -> None:
         """Compare shapes with those of the product `(m, n)`."""

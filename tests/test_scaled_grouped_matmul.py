@@ -282,7 +282,17 @@ def rows_of(k=32, n=16):
         (
             lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, preferred_element_type="int32"),
             TypeError,
-            "the result must be one of",
+            "preferred_element_type must be one of",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, preferred_element_type="nonsense"),
+            TypeError,
+            "preferred_element_type must be one of .*got 'nonsense'",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, row_scale=jnp.ones(8, complex)),
+            TypeError,
+            "scaled_grouped_matmul: row_scale must be real, got complex64",
         ),
         (
             lambda x, w, s: jax.grad(
