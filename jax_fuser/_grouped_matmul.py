@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._grouped_tail import GATED, PLAIN, Activation, product_and_tail
+from jax_fuser._grouped_tail import GATED, Activation, activation_of, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
@@ -94,8 +93,7 @@ def grouped_matmul(
             )
     rhs, numbers = _arguments.array("grouped_matmul", "rhs", rhs), None
     transpose_rhs = _arguments.flag("grouped_matmul", "transpose_rhs", transpose_rhs)
-    if activation is not None and not isinstance(activation, str):
-        _arguments.function("grouped_matmul", "activation", activation)
+    function = activation_of("grouped_matmul", activation)
     preferred_element_type = _arguments.dtype("grouped_matmul", "preferred_element_type", preferred_element_type)
     rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
     check_sizes("grouped_matmul", lhs=rows, rhs=rhs, group_sizes=group_sizes, row_index=row_index)
@@ -149,7 +147,7 @@ def grouped_matmul(
     inner = data.shape[dim + 1 : -1]
     rows = int(np.prod([data.shape[dim], *inner]))
     multiply = functools.partial(
-        product_and_tail, transpose_rhs=transpose_rhs, activation=_activation(activation), gated=gated, dtype=dtype
+        product_and_tail, transpose_rhs=transpose_rhs, activation=function, gated=gated, dtype=dtype
     )
 
     def run(data: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
@@ -221,14 +219,3 @@ def _check_shapes(
         raise ValueError(f"grouped_matmul: a gated activation needs an even number of columns in rhs, got {n}")
     if bias is not None and jnp.shape(bias) != (rhs.shape[0], n):
         raise ValueError(f"grouped_matmul: bias must be (groups, n)={(rhs.shape[0], n)}, got {jnp.shape(bias)}")
-
-
-def _activation(activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
-    if not isinstance(activation, str):
-        return activation
-    named = {**PLAIN, **GATED}
-    if activation not in named:
-        raise ValueError(
-            f"grouped_matmul: activation {activation!r} is unknown; pass a function or one of {sorted(named)}"
-        )
-    return named[activation]

@@ -19,7 +19,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi, _fused_primitive, _split, _trace, _trace_ops
+from jax_fuser import _arguments, _ffi, _fused_primitive, _split, _trace, _trace_ops
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._packed_matmul import packed_product
@@ -44,6 +44,37 @@ PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 # Applied to the first half of the columns, multiplied by the second half.
 GATED = {"swiglu": jax.nn.silu, "geglu": _gelu}
+
+
+@dataclass(frozen=True)
+class _Pointwise:
+    """A caller's function, whose results are looked at."""
+
+    fn: str
+    function: Callable[[jax.Array], jax.Array]
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        out = self.function(x)
+        got = getattr(out, "shape", type(out).__name__)
+        if got != x.shape:
+            raise ValueError(
+                f"{self.fn}: activation must return an array of the shape that it gets, {x.shape}, got {got}; pass a "
+                "pointwise function"
+            )
+        return out
+
+
+def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
+    """Return the argument `activation` of a public function as what is called."""
+    if activation is None:
+        return None
+    if not isinstance(activation, str):
+        return _Pointwise(fn, _arguments.function(fn, "activation", activation))
+    named = {**PLAIN, **GATED}
+    if activation not in named:
+        raise ValueError(f"{fn}: activation {activation!r} is unknown; pass a function or one of {sorted(named)}")
+    return named[activation]
+
 
 tail_p = jax.extend.core.Primitive(_trace.PRODUCT_TAIL)
 tail_p.multiple_results = True

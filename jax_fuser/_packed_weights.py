@@ -122,7 +122,7 @@ def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, format: str, 
     elif format == "mxfp4":
         exponents = jax.lax.bitcast_convert_type(scales, jnp.uint8).astype(jnp.int32)
         # Relative to the largest of the group, so that no scale leaves the range of bf16.
-        largest = jnp.max(jnp.where(exponents == 255, 1, exponents), axis=(1, 2)).clip(1)
+        largest = jnp.max(jnp.where(exponents == 255, 1, exponents), axis=(1, 2), initial=1)
         fields = jnp.where(exponents == 255, 255, (exponents - largest[:, None, None] + 253).clip(0))
         factors = factors * jax.lax.bitcast_convert_type(largest.astype(jnp.uint32) << 23, jnp.float32)
     else:
@@ -149,7 +149,7 @@ def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, forma
     if format == "int4":
         codes = codes ^ 8  # plus 8
     else:
-        wide = jnp.repeat(_code_change(scales), k // scales.shape[1], axis=1)
+        wide = jnp.repeat(_code_change(scales), k // max(scales.shape[1], 1), axis=1)
         codes = (codes ^ (wide & 8)) & jnp.where(wide & 1, 0, 15).astype(jnp.uint8)
     codes = jnp.pad(codes, ((0, across * _COLUMNS - n), (0, down * _DEPTH - k))).astype(jnp.uint32)
     codes = codes.reshape(across, _ROWS[0], _ROWS[2], _ROWS[1], down, *_INDICES)
@@ -160,8 +160,7 @@ def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, forma
         for far in range(2):
             for high in range(2):
                 words |= _place(codes[..., half, far, high], half + 2 * far, high, format)
-    words = words.reshape(across, down, -1)
-    return jnp.concatenate([words, _order_scales(fields, across, down, block, format)], axis=2)
+    return jnp.concatenate([jax.lax.collapse(words, 2), _order_scales(fields, across, down, block, format)], axis=2)
 
 
 def _place(code: jax.Array, pair: int, high: int, format: str) -> jax.Array:
@@ -186,7 +185,7 @@ def _order_scales(fields: jax.Array, across: int, down: int, block: int, format:
         # Two blocks to a word, the second rotated by eight bits.
         words = words.reshape(*words.shape[:-1], blocks // 2, 2)
         words = words[..., 0] | _rotate_left(words[..., 1], 8)
-    return words.reshape(across, down, -1)
+    return jax.lax.collapse(words, 2)
 
 
 def _rotate_left(word: jax.Array, bits: int) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser import _arguments
-from jax_fuser._grouped_tail import GATED, PLAIN, Activation, after_product, product_and_tail
+from jax_fuser._grouped_tail import GATED, Activation, activation_of, after_product, product_and_tail
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
 
@@ -19,13 +19,8 @@ class ScaledTail:
     """Bias, activation and row scale."""
 
     def __init__(self, bias: Any, activation: Activation, row_scale: Any, nested: NestedTensor | None):
-        if isinstance(activation, str) and activation not in {**PLAIN, **GATED}:
-            names = sorted({**PLAIN, **GATED})
-            raise ValueError(f"{_FUNCTION}: activation {activation!r} is unknown; pass a function or one of {names}")
-        if activation is not None and not isinstance(activation, str):
-            _arguments.function(_FUNCTION, "activation", activation)
+        self.activation = activation_of(_FUNCTION, activation)
         self.gated = isinstance(activation, str) and activation in GATED
-        self.activation = {**PLAIN, **GATED}[activation] if isinstance(activation, str) else activation
         self.bias = None if bias is None else _arguments.array(_FUNCTION, "bias", bias)
         if isinstance(row_scale, NestedTensor):
             if nested is not None:

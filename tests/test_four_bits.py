@@ -208,6 +208,27 @@ def test_public_product_takes_arrays_and_nested_tensors_and_differentiates():
     assert_close(got[1], -jf.grouped_matmul(x, dense, sizes[::-1]))
 
 
+@pytest.mark.parametrize("format", ["int4", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize(("n", "k"), [(64, 0), (0, 128)])
+def test_weights_without_elements(format, n, k):
+    """Products of no terms are zero, and what follows is of zeros; products of no columns have none."""
+    w = jf.repack_weights(jf.quantize(jnp.ones((3, n, k)), format))
+    assert w.shape == (3, n, k)
+
+    def swiglu(x, bias):
+        return jf.scaled_grouped_matmul(
+            x, w, jnp.array([2, 0, 1]), bias=bias, activation="swiglu", preferred_element_type=jnp.float32
+        )
+
+    x, bias = jnp.ones((4, k)), jnp.full((3, n), 2.0)
+    want = np.full((4, n // 2), 2 * 2 / (1 + np.exp(-2.0)))
+    want[3] = 0
+    assert_close(swiglu(x, bias), want)
+    to_x, to_bias = jax.grad(lambda *args: swiglu(*args).sum(), (0, 1))(x, bias)
+    np.testing.assert_array_equal(to_x, np.zeros((4, k)))
+    assert to_bias.shape == (3, n) and np.all(np.asarray(to_bias[1]) == 0)
+
+
 def product_with(value, global_scale=None, x=None, **options):
     x = jnp.full((4, 32), value) if x is None else x
     w = jf.quantize(jnp.ones((2, 8, 32)), "nvfp4")
@@ -227,7 +248,7 @@ def product_with(value, global_scale=None, x=None, **options):
             TypeError,
             "repack_weights: has no derivative in the scales of nvfp4",
         ),
-        (lambda: product_with(1.0, preferred_element_type="float64"), TypeError, "must be one of .*, got float64"),
+        (lambda: product_with(1.0, preferred_element_type="float64"), TypeError, "must be one of .*, got 'float64'"),
         (
             lambda: jax.eval_shape(
                 jax.vmap(lambda x: product_with(1.0, x=x)), jax.ShapeDtypeStruct((1 << 29, 4, 32), "f4")
@@ -238,6 +259,18 @@ def product_with(value, global_scale=None, x=None, **options):
         (lambda: product_with(1.0, bias=jnp.ones((2, 4))), ValueError, r"bias must be \(groups, n\)=\(2, 8\)"),
         (lambda: product_with(1.0, row_scale=jnp.ones(3)), ValueError, r"one value per row \(4,\), got \(3,\)"),
         (lambda: product_with(1.0, activation="tanh"), ValueError, "activation 'tanh' is unknown"),
+        (
+            lambda: product_with(1.0, activation=lambda x: x.sum(1)),
+            ValueError,
+            r"scaled_grouped_matmul: activation must return an array of the shape that it gets, \(4, 8\), got \(4,\)",
+        ),
+        (
+            lambda: jf.grouped_matmul(
+                jnp.ones((4, 2)), jnp.ones((1, 2, 8)), group_sizes=[4], activation=lambda x: (x,)
+            ),
+            ValueError,
+            r"grouped_matmul: activation must return an array of the shape that it gets, \(4, 8\), got tuple",
+        ),
         (lambda: product_with(jnp.float8_e4m3fn(1)), TypeError, "float8_e4m3fn x nvfp4 not supported"),
         (lambda: jf.repack_weights(jf.quantize(jnp.ones((4, 32)), "mxfp4")), ValueError, r"\(groups, n, k\), got"),
         (
