@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from grouped_reference import contraction
-from test_fp8_blocks import run_on_cpu
+from test_fp8_blocks import run_blocks_on_cpu
 from tolerances import assert_close
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -55,7 +55,7 @@ def test_sums_of_groups(tmp_path):
     eight = {"lhs8": lhs.T.astype(E4M3), "rhs8": rhs.T.astype(E4M3), "rhs8_e5m2": rhs.T.astype(E5M2)}
     arrays = {"lhs": lhs, "rhs": rhs, "extents": EXTENTS, "starts": STARTS, "lhs_scales": scales[0],
               "rhs_scales": scales[1], **{name: np.ascontiguousarray(a) for name, a in eight.items()}}  # fmt: skip
-    raw = run_on_cpu(MAIN % (K, N, M, groups), arrays, 2, tmp_path)
+    raw = run_blocks_on_cpu(MAIN % (K, N, M, groups), arrays, 2, tmp_path)
     both = scales[0][:, :, None] * scales[1][:, None]
     at = 0
     turned = {name: a.T for name, a in eight.items()}
