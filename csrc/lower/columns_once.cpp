@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "loops/bodies.h"
+
 namespace jf::lower {
 namespace {
 
@@ -39,11 +41,7 @@ class Once {
 
   void run(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
-      std::visit(
-          [&](auto& node) {
-            if constexpr (requires { node.body; }) run(node.body);
-          },
-          body[i].node);
+      visit_body(body[i], [&](Body& inner) { run(inner); });
       auto* rows = std::get_if<For>(&body[i].node);
       if (rows == nullptr || rows->parallel != Parallel::kSerial || rows->extent == 1) continue;
       Body before = take(*rows);
@@ -102,11 +100,7 @@ class Once {
       for (Stmt& stmt : body) {
         auto* get = std::get_if<Get>(&stmt.node);
         if (get != nullptr && instead.count(get->array) > 0) get->array = instead[get->array];
-        std::visit(
-            [&](auto& node) {
-              if constexpr (requires { node.body; }) self(self, node.body);
-            },
-            stmt.node);
+        visit_body(stmt, [&](Body& inner) { self(self, inner); });
       }
     };
     clean(clean, rows.body);

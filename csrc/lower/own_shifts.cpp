@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "loops/bodies.h"
+
 namespace jf::lower {
 namespace {
 
@@ -127,11 +129,7 @@ class OwnShifts {
 
   void run(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
-      std::visit(
-          [&](auto& node) {
-            if constexpr (requires { node.body; }) run(node.body);
-          },
-          body[i].node);
+      visit_body(body[i], [&](Body& inner) { run(inner); });
       if (const std::optional<Place> place = place_of(body, i)) rewrite(body, *place);
     }
   }
@@ -148,11 +146,7 @@ class OwnShifts {
 
   void find_zeros(const Body& body) {
     for (const Stmt& stmt : body) {
-      std::visit(
-          [&](const auto& node) {
-            if constexpr (requires { node.body; }) find_zeros(node.body);
-          },
-          stmt.node);
+      visit_body(stmt, [&](const Body& inner) { find_zeros(inner); });
       const auto* compute = std::get_if<Compute>(&stmt.node);
       if (compute == nullptr || compute->op != OpKind::kConstant) continue;
       if (compute->attribute == ir::Attribute{ir::zero_of(dtype(compute->result))}) zeros_.insert(compute->result);
@@ -267,11 +261,7 @@ class OwnShifts {
   static void read_instead(Body& body, int array, int by) {
     for (Stmt& stmt : body) {
       if (auto* get = std::get_if<Get>(&stmt.node); get != nullptr && get->array == array) get->array = by;
-      std::visit(
-          [&](auto& node) {
-            if constexpr (requires { node.body; }) read_instead(node.body, array, by);
-          },
-          stmt.node);
+      visit_body(stmt, [&](Body& inner) { read_instead(inner, array, by); });
     }
   }
   static Compute computed(RegisterId result, OpKind op, std::vector<RegisterId> operands, DType from,
@@ -301,11 +291,7 @@ class OwnShifts {
                                    {computed(scaled, OpKind::kMul, {sum, scale}, of)},
                                    {Set{place.sum_array, first, scaled}}});
     Stmt summed = std::move(body[place.sum]);
-    std::visit(
-        [&](auto& node) {
-          if constexpr (requires { node.body; }) read_instead(node.body, place.shift_array, shift);
-        },
-        summed.node);
+    visit_body(summed, [&](Body& inner) { read_instead(inner, place.shift_array, shift); });
     body[place.sum] = std::move(end);
     Body before;
     before.push_back({Declare{own, std::nullopt}});

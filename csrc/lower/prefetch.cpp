@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ir/fusion.h"
+#include "loops/bodies.h"
 #include "lower/guards.h"
 
 namespace jf::lower {
@@ -27,11 +28,7 @@ constexpr int64_t kDear = 8;
 template <class F>
 void for_each(Body& body, const F& f) {
   for (Stmt& stmt : body) {
-    std::visit(
-        [&](auto& node) {
-          if constexpr (requires { node.body; }) for_each(node.body, f);
-        },
-        stmt.node);
+    loops::visit_body(stmt, [&](Body& inner) { for_each(inner, f); });
   }
   f(body);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "loops/bodies.h"
 #include "lower/guards.h"
 
 namespace jf::lower {
@@ -37,11 +38,7 @@ class Turner {
         body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), before.begin(), before.end());
         i += before.size();
       }
-      std::visit(
-          [&](auto& node) {
-            if constexpr (requires { node.body; }) visit(node.body);
-          },
-          body[i].node);
+      loops::visit_body(body[i], [&](Body& inner) { visit(inner); });
     }
   }
 

@@ -117,9 +117,9 @@ Plan plan(const ir::Fusion& given, const Target& target) {
     result.differs = !std::equal(drafts.begin(), drafts.end(), others.begin(), others.end(),
                                  [](const Draft& a, const Draft& b) { return a.ops == b.ops; });
   }
-  if (target.platform == Platform::kCuda) {
+  if (target.platform == Platform::kCuda && !result.differs) {
     const ir::Fusion other = in_two_stages(linear, cuda_target_for(shares_rows(target) ? 80 : 90));
-    result.differs |= ir::print(other) != ir::print(whole);
+    result.differs = ir::print(other) != ir::print(whole);
   }
   for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());

@@ -78,6 +78,14 @@ int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
   return result;
 }
 
+int64_t tiles_of(const Traffic& traffic, const Facts& facts, int64_t tile) {
+  int64_t tiles = divide_up(traffic.extents[facts.across], tile) * divide_up(traffic.extents.back(), tile);
+  for (size_t loop = 0; loop + 1 < traffic.extents.size(); ++loop) {
+    if (loop != facts.across) tiles *= traffic.extents[loop];
+  }
+  return tiles;
+}
+
 // Rows that begin anywhere: tiles that lower/turned_tiles.h can take in vectors. Their columns begin up to a vector
 // before the tile, and the last tile must have them still.
 void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p, const Target& target) {
@@ -104,11 +112,7 @@ void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& 
     turned = true;
     p.tile = tile;
     p.threads = threads;
-    int64_t tiles = divide_up(traffic.extents[facts.across], tile) * divide_up(rows, tile);
-    for (size_t loop = 0; loop + 1 < traffic.extents.size(); ++loop) {
-      if (loop != facts.across) tiles *= traffic.extents[loop];
-    }
-    if (tiles >= kTilesEach * target.multiprocessors) return;
+    if (tiles_of(traffic, facts, tile) >= kTilesEach * target.multiprocessors) return;
   }
 }
 
@@ -167,11 +171,7 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   if (!fills(p.tile) && p.tile / 2 >= kShortest && fills(p.tile / 2)) p.tile /= 2;
   // Few tiles are smaller, so that multiprocessors have equally many: microseconds in tiles of 64 and of 128, bf16, 3.0
   // and 3.7 for 2048 x 768, 5.4 and 6.0 for 2048 x 2048, 18.0 and 18.6 for 2048 x 8192, 14.1 and 14.7 for 16384 x 768.
-  int64_t tiles = divide_up(facts.extents[found->across], p.tile) * divide_up(facts.extents.back(), p.tile);
-  for (size_t loop = 0; loop + 1 < facts.extents.size(); ++loop) {
-    if (loop != found->across) tiles *= facts.extents[loop];
-  }
-  const bool few = p.lanes > 1 && tiles < kFewTiles * target.multiprocessors;
+  const bool few = p.lanes > 1 && tiles_of(facts, *found, p.tile) < kFewTiles * target.multiprocessors;
   if (few && p.tile / 2 >= kShortest && p.tile == kRowBytes / widest) p.tile /= 2;
   p.threads = std::clamp(p.tile * p.tile / (p.lanes * (few ? kFewVectors : kVectors)), 2 * kWarp, 16 * kWarp);
   if (p.lanes == 1) turn_in_vectors(facts, *found, p, target);
