@@ -1,6 +1,6 @@
 #include "lower/prefetch_gathered.h"
 
-#include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
