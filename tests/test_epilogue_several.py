@@ -237,7 +237,7 @@ def test_it_compiles_without_spills(tmp_path):
     (tmp_path / "product.cubin").write_bytes(product)
     text = sass(tmp_path / "product.cubin")
     assert "UTMALDG" in text and "UTMASTG" in text
-    assert 0 < text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2  # products overlap
+    assert 0 < text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1  # products overlap
 
 
 @pytest.mark.gpu
