@@ -18,6 +18,7 @@ from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._extreme_groups import extreme_groups, lowest
 from jax_fuser._fuse import fuse
+from jax_fuser._multiply_groups import multiply_groups
 from jax_fuser._nested_map import elementwise
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
@@ -86,6 +87,20 @@ def reduce_min(nt: NestedTensor, axis: Axis = "ragged") -> Any:
         [1.0, inf, 3.0]
     """
     return _extreme(nt, *_axis("min", nt, axis), False)
+
+
+def reduce_prod(nt: NestedTensor, axis: Axis = "ragged") -> Any:
+    """Product over an axis; 1 for an empty group. Otherwise as `sum`.
+
+    The derivative of each row is the product of the others, also where some of them are zero.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> jf.nested.prod(jf.as_nested(jnp.arange(1.0, 6.0), extents=[2, 0, 3])).tolist()
+        [2.0, 1.0, 60.0]
+    """
+    return _prod(nt, *_axis("prod", nt, axis))
 
 
 def logsumexp(nt: NestedTensor, axis: Axis = "ragged") -> Any:
@@ -222,7 +237,7 @@ def _in_wide(fn: str, f: Callable[[jax.Array], jax.Array], nt: NestedTensor) -> 
 
 
 def _sum_dtype(dtype: Any) -> Any:
-    """Return the dtype of `jnp.sum`: narrow integers and bool widen."""
+    """Return the dtype of `jnp.sum` and `jnp.prod`: narrow integers and bool widen."""
     return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((), dtype)).dtype
 
 
@@ -244,6 +259,17 @@ def _total(nt: NestedTensor, kind: str) -> jax.Array:
     if kind == "group":
         return jnp.sum(_masked(nt, kind, 0), axis=nt.ragged_dim, dtype=nt.dtype)
     return over_outer(nt, lambda rows, extents, starts, ids: sum_groups(rows, ids, starts, extents))
+
+
+@_compiled
+def _prod(nt: NestedTensor, kind: str, at: int) -> Any:
+    dtype = _sum_dtype(nt.dtype)
+    if kind == "dense":
+        return elementwise("prod", lambda x: jnp.prod(x, at, dtype=accumulator(dtype)).astype(dtype), nt)
+    nt = nt.replace(data=nt.data.astype(accumulator(dtype)))
+    if kind == "group":
+        return jnp.prod(_masked(nt, kind, 1), axis=nt.ragged_dim, dtype=nt.dtype).astype(dtype)
+    return over_outer(nt, lambda rows, extents, starts, ids: multiply_groups(rows, ids, starts, extents)).astype(dtype)
 
 
 @_compiled

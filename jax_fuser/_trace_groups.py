@@ -39,6 +39,10 @@ def sum_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [_fold(w, eqn, "reduce_sum", x)]
 
 
+def multiply_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    return [_fold(w, eqn, "reduce_prod", x)]
+
+
 def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     dtype, largest = eqn.outvars[0].aval.dtype, eqn.params["largest"]
     if dtype == np.bool_:

@@ -13,6 +13,7 @@ from jax_fuser._nested_reduce import layer_norm, log_softmax, logsumexp, rms_nor
 from jax_fuser._nested_reduce import reduce_max as max
 from jax_fuser._nested_reduce import reduce_mean as mean
 from jax_fuser._nested_reduce import reduce_min as min
+from jax_fuser._nested_reduce import reduce_prod as prod
 from jax_fuser._nested_reduce import reduce_sum as sum
 from jax_fuser._nested_repr import Stats, stats
 from jax_fuser._nested_reshape import align, concat, merge, split
@@ -41,6 +42,7 @@ __all__ = [
     "merge",
     "min",
     "partition",
+    "prod",
     "ragged",
     "rms_norm",
     "same_layout",

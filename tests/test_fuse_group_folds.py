@@ -268,6 +268,57 @@ def test_an_extreme_value_shares_its_gradient(device):
     np.testing.assert_array_equal(jax.jvp(top, (x,), (jnp.arange(5.0)[:, None],))[1], 4.0)
 
 
+def others(p):
+    """Return for each row the product of all others."""
+    return np.stack([np.delete(p, i, 0).prod(0) for i in range(len(p))]) if len(p) else p
+
+
+@pytest.mark.parametrize("layout", ["first empty", "all rows in one", "gaps"])
+def test_products_and_their_derivatives(device, layout):
+    """Of no zero, one and two in a group; and of rows whose product is too small to hold, but not without one."""
+    nt, _ = make(layout, 5)
+    where = slices(*{**LAYOUTS, **GAPS}[layout])
+    x = np.exp2(np.asarray(nt.data) / 16)
+    for s in where:
+        x[s][:1, 1] = x[s][-1:, 2] = x[s][1:2, 2] = 0
+        x[s][:2, 3] = 1e-30
+    nt, weights = nt.replace(data=jnp.asarray(x)), np.arange(1.0, 6.0, dtype="f")[:, None]
+    groups, slope = [np.float64(x[s]) for s in where], np.zeros(x.shape)
+    for s, p, w in zip(where, groups, weights):
+        slope[s] = np.float32(others(p) * w)
+    run = jax.jit(lambda f, x: jax.value_and_grad(lambda x: (f(x) * weights).sum())(x), static_argnums=0)
+    for f in (jf.nested.prod, jf.fuse(jf.nested.prod)):
+        assert_close(f(nt), np.stack([p.prod(0) for p in groups]), "float32", scale=4)
+        got, again = (run(lambda x, f=f: f(nt.replace(data=x)), nt.data)[1] for _ in range(2))
+        assert_close(got / np.where(slope, slope, 1), np.sign(slope), "float32", scale=20)
+        np.testing.assert_array_equal(got, again)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "uint8", "bool"])
+def test_products_of_dtypes(device, dtype):
+    x = np.random.default_rng(1).choice([0.5, 2.0] if "float" in dtype else [0, 1, 2, 3, 5], (ROWS, 3))
+    x[:8] = 1
+    x[8:72:2], x[9:72:2] = 2.0, (0.5 if "float" in dtype else 1.0)
+    nt = jf.as_nested(jnp.asarray(x).astype(dtype), extents=[3, 0, 19, 100])
+    got = jf.fuse(lambda nt: [jf.nested.prod(nt, axis) for axis in ("ragged", "group")])(nt)
+    wide = np.asarray(nt.data[:122]).astype(np.int64 if "float" not in dtype else np.float64)
+    want = [np.stack([p.prod(0) for p in np.split(wide, [3, 3, 22])]), wide.prod(0)]
+    for g, w in zip(got, want):
+        assert g.dtype == jnp.prod(nt.data, 0).dtype
+        w = w.astype(np.uint64).astype(g.dtype) if "float" not in dtype else w.astype(g.dtype)
+        np.testing.assert_array_equal(np.asarray(g), w)
+
+
+def test_second_derivatives_of_products(device):
+    """Of `x y z` by `x` and `y` it is `z`: zeros and other groups, even of NaN, do not change that."""
+    x = jnp.array([2.0, 3.0, 0.0, 5.0, 4.0, jnp.nan, 7.0, jnp.inf])
+    nt = jf.as_nested(x, extents=[2, 3, 0, 1, 1])
+    got = np.asarray(jax.jit(jax.hessian(lambda x: jf.nested.prod(nt.replace(data=x))[:2].sum()))(x))
+    want = np.zeros((8, 8))
+    want[0, 1], want[2, 3], want[2, 4] = 1, 4, 5
+    np.testing.assert_array_equal(got[:5], (want + want.T)[:5])
+
+
 def two(h):
     """Return two outer indices with layouts of their own."""
     (a, groups_a), (b, groups_b) = make("first empty", h), make("all rows in one", h)

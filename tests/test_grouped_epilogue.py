@@ -126,7 +126,8 @@ def test_other_targets_store_the_product():
     assert product["entry"] == "jf_grouped_rows" and tail["strategy"] == "pointwise"
     assert "is a kernel of its own: compute capability 8.0, it has that of 9.0" in product["reason"]
     [program] = programs(TAILS["silu"][0], shapes())
-    assert _core.workspace_bytes(program, HOPPER) == _core.workspace_bytes(program, _core.cuda_target_for(80))
+    hopper, ampere = (_core.workspace_bytes(program, _core.cuda_target_for(sm), portable=True) for sm in (90, 80))
+    assert hopper == ampere
 
 
 @pytest.mark.parametrize("f", [lambda y: jax.nn.softmax(y), lambda y: (y, y + 1)], ids=["a reduction", "itself"])
@@ -176,7 +177,7 @@ def test_epilogues_spill_nothing_and_leave_products_to_overlap(f, size, tmp_path
     for used in assert_no_spills(program, tmp_path):
         assert used["STACK"] == 0 and used["REG"] <= 168
     text = sass(tmp_path / "kernel.cubin")
-    assert "HGMMA" in text and text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2
+    assert "HGMMA" in text and text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1
 
 
 def arrays(extents, dtype=BF16, m=M, k=K, n=N):

@@ -132,7 +132,7 @@ def test_gathering_kernels_compile(activation, options, tmp_path):
     assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
     text = sass(tmp_path / "kernel.cubin")
     assert "LDGSTS" in text and "UTMALDG" in text
-    assert 0 < text.count("WARPGROUP.DEPBAR") < text.count("HGMMA") / 2  # products overlap
+    assert 0 < text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1  # products overlap
 
 
 CALLS = {  # dtype, result, k, n, how; the first is copied

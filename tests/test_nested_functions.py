@@ -46,9 +46,9 @@ def slope(nt):
 
 # Every one over the rows of each group; over all groups, and over columns, those that differ in how.
 REDUCTIONS = {
-    "ragged": ["sum", "mean", "max", "min", "logsumexp", "softmax", "log_softmax", "rms_norm", "layer_norm"],
-    "group": ["sum", "max", "log_softmax", "layer_norm"],
-    -1: ["mean", "min", "softmax", "rms_norm"],
+    "ragged": ["sum", "mean", "max", "min", "prod", "logsumexp", "softmax", "log_softmax", "rms_norm", "layer_norm"],
+    "group": ["sum", "max", "prod", "log_softmax", "layer_norm"],
+    -1: ["mean", "min", "prod", "softmax", "rms_norm"],
 }
 FUNCTIONS = {
     "as_nested": lambda x, e: jf.as_nested(x, extents=e),

@@ -9,7 +9,7 @@ from tolerances import assert_close
 
 import jax_fuser as jf
 
-EMPTY = {"sum": 0.0, "mean": 0.0, "max": -np.inf, "min": np.inf, "logsumexp": -np.inf}
+EMPTY = {"sum": 0.0, "mean": 0.0, "max": -np.inf, "min": np.inf, "prod": 1.0, "logsumexp": -np.inf}
 
 
 def reference(name, x, axis):
@@ -81,7 +81,7 @@ def finite_differences(fn, x, slices, eps=1e-6):
     return grad
 
 
-@pytest.mark.parametrize("name", ["mean", "max", "logsumexp", "softmax", "layer_norm"])
+@pytest.mark.parametrize("name", ["mean", "max", "prod", "logsumexp", "softmax", "layer_norm"])
 def test_gradients(name):
     """Ragged and joint axes at once, with NaN padding and an empty group."""
     nt, x = make("gaps", 2)

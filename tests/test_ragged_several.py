@@ -233,6 +233,27 @@ def test_one_component_of_pairs(run, component):
     assert_close(run(b.finish(), *given)[0], want)
 
 
+@RUNS
+def test_runs_of_rows_that_are_paired_then(run):
+    """What the refusal of splitting pairs advises: two rows of x at a time with each row of y."""
+    b = jf.ir.Builder("runs")
+    x, y = b.input("x", "f32", [M]), b.input("y", "f32", [N])
+    (sx, ex), (sy, ey) = [(b.input("s", "s32", [G]), b.input("e", "s32", [G])) for _ in range(2)]
+    x, _, parts = b.split(b.partition(x, sx, ex, 0, M), 1, 2)
+    most = -(-M // 2)
+    x = b.stretch(b.broadcast(x, [G, most, 1, 2], [0, 1, 3]), ey, 2, N, [0])
+    y = b.stretch(b.broadcast(b.partition(y, sy, ey, 0, N), [G, 1, N, 2], [0, 2]), parts, 1, most, [0])
+    b.output(b.combine(b.reduce("reduce_sum", b.pointwise("mul", [x, y]), [1]), sy, N))
+    rows, columns = matrix()[:, 0], np.random.default_rng(3).normal(size=N).astype(np.float32)
+    (first, counts), (at, widths) = spans([3, 0, 5]), spans([4, 2, 3])
+    [got] = run(b.finish(), rows, columns, first, counts, at, widths)
+    part = [rows[s : s + n] for s, n in zip(first, counts)]
+    want = np.zeros((N, 2), np.float32)
+    for p, a, n in zip(part, at, widths):
+        want[a : a + n] = columns[a : a + n, None] * [p[::2].sum(), p[1::2].sum()]
+    assert_close(got, want)
+
+
 def regrouped(how, *arguments):
     """Return [G, rows, 4, F, columns] with its rows or columns in another grouping, folded along those."""
     b = jf.ir.Builder(how)
@@ -411,7 +432,15 @@ REFUSED = {
     ),
     "runs of pairs": (
         lambda b, n, a, c: b.split(all_pairs(b), 1, 2),
-        r"\[split\] .* expected each ragged axis behind components of its own; transpose it, or do so before",
+        r"\[split\] .* has pairs of rows: its ragged axes 1 and 2 are of the same components; split the rows of",
+    ),
+    "pairs and a dense axis": (
+        lambda b, n, a, c: b.merge(all_pairs(b), 2, 3),
+        r"\[merge\] .* has pairs of rows: .* merge the rows of one before they are paired",
+    ),
+    "runs of turned rows": (
+        lambda b, n, a, c: b.split(b.transpose(n, [1, 0, 2, 3]), 0, 2),
+        r"\[split\] .*: expected each ragged axis behind its component; transpose it",
     ),
     "runs of no axis": (lambda b, n, a, c: b.split(n, 0, 2), r"\[split\] .* expected one of them, got 0"),
     "rows and another's component": (lambda b, n, a, c: b.merge(n, 1, 2), r"\[merge\] axes \(1, 2\) of .* are neither"),

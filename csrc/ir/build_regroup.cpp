@@ -52,6 +52,12 @@ Builder::Groups Builder::groups_of(ValueId x, const char* call, int64_t axis) {
   if (ragged.size() == 1) axis = ragged[0];
   JF_REQUIRE(std::find(ragged.begin(), ragged.end(), axis) != ragged.end(), "[", call, "] ", nested.name, ", ",
              print_type(fusion_, nested), ", has several ragged axes; expected one of them, got ", axis);
+  for (size_t i = 1; i < ragged.size(); ++i) {
+    const std::vector<int64_t>&one = nested.axes[ragged[i - 1]].by, &other = nested.axes[ragged[i]].by;
+    JF_REQUIRE(std::find_first_of(one.begin(), one.end(), other.begin(), other.end()) == one.end(), "[", call, "] ",
+               nested.name, ", ", print_type(fusion_, nested), ", has pairs of rows: its ragged axes ", ragged[i - 1],
+               " and ", ragged[i], " are of the same components; ", call, " the rows of one before they are paired");
+  }
   bool in_order = true;
   for (const int each : ragged) {
     const std::vector<int64_t>& by = nested.axes[each].by;
@@ -59,8 +65,7 @@ Builder::Groups Builder::groups_of(ValueId x, const char* call, int64_t axis) {
     for (size_t i = 0; by.size() > 1 && i < by.size(); ++i) in_order = in_order && by[i] == static_cast<int64_t>(i);
   }
   JF_REQUIRE(in_order, "[", call, "] ", nested.name, ", ", print_type(fusion_, nested),
-             ragged.size() > 1 ? ": expected each ragged axis behind components of its own; transpose it, or do so "
-                                 "before rows are paired"
+             ragged.size() > 1 ? ": expected each ragged axis behind its component; transpose it"
                                : ": expected its rows behind their component, and the axes of extents in front; "
                                  "transpose it");
   const auto within = [&](const Axis& rows) {
