@@ -1,4 +1,4 @@
-"""What `fuse` made of a function: every stage as text, and an overview on one screen."""
+"""What `fuse` made of a function: an overview on one screen."""
 
 from __future__ import annotations
 
@@ -9,58 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Var, jaxprs_in_params
+from jax.extend.core import Var
 
 from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates, _trace_writer, _tuned
+from jax_fuser._fuse import Fused, fuse
+from jax_fuser._lowered import fused_equations, inner_jaxprs, platform_of, program_of, stage_text
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
-
-STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
-_PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
-
-
-class Lowered:
-    """A fused function, traced for given shapes. `as_text(stage)` shows a stage, `compile()` returns what runs.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import jax_fuser as jf
-      >>> lowered = jf.fuse(lambda x: jnp.tanh(x) * 2, name="f").lower(jnp.ones(8))
-      >>> "tanh" in lowered.as_text("fusion")
-      True
-    """
-
-    def __init__(self, traced: Any):
-        self._traced = traced
-
-    def as_text(self, stage: str = "fusion", *, platform: str | None = None) -> str:
-        """Return one stage of every region, under a header line each.
-
-        Args:
-          stage: "jaxpr" (regions are `jax_fuser_fused` equations), "fusion" (what is computed), "segments" (kernels),
-            "schedule" (how), "loops" (the loop program), "source" (C++ or CUDA C++), "host" (the steps of the call) or
-            "sass" (the instructions on CUDA, which needs NVRTC and nvdisasm but no device).
-          platform: "cpu" or "cuda"; the default device's if None. CUDA text needs no CUDA device.
-
-        Raises:
-          ValueError: for another stage or platform, for "sass" on a CPU, and where a tool for it is missing.
-        """
-        if stage not in STAGES:
-            raise ValueError(f"as_text: stage must be one of {', '.join(STAGES)}, got {stage!r}")
-        platform = _platform(platform, "as_text")
-        if stage == "sass" and platform != "cuda":
-            raise ValueError("as_text: stage 'sass' is of CUDA; pass platform='cuda', or read stage 'source'")
-        if stage == "jaxpr":
-            return str(_printable(self._traced.jaxpr))
-        parts = []
-        for i, eqn in enumerate(_fused_equations(self._traced.jaxpr)):
-            program = _program(eqn)
-            text = stage_text(program, stage, platform) if program else "no kernel: its results are scalars or inputs"
-            parts.append(f"# region {i}: {eqn.params['name']}\n{text.rstrip()}\n")
-        return "\n".join(parts) or "# no region: everything is left to XLA\n"
-
-    def compile(self) -> Any:
-        """Compile for the default device; call the result with arrays of the traced shapes."""
-        return self._traced.lower().compile()
 
 
 def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -87,13 +41,11 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
 
     @functools.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        from jax_fuser._fuse import Fused, fuse  # that module needs this one
-
-        where = _platform(platform, "explain")
+        where = platform_of(platform, "explain")
         fused = f if isinstance(f, Fused) else fuse(f)
         fused.check(args, kwargs)
         jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
-        if not any(True for _ in _fused_equations(jaxpr)):
+        if not any(True for _ in fused_equations(jaxpr)):
             jaxpr = fused.traced(*args, **kwargs).jaxpr
         return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
 
@@ -102,7 +54,7 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
 
 def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
     calls = _calls(jaxpr)
-    keys = [_program(call.eqn) or str(call.eqn) for call in calls]
+    keys = [program_of(call.eqn) or str(call.eqn) for call in calls]
     counts = Counter(keys)
     numbers = {key: i for i, key in enumerate(counts)}
     numbers_by_call = {id(call.eqn): numbers[key] for call, key in zip(calls, keys)}
@@ -128,7 +80,7 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
 def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str]) -> RegionReport:
     eqn = call.eqn
     inner = eqn.params["jaxpr"].jaxpr
-    program = _program(eqn)
+    program = program_of(eqn)
     segments: tuple[KernelReport, ...] = ()
     readers: dict[str, str] = {}
     if program is not None:
@@ -202,7 +154,7 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
         if eqn.primitive.name == _trace.FUSED:
             calls.append(_Call(eqn, before, after))
             continue
-        for inner in _inner(eqn):
+        for inner in inner_jaxprs(eqn):
             if (len(inner.invars), len(inner.outvars)) == (len(before), len(after)):
                 results = _walk(inner, before, after, calls)
                 made.update(zip(eqn.outvars, results))
@@ -210,59 +162,6 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
                 body = f"the body of {eqn.primitive.name}"
                 _walk(inner, [body] * len(inner.invars), [[body]] * len(inner.outvars), calls)
     return [origin(v) for v in jaxpr.outvars]
-
-
-def _printable(closed: Any) -> Any:
-    """Return the jaxpr without the parameter that only speaks to JAX's lowering."""
-    eqns = [
-        e.replace(params={k: v for k, v in e.params.items() if k != "mesh"}) if e.primitive.name == _trace.FUSED else e
-        for e in closed.jaxpr.eqns
-    ]
-    return closed.jaxpr.replace(eqns=eqns)
-
-
-def _platform(platform: str | None, function: str) -> str:
-    if platform is None:
-        return _PLATFORMS.get(jax.default_backend(), "cpu")
-    if platform not in ("cpu", "cuda"):
-        raise ValueError(f"{function}: platform must be 'cpu' or 'cuda', got {platform!r}")
-    return platform
-
-
-def stage_text(program: str, stage: str, platform: str) -> str:
-    """Return one stage of a program on a platform, with the parameters that `autotune` chose there."""
-    target = _ffi.target_text(platform)
-    program += _tuned.kept(program, target)
-    if stage == "sass":
-        text: str = _core.sass(program, target)
-        return text
-    return _stages(program, target)[stage]
-
-
-@functools.lru_cache(maxsize=256)
-def _stages(program: str, target: str) -> dict[str, str]:
-    return _core.stages(program, target)
-
-
-def _program(eqn: Any) -> str | None:
-    given: str | None = eqn.params.get("program")
-    if given is not None:
-        return given
-    jaxpr = eqn.params["jaxpr"].jaxpr
-    return _trace.write_program(jaxpr, eqn.params["name"])[0].text if _trace.needs_kernel(jaxpr) else None
-
-
-def _inner(eqn: Any) -> list[Any]:
-    return [getattr(j, "jaxpr", j) for j in jaxprs_in_params(eqn.params)]
-
-
-def _fused_equations(jaxpr: Any) -> Iterator[Any]:
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if eqn.primitive.name == _trace.FUSED:
-            yield eqn
-        else:
-            for inner in _inner(eqn):
-                yield from _fused_equations(inner)
 
 
 def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
@@ -275,10 +174,10 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         name = eqn.primitive.name
         if name == _trace.FUSED:
             continue
-        if any(True for inner in _inner(eqn) for _ in _fused_equations(inner)):
+        if any(True for inner in inner_jaxprs(eqn) for _ in fused_equations(inner)):
             if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
                 yield name, str(reason)
-            for inner in _inner(eqn):
+            for inner in inner_jaxprs(eqn):
                 yield from _cuts(inner)
             continue
         if reason is None and i in reduced:

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, overload
 
 import jax
 
-from jax_fuser import _by_hand, _core, _explain, _statics
+from jax_fuser import _by_hand, _core, _statics
 from jax_fuser._fused_primitive import jit_is_off, run, run_program
+from jax_fuser._lowered import Lowered
 from jax_fuser._static_sizes import check_sizes
 
 
@@ -69,9 +70,9 @@ class Fused:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
-    def lower(self, *args: Any, **kwargs: Any) -> _explain.Lowered:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """Trace for arguments of these shapes (arrays or `jax.ShapeDtypeStruct`); `Lowered` shows what came of it."""
-        return _explain.Lowered(self.traced(*args, **kwargs))
+        return Lowered(self.traced(*args, **kwargs))
 
     def traced(self, *args: Any, **kwargs: Any) -> Any:
         """Trace as `jax.jit(f).trace` does, for arrays or `jax.ShapeDtypeStruct`."""

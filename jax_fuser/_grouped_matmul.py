@@ -13,7 +13,6 @@ from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._grouped_tail import GATED, Activation, activation_of, product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
-from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor
@@ -21,6 +20,7 @@ from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
 from jax_fuser._static_sizes import check_sizes
+from jax_fuser._tail_arguments import bias_of, check_even, row_scale_of
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
 
@@ -131,19 +131,15 @@ def grouped_matmul(
         extents = to_extents(sizes, data.shape[0])
     check_dtypes("grouped_matmul", data, rhs)
     gated = isinstance(activation, str) and activation in GATED
-    _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, bias, gated, group_offset)
-    if isinstance(row_scale, NestedTensor):
-        if isinstance(lhs, NestedTensor):
-            check_same_layout("grouped_matmul", lhs, row_scale)
-        row_scale = row_scale.data
-    if row_scale is not None:
-        row_scale = _arguments.array("grouped_matmul", "row_scale", row_scale)
-        if row_scale.shape not in (data.shape[: dim + 1], data.shape[:-1]):
-            raise ValueError(
-                f"grouped_matmul: row_scale must have one value per row {data.shape[: dim + 1]}, got {row_scale.shape}"
-            )
-
+    _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, group_offset)
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
+    columns = rhs.shape[1 if transpose_rhs else 2]
+    if gated:
+        check_even("grouped_matmul", columns)
+    bias = bias_of("grouped_matmul", bias, (rhs.shape[0], columns), dtype)
+    row_shapes = data.shape[: dim + 1], data.shape[:-1]
+    row_scale = row_scale_of("grouped_matmul", row_scale, lhs, row_shapes, dtype)
+
     inner = data.shape[dim + 1 : -1]
     rows = int(np.prod([data.shape[dim], *inner]))
     multiply = functools.partial(
@@ -198,24 +194,23 @@ def _row_index(row_index: Any, rows: jax.Array) -> jax.Array:
     return index.astype(jnp.uint32)
 
 
-def _check_shapes(
-    data: Any, dim: int, rhs: Any, groups: int, transpose_rhs: bool, bias: Any, gated: bool, offset: Any
-) -> None:
+def _check_shapes(data: Any, dim: int, rhs: Any, groups: int, transpose_rhs: bool, offset: Any) -> None:
     form = "(groups, n, k)" if transpose_rhs else "(groups, k, n)"
     if rhs.ndim != 3:
-        raise ValueError(f"grouped_matmul: rhs must be {form}, got {rhs.shape}")
+        raise ValueError(f"grouped_matmul: rhs must be {form}, got {rhs.shape}; reshape it")
     if data.ndim < dim + 2:
         raise ValueError(f"grouped_matmul: lhs needs a last axis k after the rows, got data of shape {data.shape}")
-    k, n = (rhs.shape[2], rhs.shape[1]) if transpose_rhs else rhs.shape[1:]
+    k = rhs.shape[2 if transpose_rhs else 1]
     if data.shape[-1] != k:
-        raise ValueError(f"grouped_matmul: lhs has k={data.shape[-1]} but rhs {rhs.shape} as {form} has k={k}")
+        raise ValueError(
+            f"grouped_matmul: lhs has k={data.shape[-1]} but rhs {rhs.shape} as {form} has k={k}; pass transpose_rhs="
+            f"{not transpose_rhs} if its other axis is k"
+        )
     if offset is None and rhs.shape[0] != groups:
         raise ValueError(
             f"grouped_matmul: rhs has {rhs.shape[0]} groups but lhs has {groups}; for local experts pass group_offset="
         )
     if rhs.shape[0] > groups:
-        raise ValueError(f"grouped_matmul: rhs has {rhs.shape[0]} groups, more than the {groups} of lhs")
-    if gated and n % 2:
-        raise ValueError(f"grouped_matmul: a gated activation needs an even number of columns in rhs, got {n}")
-    if bias is not None and jnp.shape(bias) != (rhs.shape[0], n):
-        raise ValueError(f"grouped_matmul: bias must be (groups, n)={(rhs.shape[0], n)}, got {jnp.shape(bias)}")
+        raise ValueError(
+            f"grouped_matmul: rhs has {rhs.shape[0]} groups, more than the {groups} of lhs; pass its own part of rhs"
+        )

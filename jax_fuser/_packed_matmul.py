@@ -51,7 +51,9 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
     starts = None
     if nested is not None:
         if group_sizes is not None:
-            raise TypeError(f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor")
+            raise TypeError(
+                f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor; leave it out"
+            )
         data, extents = nested.data, nested.extents
         if nested.gapped and extents.ndim == 1:
             if validate:
@@ -65,7 +67,7 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
     if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
         raise ValueError(
             f"{_FUNCTION}: weights {weights.shape} as (groups, n, k) need lhs (m, {k}) and group_sizes ({groups},), "
-            f"got {data.shape} and {extents.shape}"
+            f"got {data.shape} and {extents.shape}; reshape the rows to these"
         )
     if nested is None:
         if validate:

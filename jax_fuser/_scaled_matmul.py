@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser import _fp4
+from jax_fuser import _arguments, _fp4
 from jax_fuser._grouped_tail import Activation
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
@@ -115,14 +115,16 @@ def scaled_grouped_matmul(
         Array([2., 0., 3.], dtype=float32)
     """
     dtype = _result_dtype(preferred_element_type)
+    transpose_rhs = _arguments.flag("scaled_grouped_matmul", "transpose_rhs", transpose_rhs)
     if quantized_rhs is not None and format is None:
         raise ValueError(
             "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
         )
     if drhs_format is not None and (format is None or drhs_format != "fp8_row"):
+        hint = "quantizes in 8 bits, too; None does not" if format is not None else "needs floats and format="
         raise ValueError(
             f"scaled_grouped_matmul: drhs_format must be None, or 'fp8_row' beside format=, got {drhs_format!r} beside "
-            f"format={format!r}"
+            f"format={format!r}; 'fp8_row' {hint}"
         )
     for name, operand in (("lhs", lhs), ("rhs", rhs), ("group_sizes", group_sizes)):
         data = operand.data if isinstance(operand, ScaledTensor) else operand
@@ -134,7 +136,10 @@ def scaled_grouped_matmul(
     scaled = _floats(lhs, rhs, format) if format is not None else _scaling(lhs, rhs)
     if scaled == "packed":
         if not transpose_rhs:
-            raise ValueError("scaled_grouped_matmul: weights of four bits are (groups, n, k), got transpose_rhs=False")
+            raise ValueError(
+                "scaled_grouped_matmul: weights of four bits are (groups, n, k), got transpose_rhs=False; leave it "
+                "out, and quantize jnp.swapaxes(weights, 1, 2) if they were (groups, k, n)"
+            )
         weights = rhs if isinstance(rhs, PackedWeights) else repack_weights(rhs)
 
         def multiply(x: Any, weights: PackedWeights, extents: Any, starts: Any) -> Any:
@@ -149,12 +154,17 @@ def scaled_grouped_matmul(
         )
     matrices = rhs.data if isinstance(rhs, ScaledTensor) else rhs
     if isinstance(matrices, NestedTensor):
-        raise TypeError("scaled_grouped_matmul: rhs must hold an array (groups, n, k), got a NestedTensor")
+        raise TypeError(
+            "scaled_grouped_matmul: rhs must hold an array (groups, n, k), got a NestedTensor; quantize its data"
+        )
     data = rows if nested is None else nested.data
     if scaled in BLOCKS:
         for operand in (data, matrices):
             if str(operand.dtype) not in DTYPE_NAMES:
-                raise TypeError(f"scaled_grouped_matmul: 8-bit formats hold {list(DTYPE_NAMES)}, got {operand.dtype}")
+                raise TypeError(
+                    f"scaled_grouped_matmul: 8-bit formats hold {list(DTYPE_NAMES)}, got {operand.dtype}; quantize "
+                    "makes them"
+                )
     data, matrices = jnp.asarray(data), jnp.asarray(matrices)
     extents, starts = _groups(nested, group_sizes, validate)
     (m, k), (groups, n) = _sizes(data, matrices, extents, transpose_rhs)
@@ -204,7 +214,9 @@ def _groups(nested: NestedTensor | None, group_sizes: Any, validate: bool) -> tu
             raise TypeError("scaled_grouped_matmul: lhs holds an array, so group_sizes= is needed")
         return index_array("scaled_grouped_matmul", "group_sizes", group_sizes, validate), None
     if group_sizes is not None:
-        raise TypeError("scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor")
+        raise TypeError(
+            "scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor; leave it out"
+        )
     if not nested.gapped or nested.ragged_dim:
         return nested.extents, None
     if validate:
@@ -218,11 +230,14 @@ def _sizes(lhs: Any, rhs: Any, extents: Any, transpose_rhs: bool) -> tuple[tuple
     if lhs.ndim != 2 or extents.ndim != 1 or rhs.ndim != 3 or rhs.shape[0] != extents.shape[0]:
         raise ValueError(
             f"scaled_grouped_matmul: needs lhs (m, k), rhs {form} and group_sizes (groups,), got {lhs.shape}, "
-            f"{rhs.shape} and {extents.shape}"
+            f"{rhs.shape} and {extents.shape}; reshape rows and weights to these"
         )
     groups, n, k = rhs.shape if transpose_rhs else (rhs.shape[0], rhs.shape[2], rhs.shape[1])
     if lhs.shape[1] != k:
-        raise ValueError(f"scaled_grouped_matmul: lhs has k={lhs.shape[1]} but rhs {rhs.shape} as {form} has k={k}")
+        raise ValueError(
+            f"scaled_grouped_matmul: lhs has k={lhs.shape[1]} but rhs {rhs.shape} as {form} has k={k}; weights of "
+            "another order take jnp.swapaxes(weights, 1, 2)"
+        )
     return lhs.shape, (groups, n)
 
 
@@ -251,7 +266,10 @@ def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None
         or len(copies) != 2
         or not all(isinstance(c, ScaledTensor) for c in copies)
     ):
-        raise TypeError(f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}")
+        raise TypeError(
+            f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}; quantize makes "
+            "them of the weights and of jnp.swapaxes(weights, 1, 2)"
+        )
     if k % ALIGNMENT or n % ALIGNMENT:
         raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")
     for copy, (rows, columns) in zip(copies, ((n, k), (k, n))):
@@ -260,7 +278,10 @@ def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None
             scales = groups, block_count(rows), block_count(columns)
         fits = copy.format == format and copy.block == BLOCKS[FORMATS[format][0]][1] and copy.global_scale is None
         if not fits or copy.data.shape != (groups, rows, columns) or copy.scales.shape != scales:
-            raise ValueError(f"{name} must hold {format} {(groups, rows, columns)} with scales {scales}, got {copy!r}")
+            raise ValueError(
+                f"{name} must hold {format} {(groups, rows, columns)} with scales {scales}, got {copy!r}; "
+                "quantize makes it"
+            )
 
 
 def _scaling(lhs: Any, rhs: Any) -> str:
@@ -295,6 +316,8 @@ def _kind(x: Any) -> str:
 def _whole(x: ScaledTensor, shape: tuple[int, ...]) -> jax.Array:
     scales = jnp.asarray(x.scales, jnp.float32)
     if scales.ndim and scales.shape != shape:
-        raise ValueError(f"scaled_grouped_matmul: {x.format} scales must be {shape}, got {scales.shape}")
+        raise ValueError(
+            f"scaled_grouped_matmul: {x.format} scales must be {shape}, got {scales.shape}; quantize makes them"
+        )
     scales = scales if x.global_scale is None else scales * x.global_scale
     return jnp.broadcast_to(scales, shape)

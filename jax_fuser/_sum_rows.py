@@ -8,6 +8,7 @@ the order of `j`, in float32 for 16-bit floats. An index outside the array stand
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -77,10 +78,12 @@ def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array
 _fused = fuse(_gather_and_add, name="move_rows")
 
 
-def _lower_cuda(ctx: Any, x: Any, take: Any, back: Any) -> Any:
-    """XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one."""
+def _lower(ctx: Any, x: Any, take: Any, back: Any, *, platform: str) -> Any:
+    """XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times
+    on CPUs.
+    """
     rows, terms = ctx.avals_in[0], ctx.avals_in[1].shape[1]
-    fused = terms == 1 and rows.size >= _FUSED_ELEMENTS and _ffi.can_compile("cuda") is None
+    fused = terms == 1 and rows.size >= _FUSED_ELEMENTS and _ffi.can_compile(platform) is None
     return mlir.lower_fun(_fused if fused else _gather_and_add, multiple_results=False)(ctx, x, take, back)
 
 
@@ -126,4 +129,5 @@ ad.defjvp(sum_rows_p, lambda tangent, x, take, back: sum_rows(tangent, take, bac
 ad.primitive_transposes[sum_rows_p] = _transpose
 batching.primitive_batchers[sum_rows_p] = _batch
 mlir.register_lowering(sum_rows_p, mlir.lower_fun(_gather_and_add, multiple_results=False))
-mlir.register_lowering(sum_rows_p, _lower_cuda, platform="cuda")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(sum_rows_p, functools.partial(_lower, platform=_platform), platform=_platform)

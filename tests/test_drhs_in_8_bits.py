@@ -77,7 +77,10 @@ def test_transforms():
 def test_messages():
     x, _, w = operands(12, 16, 8, 2, True)
     both = {"format": "fp8_row", "drhs_format": "mxfp8"}
-    for options, got in (({"drhs_format": "fp8_row"}, "None"), (both, "'fp8_row'")):
+    for options, got in (
+        ({"drhs_format": "fp8_row"}, "None; 'fp8_row' needs floats and format="),
+        (both, "'fp8_row'; 'fp8_row' quantizes in 8 bits, too; None does not"),
+    ):
         with pytest.raises(ValueError, match=f"drhs_format must be None, or 'fp8_row' .* beside format={got}"):
             jf.scaled_grouped_matmul(x, w, jnp.array([5, 4]), **options)
 

@@ -72,6 +72,31 @@ def test_another_process_runs_what_was_exported(tmp_path):
     np.testing.assert_allclose(sums, wanted, rtol=1e-4, atol=1e-3)
 
 
+def test_products_with_tails_have_no_other_custom_call():
+    """Forward and backward, of weights of four bits, 8-bit floats and 16-bit ones."""
+    pytest.importorskip("flatbuffers")
+    tail = {"activation": "swiglu", "row_scale": jnp.arange(12.0), "bias": jnp.ones((3, 16))}
+
+    def products(x, w, weights, sizes):
+        return (
+            jf.scaled_grouped_matmul(x, weights, sizes, **tail),
+            jf.scaled_grouped_matmul(x, w, sizes, format="fp8_row", transpose_rhs=False, **tail),
+            jf.grouped_matmul(x, w, sizes, **tail),
+        )
+
+    def both(x, w, *others):
+        loss = lambda x, w: sum(out.astype(jnp.float32).sum() for out in products(x, w, *others))  # noqa: E731
+        return products(x, w, *others), jax.grad(loss, (0, 1))(x, w)
+
+    args = (X.astype("bfloat16"), W.astype("bfloat16"), WEIGHTS, SIZES)
+    exported = export.export(jax.jit(both), platforms=["cpu", "cuda"], disabled_checks=ALLOWED)(*args)
+    with pytest.raises(ValueError, match="custom calls whose targets have no compatibility guarantees"):
+        export.export(jax.jit(products))(*args)
+    got = export.deserialize(bytearray(exported.serialize())).call(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(both)(*args))):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+
+
 def symbolic(*arrays):
     """The types of arrays with 12 rows, as ones of `m` rows."""
     scope = export.SymbolicScope()

@@ -258,6 +258,11 @@ def product_with(value, global_scale=None, x=None, **options):
         ),
         (lambda: product_with(1.0, bias=jnp.ones((2, 4))), ValueError, r"bias must be \(groups, n\)=\(2, 8\)"),
         (lambda: product_with(1.0, row_scale=jnp.ones(3)), ValueError, r"one value per row \(4,\), got \(3,\)"),
+        (
+            lambda: product_with(1.0, transpose_rhs=False),
+            ValueError,
+            r"got transpose_rhs=False; leave it out, and quantize jnp.swapaxes\(weights, 1, 2\)",
+        ),
         (lambda: product_with(1.0, activation="tanh"), ValueError, "activation 'tanh' is unknown"),
         (
             lambda: product_with(1.0, activation=lambda x: x.sum(1)),

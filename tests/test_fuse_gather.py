@@ -1,5 +1,7 @@
 """Reads at computed places inside fusions: rows x[i], take_along_axis, slices from traced starts."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -248,3 +250,29 @@ def test_random_programs(device, seed):
     programs = [Program([52, seed, i], moves=("gather", "gather", "pad", "reshape")) for i in range(20)]
     found = check(device, programs, seed == 1)
     assert not found, "\n\n".join(found)
+
+
+# Of x: [90, 300] and i: [4, 9]: rows long enough to be fetched ahead.
+AHEAD = {
+    "rows": lambda x, i: jnp.take(x, i, axis=0, mode="fill", fill_value=0) * 2,
+    "computed numbers": lambda x, i: x[(i * 7) // 2 % 90] * 2,
+    "two of each": lambda x, i: x[i[:, :5]] + x[i[:, 4:]],
+    "of a matrix each": lambda x, i: jax.vmap(lambda x, i: x[i] * 2)(x[:88].reshape(4, 22, 300), i // 8),
+    "in passes": lambda x, i: jax.nn.softmax(x[i], axis=-1),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_the_next_row_is_fetched_ahead(name):
+    x, i, f = array(90, 300), indices(low=-90, high=90), AHEAD[name]
+    loops = jf.fuse(f).lower(x, i).as_text("loops")
+    assert re.search(r"load x1\[.*min\(", loops) and re.search("prefetch .* up to", loops)
+    assert_close(jf.fuse(f)(x, i), f(x, i), "float32")
+
+
+def test_the_next_row_of_tasks_that_are_not_full():
+    """Behind the last index there is none to read."""
+    x, i = array(999, 1030), integers(-999, 998, (1021,))
+    f = jf.fuse(lambda x, i: x[i] * 2)
+    assert re.search(r"load x1\[min\(.*1020\)\]", f.lower(x, i).as_text("loops"))
+    np.testing.assert_array_equal(f(x, i), x[i] * 2)

@@ -268,8 +268,19 @@ ERRORS = {
     "rhs must be (groups, k, n), got (6, 8)": lambda x, w: jf.grouped_matmul(x, w[0]),
     "an even number of columns in rhs, got 7": lambda x, w: jf.grouped_matmul(x, w[..., 1:], activation="swiglu"),
     "activation 'tanh' is unknown; pass a function": lambda x, w: jf.grouped_matmul(x, w, activation="tanh"),
-    "bias must be (groups, n)=(4, 8), got (8,)": lambda x, w: jf.grouped_matmul(x, w, bias=jnp.ones(8)),
-    "row_scale must have one value per row": lambda x, w: jf.grouped_matmul(x, w, row_scale=jnp.ones(3)),
+    "bias must be (groups, n)=(4, 8), got (8,); pass a row for each group of rhs: jnp.broadcast_to": lambda x, w: (
+        jf.grouped_matmul(x, w, bias=jnp.ones(8))
+    ),
+    "row_scale must have one value per row (17,), got (3,); reshape it, or give padding rows some values, too": (
+        lambda x, w: jf.grouped_matmul(x, w, row_scale=jnp.ones(3))
+    ),
+    "row_scale must be real, got complex64; pass its real part": lambda x, w: jf.grouped_matmul(
+        x, w, row_scale=jnp.ones(17, complex)
+    ),
+    "bias must be an array, got a str": lambda x, w: jf.grouped_matmul(x, w, bias="none"),
+    "bias must hold numbers, got key<fry>; convert it with astype": lambda x, w: jf.grouped_matmul(
+        x, w, bias=jax.random.split(jax.random.key(0), (4, 8))
+    ),
     "group_sizes= is needed": lambda x, w: jf.grouped_matmul(x.data, w),
     "group_sizes= needs lhs as an array": lambda x, w: jf.grouped_matmul(x, w, EXTENTS),
     "row_index must be (m,)": lambda x, w: jf.grouped_matmul(x[0, 0], w, EXTENTS, row_index=[0]),

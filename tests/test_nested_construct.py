@@ -179,6 +179,25 @@ def test_sort_by_group():
     assert (nt.data[5:] == 0).all()
 
 
+def test_sort_by_group_of_many_elements():
+    """By a kernel of ours, forward and backward."""
+    t, n = 1100, 1000
+    x, w = np.random.default_rng(0).normal(size=(2, t, n)).astype(np.float32)
+    ids = np.random.default_rng(1).integers(-1, 6, t)
+
+    def weighted(x):
+        nt, _ = jf.nested.sort_by_group(x, ids, 5)
+        return jnp.vdot(nt.data, w), nt
+
+    grad, nt = jax.jit(jax.grad(weighted, has_aux=True))(x)
+    order = np.argsort(np.where((ids >= 0) & (ids < 5), ids, 5), kind="stable")
+    total = int(nt.extents.sum())
+    want, back = np.zeros_like(x), np.zeros_like(x)
+    want[:total], back[order[:total]] = x[order[:total]], w[:total]
+    np.testing.assert_array_equal(nt.data, want)
+    np.testing.assert_array_equal(grad, back)
+
+
 def test_sort_by_group_with_copies():
     ids = np.array([[1, 0], [2, 1], [9, 0]])
     x = rows(3, 2)

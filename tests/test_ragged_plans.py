@@ -430,6 +430,24 @@ def test_parts_share_one_large_component():
         assert extents[parallel] >= 64
 
 
+def test_sums_go_along_whole_rows_on_the_cpu(device):
+    """In strips as wide as sums have room for in a cache; where components are few, narrower ones are more tasks."""
+
+    def width(groups, rows, ops):
+        of_parts, *_ = (
+            s for s in jf.ir.propose(folds(groups, rows, 4096, ops=ops), "cpu") if "partition" in str(s.fusion)
+        )
+        *_, (strip, _), (lanes, _) = of_parts.loops(of_parts.fusion.outputs[0])
+        return strip * lanes
+
+    whole = width(8, 8192, ("sum",))
+    assert whole == 2 * width(8, 8192, ("sum", "max")) and whole >= 1024
+    assert width(1, 60, ("sum",)) < whole
+    arrays = inputs([0, 30, 0, 93, 0, 1, 140, 60], 330, 4096)
+    for got, want in zip(jf.ir.run(folds(8, 330, 4096), *arrays), fold_truth(arrays, ("sum", "max"))):
+        assert_close(np.where(np.isinf(got), 0, got), np.where(np.isinf(want), 0, want), "float32")
+
+
 def test_strategies_say_where_nested_values_are_planned():
     reason = jf.ir.can_schedule(folds(3, 5, 4), "reduction", "cpu")[1]
     assert "is nested; see propose" in reason

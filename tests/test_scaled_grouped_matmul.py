@@ -290,6 +290,16 @@ def rows_of(k=32, n=16):
             "preferred_element_type must be one of .*got 'nonsense'",
         ),
         (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, transpose_rhs=1),
+            TypeError,
+            "scaled_grouped_matmul: transpose_rhs must be True or False, got 1",
+        ),
+        (
+            lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, row_scale=jnp.ones((8, 1))),
+            ValueError,
+            r"row_scale must have one value per row \(8,\), got \(8, 1\); reshape it, or",
+        ),
+        (
             lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, row_scale=jnp.ones(8, complex)),
             TypeError,
             "scaled_grouped_matmul: row_scale must be real, got complex64",

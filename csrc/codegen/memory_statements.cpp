@@ -141,7 +141,11 @@ void MemoryStatements::operator()(const Store& store) {
 }
 
 void MemoryStatements::operator()(const Prefetch& prefetch) {
-  line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", offset(prefetch.offset), ");");
+  std::string at = offset(prefetch.offset);
+  for (const Step& step : prefetch.steps) {
+    at += cat(" + jf::step(", use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
+  }
+  line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", at, ");");
 }
 
 void MemoryStatements::operator()(const TurnedLoad& load) {

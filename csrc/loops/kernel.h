@@ -195,6 +195,7 @@ struct TurnTile {
 struct Prefetch {
   int buffer;
   IndexPtr offset;
+  std::vector<Step> steps = {};  // added to the offset, the same in all lanes
 };
 // The body runs where the condition holds.
 struct Guard {

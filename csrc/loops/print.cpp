@@ -138,7 +138,9 @@ struct Printer {
     for (const Below& b : load.limits) limits += cat(" while ", text(b.index), " + element < ", b.bound);
     line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits);
   }
-  void operator()(const Prefetch& prefetch) { line("prefetch ", access(prefetch.buffer, prefetch.offset, 1)); }
+  void operator()(const Prefetch& prefetch) {
+    line("prefetch ", access(prefetch.buffer, prefetch.offset, 1), steps(prefetch.steps));
+  }
   void operator()(const Declare& declare) {
     line("declare ", kernel.arrays.at(declare.array).name,
          declare.fill ? cat(" for ", ir::info(*declare.fill).name) : "");

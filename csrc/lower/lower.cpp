@@ -12,6 +12,7 @@
 #include "lower/loop_tree.h"
 #include "lower/own_shifts.h"
 #include "lower/prefetch.h"
+#include "lower/prefetch_gathered.h"
 #include "lower/scan.h"
 #include "lower/turn.h"
 #include "lower/turned_tiles.h"
@@ -124,6 +125,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   if (target.platform == Platform::kCpu) {
     turn_gathers(kernel);
     prefetch_rows(kernel);
+    prefetch_gathered_rows(kernel);
   } else {
     turn_tiles(kernel);
     align_rows(kernel);

@@ -14,7 +14,12 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxLanes = 16, kColumns = 16;
+constexpr int64_t kMaxLanes = 16;
+// Vectors of columns side by side on the CPU. Memory likes whole rows: the sums of all folds may fill half of the
+// first-level cache. Where rows are read again they come from the second-level cache, so that of each there are few.
+constexpr int64_t kColumns = 256, kColumnsAgain = 16;
+// Pieces of work for whose sake columns are cut.
+constexpr int64_t kFewPieces = 64;
 constexpr int64_t kThreads = 256, kUnroll = 4;
 // Of a block that keeps the rows of a part: as few as have room for them, so that several blocks, which wait at
 // different times, share a multiprocessor. And registers of a thread for rows.
@@ -260,6 +265,17 @@ void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& 
   }
 }
 
+// Vectors of columns of a piece on the CPU.
+int64_t columns_side_by_side(const ir::Fusion& segment, const Shape& shape, int64_t vectors) {
+  const auto folds = std::count_if(segment.ops.begin(), segment.ops.end(),
+                                   [](const ir::Op& op) { return std::holds_alternative<ir::Reduce>(op.attribute); });
+  int64_t others = 1;
+  for (int axis : shape.kept) others *= shape.extents[axis];
+  int64_t most = folds_again(segment) ? kColumnsAgain : kColumns / std::max<int64_t>(folds, 1);
+  while (most > kColumnsAgain && others * divide_up(vectors, most) < kFewPieces) most /= 2;
+  return std::clamp<int64_t>(vectors, 1, most);
+}
+
 }  // namespace
 
 NestedParameters propose_nested(const ir::Fusion& segment, const Target& target) {
@@ -280,7 +296,7 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   if (target.platform == Platform::kCpu) {
     const int64_t along = shape.column >= 0 ? columns : shape.folded.empty() ? shape.extents[shape.ragged] : 1;
     p.lanes = power_of_two(along, std::min(kMaxLanes, target.vector_bytes / widest));
-    p.columns = shape.folds_columns ? 1 : std::clamp<int64_t>(divide_up(columns, p.lanes), 1, kColumns);
+    p.columns = shape.folds_columns ? 1 : columns_side_by_side(segment, shape, divide_up(columns, p.lanes));
     if (elements >= kSmall) p.tasks = kMaxTasks;
     return p;
   }
