@@ -189,6 +189,11 @@ CASES = [
         lambda: jf.nested.from_segment_ids(jnp.ones(3), [0, 2, 0], 3),
     ),
     (
+        ValueError,
+        "from_segment_ids: ids must be sorted; ids[1]=2 > ids[2]=0; use sort_by_group",
+        lambda: jf.nested.from_segment_ids(jnp.ones(3), np.array([0, 2, 0], np.uint8), 3),
+    ),
+    (
         TypeError,
         "from_list: array 1 has dtype int32, expected float32 as array 0",
         lambda: jf.nested.from_list([jnp.ones((1, 2)), jnp.ones((1, 2), jnp.int32)]),
@@ -308,6 +313,8 @@ def test_debug_checks():
     assert not jnp.isnan(f(x325, offsets)).any()
     with jf.debug_checks():
         error, data = jax.jit(checkify.checkify(f))(x325, offsets)
+        assert "as_nested: offsets must be non-decreasing" in error.get()
+        error, _ = jax.jit(checkify.checkify(f))(x325, offsets.astype(jnp.uint8))
         assert "as_nested: offsets must be non-decreasing" in error.get()
         _, data = jax.jit(checkify.checkify(f))(x325, jnp.array([0, 5, 7]))
         assert jnp.isnan(data[7:]).all() and not jnp.isnan(data[:7]).any()

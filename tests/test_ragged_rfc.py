@@ -37,6 +37,34 @@ def test_example_1(device):
     np.testing.assert_array_equal(jf.as_flattened(nt), tokens)
 
 
+@pytest.mark.parametrize("devices", [2, 4])
+def test_example_1_on_a_mesh(devices):
+    """Each device has three experts' tokens of its own; rows behind its last offset are padding."""
+    sizes = np.array([[127, 0, 198], [0, 300, 25], [5, 6, 0], [0, 0, 0]], np.int32)[:devices]
+    tokens = np.random.default_rng(devices).normal(size=(devices, 325, HIDDEN)).astype(np.float32)
+    for x, own in zip(tokens, sizes):
+        x[own.sum() :] = np.nan
+
+    def local(x, extents):
+        nt = jf.nested.partition(x[0], 0, extents=extents[0])
+        return (jf.nested.map(jnp.tanh, nt) * 2).data[None], jf.nested.sum(nt)[None]
+
+    on_mesh = jax.shard_map(jf.fuse(local), mesh=mesh(devices), in_specs=P("gpu"), out_specs=P("gpu"))
+
+    def loss(x):
+        rows, sums = on_mesh(x, sizes)
+        return jnp.square(sums).sum() / 2, (rows, sums)
+
+    slope, (rows, sums) = jax.jit(jax.grad(loss, has_aux=True))(tokens)
+    for d, (x, own) in enumerate(zip(tokens, sizes)):
+        part = np.split(x[: own.sum()], np.cumsum(own)[:-1])
+        want = np.stack([p.sum(0) for p in part])
+        assert_close(sums[d], want, "float32", scale=4)
+        assert_close(rows[d, : own.sum()], 2 * np.tanh(x[: own.sum()]))
+        assert_close(slope[d, : own.sum()], np.repeat(want, own, 0), "float32", scale=4)
+        assert not np.asarray(rows)[d, own.sum() :].any() and not np.asarray(slope)[d, own.sum() :].any()
+
+
 def example_2(tokens, offsets, devices=2):
     nt = jf.nested.partition(tokens, 1, offsets)
     return jf.nested.split(jf.nested.merge(nt, 0, 2), 0, num=devices)
