@@ -72,6 +72,7 @@ Example:
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -167,6 +168,11 @@ class Builder(_core.Builder):
 for _own, _base in [(c, c) for c in (Fusion, Schedule, Scheduler, IndexGraph)] + [(Builder, _core.Builder)]:
     _binding_words.name_arguments(_own, _base)
 
+# What prints and parses back is copied and pickled as its text.
+copyreg.pickle(Fusion, lambda f: (Fusion, (str(f),)))
+copyreg.pickle(Schedule, lambda s: (Schedule, (s.fusion, str(s))))
+copyreg.pickle(Scheduler, lambda s: (Scheduler, (s.schedule,)))
+
 
 def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
     """Return a JAX function as one fusion; its inputs are named x0, x1, ...
@@ -192,6 +198,9 @@ class Lowered:
     def __init__(self, text: str, target: str):
         self._text, self._target = text, target
         self._stages: dict[str, str] = _core.stages(text, target)
+
+    def __repr__(self) -> str:
+        return f"<lowered for {self._target}; as_text(stage) shows {', '.join(sorted(self._stages))}, sass>"
 
     def as_text(self, stage: str) -> str:
         """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++), "host" or "sass"
@@ -317,6 +326,8 @@ def schedule(
         raise TypeError(f"schedule: parameters must be a dict as of compute_heuristics, got {parameters!r}")
     given = dict(parameters or {})
     for name, value in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"schedule: parameters go by name, a string, got {name!r}")
         items = list(value) if isinstance(value, list | tuple) else [value]
         one = isinstance(value, bool | int | str)
         if not one and not (isinstance(value, list | tuple) and all(type(item) is int for item in items)):
