@@ -130,9 +130,10 @@ class Builder(_core.Builder):
     A value can have several ragged axes: `partition` again, along an axis that is neither ragged nor a component, or
     `stretch` one value's rows along those of another (all pairs of rows of a component, as attention has them). Each
     is folded by itself, `broadcast_like` gives the result the axes back, and `combine` takes starts and rows for each
-    of them, `b.combine(x, [starts, others], [rows, columns])`. Their dense axes take the views below; slices of
-    ragged axes and of components, `select`, `split` and `merge` of such values are refused: they are for the arrays
-    before. Rows that a thread cannot keep for the next fold of theirs (more than 256 KiB) are computed again.
+    of them, `b.combine(x, [starts, others], [rows, columns])`. They take the views below: padding, concatenation and
+    reshapes of dense axes, slices of all, `split` and `merge` of one ragged axis beside others, and `select` of a
+    component that all ragged axes share. Rows that a thread cannot keep for the next fold of theirs (more than 256 KiB)
+    are computed again.
 
     Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
     component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
