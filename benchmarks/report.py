@@ -70,24 +70,28 @@ def machine() -> dict[str, str]:
     return facts
 
 
+def _note(timing: Timing) -> str:
+    return " (bound)" if timing.bound else ""
+
+
 def print_case(case: Case) -> None:
     """Print one case as a table: time, spread, rate, error, and our ratio to the best peer."""
     parameters = ", ".join(f"{k}={v}" for k, v in case.parameters.items())
     print(f"\n{case.benchmark}: {case.name}  ({parameters})")
     best = case.best_peer()
     header = "" if case.unit == "us" else f"{case.unit:>10}"
-    print(f"  {'':28}{'median':>12}{'10%..90%':>20}{header}  error")
+    width = max([28, *(len(t.name) + len(_note(t)) for t in case.timings)])
+    print(f"  {'':{width}}{'median':>12}{'10%..90%':>20}{header}  error")
     for t in sorted(case.timings, key=lambda t: (math.isnan(t.median), t.median)):
         if math.isnan(t.median):
-            print(f"  {t.name:28}{'-':>12}  {t.note}")
+            print(f"  {t.name:{width}}{'-':>12}  {t.note}")
             continue
         scale, unit = (1e3, "ms") if t.median > 1e-3 else (1e6, "us")
         spread = f"{t.low * scale:.2f}..{t.high * scale:.2f}"
         digits = 2 if case.unit == "TB/s" else 1
         rate = "" if case.unit == "us" else f"{case.rate(t):>10.{digits}f}"
         error = "" if t.error is None else f"{t.error:.1e}"
-        note = " (bound)" if t.bound else ""
-        print(f"  {t.name + note:28}{t.median * scale:>9.2f} {unit}{spread:>20}{rate}  {error}")
+        print(f"  {t.name + _note(t):{width}}{t.median * scale:>9.2f} {unit}{spread:>20}{rate}  {error}")
     ours = case.ours()
     if best is not None and ours is not None and not math.isnan(ours.median):
         print(f"  -> {best.median / ours.median:.2f}x the best peer ({best.name})", flush=True)

@@ -137,7 +137,7 @@ def autotune(f: Callable[..., Any], *args: Any, seconds: float = 300.0, progress
 
 def _check(f: Any, leaves: Sequence[Any], seconds: Any) -> None:
     if not callable(f):
-        raise _core.UserError(f"autotune: expected a function, got {type(f).__name__}")
+        raise TypeError(f"autotune: expected a function, got {type(f).__name__}; write jf.autotune(f, x)")
     if not (isinstance(seconds, numbers.Real) and float(seconds) > 0):
         raise _core.UserError(f"autotune: expected seconds to be a positive number, got {seconds!r}")
     for leaf in leaves:

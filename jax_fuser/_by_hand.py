@@ -34,6 +34,8 @@ def one_fusion(closed: Any, name: str, function: str) -> tuple[ClosedJaxpr, _axe
             raise UserError(
                 f"{function}: {eqn.primitive.name} in {name} is not an op of a fusion: {reason}; leave it outside"
             )
+    if not flat.outvars:
+        raise UserError(f"{function}: {name} returns no array; return what it computes")
     jaxpr = Jaxpr((), flat.invars, flat.outvars, flat.eqns, debug_info=DebugInfo("trace", name, None, None))
     program, _ = _trace.write_program(jaxpr, name)
     if program.text is None or program.places != [("output", i) for i in range(len(flat.outvars))]:

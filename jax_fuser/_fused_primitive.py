@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
 from jax_fuser import _bodies, _flatten, _regions, _split, _trace
+from jax_fuser._eager import one_operation
 from jax_fuser._fused_lowering import plain, register_lowerings
 
 fused_p = jax.extend.core.Primitive(_trace.FUSED)
@@ -78,13 +79,17 @@ def jit_is_off() -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(**params: Any) -> Callable[..., list[Any]]:
-    return jax.jit(lambda *args: fused_p.bind(*args, **params))
+    return jax.jit(one_operation(lambda *args: fused_p.bind(*args, **params), params["name"]))
 
 
 def _impl(*args: Any, **params: Any) -> list[Any]:
     if jit_is_off():
         return plain(*args, **params)
-    return _compiled(**params)(*args)
+    try:
+        return _compiled(**params)(*args)
+    except FloatingPointError:  # jax.debug_nans: the operation of the region at fault has a better name
+        plain(*args, **params)
+        raise
 
 
 def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:

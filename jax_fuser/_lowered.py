@@ -29,6 +29,10 @@ class Lowered:
     def __init__(self, traced: Any):
         self._traced = traced
 
+    def __repr__(self) -> str:
+        regions = len(list(fused_equations(self._traced.jaxpr)))
+        return f"<{regions} fused region{'' if regions == 1 else 's'}; as_text(stage) shows {', '.join(STAGES)}>"
+
     def as_text(self, stage: str = "fusion", *, platform: str | None = None) -> str:
         """Return one stage of every region, under a header line each.
 

@@ -194,6 +194,8 @@ def quantize(
                 f"quantize: the last axis must be a multiple of the block of {_only(block)}, got {data.shape[-1]}; pad "
                 "it with zeros"
             )
+        if global_scale is not None:
+            _check_global_scale(_arguments.array("quantize", "global_scale", global_scale).shape, data.shape)
         elements, scales = _quantize_four_bits(data, global_scale, format, _only(block))
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
         packed = elements if nested is None else nested.replace(data=elements)
@@ -210,6 +212,14 @@ def quantize(
         lambda x: _quantize(x, name, block, format == "mxfp8"), data, like=lambda _: [names, names]
     )
     return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
+
+
+def _check_global_scale(given: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    of_rows = (*shape[:-1], 1)
+    if len(given) > len(of_rows) or any(g not in (1, n) for g, n in zip(reversed(given), reversed(of_rows))):
+        raise ValueError(
+            f"quantize: global_scale must be one number, or numbers that broadcast to {of_rows}, got {given}"
+        )
 
 
 def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extents: Any, layout: Any) -> Any:
@@ -328,13 +338,13 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
 
     Args:
         x: of any format.
-        dtype: of the result.
+        dtype: of the result, a floating-point one.
 
     Returns:
         Array of the shape of the data; a NestedTensor where that is one. Differentiable in `x.scales`.
 
     Raises:
-        TypeError: `x` is no `ScaledTensor`.
+        TypeError: `x` is no `ScaledTensor`, or `dtype` no floating-point dtype.
         ValueError: its format is unknown.
 
     Example:
@@ -345,6 +355,9 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     """
     if not isinstance(x, ScaledTensor):
         raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
+    dtype = jnp.float32 if dtype is None else _arguments.dtype("dequantize", "dtype", dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dequantize: dtype must be a floating-point dtype, got {jnp.dtype(dtype).name}")
     nested = x.data if isinstance(x.data, NestedTensor) else None
     data = x.data if nested is None else nested.data
     if x.format not in FORMATS:

@@ -94,7 +94,7 @@ def route(
         aux: `Routing` with `load_balance`, `z_loss` and `load`. Differentiable.
 
     Raises:
-        ValueError: unknown `scores`, or `top_k` out of range.
+        ValueError: unknown `scores`, `top_k` out of range, or another shape of `bias`, `scale` or `mask`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -109,6 +109,13 @@ def route(
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
+    for name, given, shape in (
+        ("bias", bias, logits.shape[-1:]),
+        ("scale", scale, ()),
+        ("mask", mask, logits.shape[:-1]),
+    ):
+        if given is not None and (got := _arguments.array("route", name, given).shape) != shape:
+            raise ValueError(f"route: {name} must be of shape {shape} for logits {logits.shape}, got {got}")
     run = functools.partial(_route, _How(top_k, scores, normalize))
     tokens = names_of(logits)[:-1]
     result: tuple[jax.Array, jax.Array, Routing] = automatically(

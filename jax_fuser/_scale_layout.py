@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fuser._nested_checks import check_extents, index_array, readable, to_int32
+from jax_fuser import _arguments
+from jax_fuser._nested_checks import INT32_MAX, check_extents, index_array, readable, to_int32
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import spans
 from jax_fuser._search import search
@@ -31,7 +32,8 @@ def block_scale_starts(extents: Any) -> jax.Array:
         int32 `(groups,)`: the first row of each group. On the device; not differentiable.
 
     Raises:
-        TypeError: no integers. ValueError: not one axis.
+        TypeError: no integers.
+        ValueError: not one axis; concrete extents are negative, or need more rows than int32 counts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -42,6 +44,11 @@ def block_scale_starts(extents: Any) -> jax.Array:
     sizes = index_array("block_scale_starts", "extents", extents, True)
     if sizes.ndim != 1:
         raise ValueError(f"block_scale_starts: extents must be (groups,), got {sizes.shape}")
+    if (known := readable(sizes)) is not None:
+        if (known < 0).any():
+            raise ValueError(f"block_scale_starts: extents must be non-negative, got {known.tolist()}")
+        if (total := int(_filled_up(known, _ROWS).sum())) > INT32_MAX:
+            raise ValueError(f"block_scale_starts: the groups need {total} rows, more than int32 counts, {INT32_MAX}")
     rows = _filled_up(to_int32(sizes), _ROWS)
     return jnp.cumsum(rows, dtype=jnp.int32) - rows
 
@@ -63,7 +70,8 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
 
     Raises:
         TypeError: starts are no integers, or scales are complex.
-        ValueError: shapes do not fit; concrete `output_starts` are no multiples of 128, or leave no room for a group.
+        ValueError: shapes do not fit; concrete `input_starts` do not ascend or lie outside, concrete `output_starts`
+            are no multiples of 128 or leave no room for a group.
 
     Example:
         >>> import jax.numpy as jnp
@@ -74,7 +82,7 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
         (768, 12)
     """
     name = "preprocess_grouped_matmul_input_sf"
-    scales = jnp.asarray(scales)
+    scales = _arguments.array(name, "scales", scales)
     first, to = (
         to_int32(index_array(name, label, starts, True))
         for label, starts in (("input_starts", input_starts), ("output_starts", output_starts))
@@ -92,6 +100,10 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
             f"{name}: output_starts must be multiples of {_ROWS}, got {known.tolist()}; see block_scale_starts"
         )
     m = scales.shape[0]
+    if begins is not None and (np.diff(begins, prepend=0, append=m) < 0).any():
+        raise ValueError(
+            f"{name}: input_starts must ascend from 0 to at most the {m} rows of scales, got {begins.tolist()}"
+        )
     ends = jnp.concatenate([first[1:], jnp.full((1,), m, jnp.int32)]) if first.size else first
     if known is not None and begins is not None and known.size:
         sizes = np.maximum([*begins[1:], m] - begins, 0)

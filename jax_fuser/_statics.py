@@ -38,7 +38,7 @@ class Statics:
         named = {key: a for key, a in kwargs.items() if key not in self.names}
         for path, leaf in jax.tree_util.tree_leaves_with_path((free, named)):
             dtype = getattr(leaf, "dtype", None)
-            is_array = dtype is not None and getattr(dtype, "kind", "f") not in "OSU"
+            is_array = dtype is not None and getattr(dtype, "kind", "f") not in "OSUMm"
             if is_array or isinstance(leaf, (bool, int, float, complex)):
                 continue
             got = f"a {type(leaf).__name__}" if dtype is None else f"an array of {dtype}"

@@ -72,6 +72,7 @@ Example:
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -129,9 +130,10 @@ class Builder(_core.Builder):
     A value can have several ragged axes: `partition` again, along an axis that is neither ragged nor a component, or
     `stretch` one value's rows along those of another (all pairs of rows of a component, as attention has them). Each
     is folded by itself, `broadcast_like` gives the result the axes back, and `combine` takes starts and rows for each
-    of them, `b.combine(x, [starts, others], [rows, columns])`. Their dense axes take the views below; slices of
-    ragged axes and of components, `select`, `split` and `merge` of such values are refused: they are for the arrays
-    before. Rows that a thread cannot keep for the next fold of theirs (more than 256 KiB) are computed again.
+    of them, `b.combine(x, [starts, others], [rows, columns])`. They take the views below: padding, concatenation and
+    reshapes of dense axes, slices of all, `split` and `merge` of one ragged axis beside others, and `select` of a
+    component that all ragged axes share. Rows that a thread cannot keep for the next fold of theirs (more than 256 KiB)
+    are computed again.
 
     Views of nested values: `transpose` and `broadcast` of any axes; `slice` of any, a run of rows is what each
     component has of it; `pad`, `concat` and `reshape` of dense axes; `select`, the rows of one component as an array,
@@ -167,6 +169,11 @@ class Builder(_core.Builder):
 for _own, _base in [(c, c) for c in (Fusion, Schedule, Scheduler, IndexGraph)] + [(Builder, _core.Builder)]:
     _binding_words.name_arguments(_own, _base)
 
+# What prints and parses back is copied and pickled as its text.
+copyreg.pickle(Fusion, lambda f: (Fusion, (str(f),)))
+copyreg.pickle(Schedule, lambda s: (Schedule, (s.fusion, str(s))))
+copyreg.pickle(Scheduler, lambda s: (Scheduler, (s.schedule,)))
+
 
 def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
     """Return a JAX function as one fusion; its inputs are named x0, x1, ...
@@ -192,6 +199,9 @@ class Lowered:
     def __init__(self, text: str, target: str):
         self._text, self._target = text, target
         self._stages: dict[str, str] = _core.stages(text, target)
+
+    def __repr__(self) -> str:
+        return f"<lowered for {self._target}; as_text(stage) shows {', '.join(sorted(self._stages))}, sass>"
 
     def as_text(self, stage: str) -> str:
         """Return one stage: "fusion", "segments", "schedule", "loops", "source" (C++ or CUDA C++), "host" or "sass"
@@ -317,6 +327,8 @@ def schedule(
         raise TypeError(f"schedule: parameters must be a dict as of compute_heuristics, got {parameters!r}")
     given = dict(parameters or {})
     for name, value in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"schedule: parameters go by name, a string, got {name!r}")
         items = list(value) if isinstance(value, list | tuple) else [value]
         one = isinstance(value, bool | int | str)
         if not one and not (isinstance(value, list | tuple) and all(type(item) is int for item in items)):

@@ -24,7 +24,7 @@ from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
-from jax_fuser._grouped_tail import GATED
+from jax_fuser._grouped_tail import GATED, activation_of
 from jax_fuser._nested import order_rows, sort_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
@@ -257,13 +257,18 @@ def mlp(
             f"mlp: w13 must be (num_experts, d, columns) and w2 (num_experts, f, d) for x (.., d), "
             f"got {w13.shape}, {w2.shape} and {x.shape}"
         )
-    if isinstance(activation, str) and activation in NAMED:
-        width = w2.shape[1] * (2 if activation in GATED else 1)
-        if w13.shape[2] != width:
-            raise ValueError(
-                f"mlp: w13 must have {width} columns for activation {activation!r} and w2 {w2.shape} as "
-                f"(num_experts, f, d), got {w13.shape}"
-            )
+    if not (isinstance(activation, str) and activation in NAMED):
+        activation = activation_of("mlp", activation)
+    width = w2.shape[1] * (2 if isinstance(activation, str) and activation in GATED else 1)
+    if w13.shape[2] != width:
+        what = (
+            f"activation {activation!r}"
+            if activation is None or isinstance(activation, str)
+            else "a pointwise function"
+        )
+        raise ValueError(
+            f"mlp: w13 must have {width} columns for {what} and w2 {w2.shape} as (num_experts, f, d), got {w13.shape}"
+        )
     run = functools.partial(_mlp, activation=activation)
     out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
     return out

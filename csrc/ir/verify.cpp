@@ -10,8 +10,8 @@
 namespace jf::ir {
 namespace {
 
-// Leaves room for what splits round up and for sums of sizes in 64 bits.
-constexpr int64_t kMaxBytes = int64_t{1} << 60;
+// No machine has more. Leaves room for what splits round up, and a kernel's loops can count so many.
+constexpr int64_t kMaxBytes = int64_t{1} << 46;
 
 void check_name(const std::string& name, std::set<std::string>& names) {
   JF_REQUIRE(name == identifier(name), "[verify] '", name, "' is not an identifier");

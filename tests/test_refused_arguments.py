@@ -1,0 +1,69 @@
+"""Arguments that do not fit are refused by name, before anything is computed: quantization, layouts, moe, ir, tools."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_fuser as jf
+
+X = jnp.ones((8, 64))
+EXPERTS = jnp.zeros((8, 2), jnp.int32)
+LOGITS = jnp.ones((8, 3))
+QUANTIZED = jf.quantize(X, "fp8_row")
+
+
+def ordered(input_starts, output_starts=(0, 128), scales=X):
+    return jf.preprocess_grouped_matmul_input_sf(scales, input_starts, output_starts)
+
+
+def layer(activation, columns=32):
+    weights = jnp.ones((8, 2))
+    return jf.moe.mlp(X, EXPERTS, weights, jnp.ones((3, 64, columns)), jnp.ones((3, 16, 64)), activation=activation)
+
+
+def huge():
+    return jf.fuse(jnp.tanh).lower(jax.ShapeDtypeStruct((2**31, 2**20), "float32")).as_text("loops")
+
+
+REFUSED = {
+    "global scale": (lambda: jf.quantize(X, "nvfp4", global_scale="a"), TypeError, "quantize: global_scale must be an"),
+    "global scales": (
+        lambda: jf.quantize(X, "nvfp4", global_scale=jnp.ones(3)),
+        ValueError,
+        r"quantize: global_scale must be one number, or numbers that broadcast to \(8, 1\), got \(3,\)",
+    ),
+    "no dtype": (lambda: jf.dequantize(QUANTIZED, "foo"), TypeError, "dequantize: dtype must be a dtype, got 'foo'"),
+    "no float": (lambda: jf.dequantize(QUANTIZED, "int32"), TypeError, "dequantize: dtype must be a floating-point"),
+    "negative": (lambda: jf.block_scale_starts([2, -1]), ValueError, r"must be non-negative, got \[2, -1\]"),
+    "int32": (lambda: jf.block_scale_starts([2**31 - 1, 5]), ValueError, "the groups need 2147483776 rows"),
+    "scales": (lambda: ordered([0, 4], scales="a"), TypeError, "input_sf: scales must be an array, got a str"),
+    "outside": (lambda: ordered([0, 9]), ValueError, r"input_starts must ascend from 0 to at most the 8 rows"),
+    "descending": (lambda: ordered([4, 0]), ValueError, r"input_starts must ascend .* got \[4, 0\]"),
+    "bias": (lambda: jf.moe.route(LOGITS, 2, bias=jnp.ones(7)), ValueError, r"route: bias must be of shape \(3,\)"),
+    "mask": (lambda: jf.moe.route(LOGITS, 2, mask=jnp.ones(3, bool)), ValueError, r"route: mask must be of shape \(8,"),
+    "scale": (lambda: jf.moe.route(LOGITS, 2, scale="a"), TypeError, "route: scale must be an array, got a str"),
+    "unknown": (lambda: layer("foo"), ValueError, "mlp: activation 'foo' is unknown; pass a function or one of"),
+    "no function": (lambda: layer(3), TypeError, "mlp: activation must be a function, got 3"),
+    "not gated": (lambda: layer(None), ValueError, r"mlp: w13 must have 16 columns for activation None and w2 \(3, 16"),
+    "function": (lambda: layer(jnp.tanh), ValueError, "mlp: w13 must have 16 columns for a pointwise function and w2"),
+    "parameter": (
+        lambda: jf.ir.schedule(jf.ir.trace(jnp.tanh, X), "pointwise", "cpu", {3: 4}),
+        TypeError,
+        "schedule: parameters go by name, a string, got 3",
+    ),
+    "no result": (lambda: jf.ir.trace(lambda x: None, X), jf.UserError, "trace: <lambda> returns no array"),
+    "dates": (
+        lambda: jf.fuse(jnp.tanh)(np.array(["2026-01-01"], "datetime64[D]")),
+        TypeError,
+        r"fuse: tanh got an array of datetime64\[D\]",
+    ),
+    "huge": (huge, jf.UserError, r"x0 is f32\[2147483648,1048576\]; expected at most 70368744177664 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
