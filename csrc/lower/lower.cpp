@@ -94,6 +94,15 @@ loops::Kernel empty_kernel(const Fusion& segment, const Schedule& schedule) {
   return kernel;
 }
 
+// One array for one name in what is printed: a pass may make several of one buffer.
+void name_arrays(loops::Kernel& kernel) {
+  std::set<std::string> taken;
+  for (loops::Array& array : kernel.arrays) {
+    const std::string given = array.name;
+    for (int i = 2; !taken.insert(array.name).second; ++i) array.name = cat(given, "_", i);
+  }
+}
+
 }  // namespace
 
 loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Target& target) {
@@ -135,6 +144,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     own_shifts(kernel);
     read_early(kernel);
   }
+  name_arrays(kernel);
   return kernel;
 }
 
