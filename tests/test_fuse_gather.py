@@ -276,3 +276,10 @@ def test_the_next_row_of_tasks_that_are_not_full():
     f = jf.fuse(lambda x, i: x[i] * 2)
     assert re.search(r"load x1\[min\(.*1020\)\]", f.lower(x, i).as_text("loops"))
     np.testing.assert_array_equal(f(x, i), x[i] * 2)
+
+
+@pytest.mark.parametrize("rows", [8192, 8191])
+def test_rows_in_order_are_fetched_ahead_too(rows):
+    """Where no tasks of equally many rows divide them, too: the last task's loop then has a condition."""
+    loops = jf.fuse(jax.nn.softmax).lower(jax.ShapeDtypeStruct((rows, 4096), "float32")).as_text("loops")
+    assert "prefetch x0[" in loops and (" if " in loops) == (rows == 8191)

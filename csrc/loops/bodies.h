@@ -17,4 +17,10 @@ void visit_body(Statement& stmt, const F& f) {
       stmt.node);
 }
 
+// What each iteration does, under a condition that it may have as a whole.
+inline Body& inside(For& loop) {
+  Guard* guard = loop.body.size() == 1 ? std::get_if<Guard>(&loop.body[0].node) : nullptr;
+  return guard != nullptr ? guard->body : loop.body;
+}
+
 }  // namespace jf::loops

@@ -87,7 +87,7 @@ std::map<int, For*> share_out(const std::map<int, Passes>& loading) {
 
 void prefetch_in(const Kernel& kernel, For& rows) {
   std::map<int, Passes> loading;
-  for (Stmt& stmt : rows.body) {
+  for (Stmt& stmt : loops::inside(rows)) {
     auto* pass = std::get_if<For>(&stmt.node);
     if (pass == nullptr) continue;
     const int64_t cost = cost_of(pass->body);

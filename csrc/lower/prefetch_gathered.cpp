@@ -105,15 +105,9 @@ bool gathers_rows(const Kernel& kernel, const Load& load) {
   return bytes >= kShortestRow && bytes <= kLongestRow;
 }
 
-// What each iteration does, under a condition that it may have as a whole.
-Body& inside(For& rows) {
-  loops::Guard* guard = rows.body.size() == 1 ? std::get_if<loops::Guard>(&rows.body[0].node) : nullptr;
-  return guard != nullptr ? guard->body : rows.body;
-}
-
 // The pass is statement `at` of a row, which grows by what comes before it; returns by how much.
 size_t prefetch_in_pass(Kernel& kernel, For& rows, size_t at) {
-  Body& row = inside(rows);
+  Body& row = loops::inside(rows);
   NextRow next(kernel, rows, !rows.runs.empty() || &row != &rows.body);
   int64_t bytes = 0;
   const auto visit = [&](const auto& self, Body& body) -> void {
@@ -142,7 +136,7 @@ void prefetch_in(Kernel& kernel, Body& body) {
     loops::visit_body(stmt, [&](Body& inner) { prefetch_in(kernel, inner); });
     auto* rows = std::get_if<For>(&stmt.node);
     if (rows == nullptr || rows->parallel != loops::Parallel::kSerial || rows->reverse || rows->extent < 2) continue;
-    const Body& row = inside(*rows);
+    const Body& row = loops::inside(*rows);
     for (size_t i = 0; i < row.size(); ++i) {
       if (std::holds_alternative<For>(row[i].node)) i += prefetch_in_pass(kernel, *rows, i);
     }
