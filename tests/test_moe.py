@@ -142,6 +142,27 @@ def test_no_scatter_of_rows_in_either_direction(layer):
     assert "scatter-add" not in jaxpr and "scatter_add" not in jaxpr
 
 
+@pytest.mark.parametrize("top_k", [2, 17])
+def test_combine_of_many_rows(device, top_k):
+    """By a kernel of ours on CPUs, forward and backward; some choices are no expert."""
+    tokens, d = (1 << 20) // 256 // top_k + 5, 256
+    experts = np.random.default_rng(3).integers(-1, EXPERTS, (tokens, top_k))
+    nt, state = jf.moe.dispatch(random(tokens, d), experts, num_experts=EXPERTS)
+    rows, weights, dy = random(*nt.data.shape, seed=4), random(tokens, top_k, seed=5), random(tokens, d, seed=6)
+    out, back = jax.vjp(jax.jit(lambda r, w: jf.moe.combine(nt.replace(data=r), state, w)), rows, weights)
+    order = np.argsort(np.where(experts < 0, EXPERTS, experts).ravel(), kind="stable")
+    held = np.flatnonzero(experts.ravel() >= 0).size
+    each = np.zeros((tokens * top_k, d))
+    each[order[:held]] = rows[:held]
+    each = each.reshape(tokens, top_k, d)
+    assert_close(out, np.einsum("tkd,tk->td", each, weights), scale=4)
+    d_rows, d_weights = back(dy)
+    want = (np.asarray(weights)[..., None] * np.asarray(dy)[:, None]).reshape(-1, d)[order]
+    want[held:] = 0
+    assert_close(d_rows[: len(want)], want)
+    assert_close(d_weights, np.einsum("tkd,td->tk", each, dy), scale=16)
+
+
 def test_combine_adds_in_float32(device):
     x = jnp.asarray([[256.0], [1.0]], jnp.bfloat16)
     nt, state = jf.moe.dispatch(x, jnp.array([[0, 1, 2], [0, 1, 2]]), num_experts=3)
