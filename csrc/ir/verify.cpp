@@ -10,19 +10,20 @@
 namespace jf::ir {
 namespace {
 
-// No machine has more. Leaves room for what splits round up, and a kernel's loops can count so many.
-constexpr int64_t kMaxBytes = int64_t{1} << 46;
+// Leaves room for what splits round up and for sums of sizes in 64 bits. Of an input or a result: no
+// machine has more memory, and a kernel's loops can count so many.
+constexpr int64_t kMaxBytes = int64_t{1} << 60, kMaxArrayBytes = int64_t{1} << 46;
 
 void check_name(const std::string& name, std::set<std::string>& names) {
   JF_REQUIRE(name == identifier(name), "[verify] '", name, "' is not an identifier");
   JF_REQUIRE(names.insert(name).second, "[verify] the name '", name, "' is defined twice");
 }
 
-void check_size(const Value& value) {
+void check_size(const Value& value, int64_t most) {
   int64_t bytes = size_of(value.dtype);
   for (const Axis& axis : value.axes) {
-    const bool fits = !__builtin_mul_overflow(bytes, std::max<int64_t>(axis.extent, 1), &bytes) && bytes <= kMaxBytes;
-    JF_REQUIRE(fits, "[verify] ", value.name, " is ", print_type(value), "; expected at most ", kMaxBytes, " bytes");
+    const bool fits = !__builtin_mul_overflow(bytes, std::max<int64_t>(axis.extent, 1), &bytes) && bytes <= most;
+    JF_REQUIRE(fits, "[verify] ", value.name, " is ", print_type(value), "; expected at most ", most, " bytes");
   }
 }
 
@@ -33,11 +34,12 @@ void verify(const Fusion& fusion) {
   auto in_range = [&](ValueId id) { return id >= 0 && id < count; };
   std::set<std::string> names;
   check_name(fusion.name, names);
-  for (const Value& value : fusion.values) check_size(value);
+  for (const Value& value : fusion.values) check_size(value, kMaxBytes);
   std::vector<bool> defined(count, false);
   for (ValueId id : fusion.inputs) {
     JF_REQUIRE(in_range(id) && !defined[id], "[verify] input ", id, " is unknown or listed twice");
     check_name(fusion.values[id].name, names);
+    check_size(fusion.values[id], kMaxArrayBytes);
     JF_REQUIRE(ragged_axis(fusion.values[id]) < 0, "[verify] input ", fusion.values[id].name, " is ",
                print_type(fusion, fusion.values[id]), ", nested; make the array an input and partition it");
     defined[id] = true;
@@ -71,6 +73,7 @@ void verify(const Fusion& fusion) {
     JF_REQUIRE(in_range(id) && outputs.insert(id).second, "[verify] output ", id, " is unknown or listed twice");
     JF_REQUIRE(ragged_axis(fusion.values[id]) < 0, "[verify] output ", fusion.values[id].name, " is ",
                print_type(fusion, fusion.values[id]), ", nested, which no memory holds; combine it");
+    check_size(fusion.values[id], kMaxArrayBytes);
   }
 }
 
