@@ -119,9 +119,9 @@ def gradients(f):
     return lambda x, e: [jax.grad(loss, argnums=1)(f, x, e)]
 
 
-def scan(f, x, e):
-    """Return results of both calls from a loop, stacked."""
-    return jax.lax.scan(lambda total, xe: (total + 1, f(*xe)), 0, (x, e))[1]
+def scan(f, *operands):
+    """Return results of all calls from a loop, stacked."""
+    return jax.lax.scan(lambda total, own: (total + 1, f(*own)), 0, operands)[1]
 
 
 def shard_map(f, x, e):
@@ -199,6 +199,51 @@ def test_gradients():
         got, failed = results(shard_map, gradients, x, e)
         failed |= differences(got, want)
         assert not failed, spell(failed)
+
+
+# Groups of two outer indices in each of two calls, with gaps and in any order.
+OUTER = np.array([[[3, 0, 2], [0, 6, 1]], [[1, 1, 1], [0, 0, 0]]], np.int32)
+STARTS = np.array([[[4, 8, 1], [0, 1, 7]], [[7, 0, 3], [2, 2, 5]]], np.int32)
+GAPPED = {
+    "operators": lambda nt: -(abs(nt - 1.2) ** 2 + 1) / (2 * nt + W) - nt * B,
+    "as_flattened": jf.as_flattened,
+    "to_padded": lambda nt: nested.to_padded(nt, 6, fill=-1.0),
+    "split rows": lambda nt: nested.split(nt, nt.ragged_dim + 1, factor=2, blocks=True),
+    "concat groups": lambda nt: nested.concat([nt, nt * 2], axis=nt.ragged_dim),
+    "prod": nested.prod,
+    "softmax": nested.softmax,
+}
+
+
+def test_outer_dimensions_with_gaps():
+    """Values and gradients of N-D extents and starts, in a scan on each device, are those of each outer index alone."""
+    x = np.random.default_rng(2).uniform(0.5, 1.5, (2, 2, ROWS, WIDTH)).astype(np.float32)
+    inside = np.zeros(x.shape[:3], bool)
+    for at in np.ndindex(2, 2, GROUPS):
+        inside[at[:2]][STARTS[at] : STARTS[at] + OUTER[at]] = True
+    x[~inside] = np.nan
+
+    def of_layout(f, ragged_dim):
+        def loss(x, e, s):
+            floats = leaves(f(jf.NestedTensor(x, e, s, ragged_dim=ragged_dim)))
+            split = [y.reshape(2 if ragged_dim else 1, -1) for y in floats if jnp.issubdtype(y.dtype, jnp.floating)]
+            return sum(jnp.sum(jnp.cos(jnp.arange(y.shape[1])) * y) for y in split) + jnp.sum(x[:0]), floats
+
+        return jax.grad(jax.checkpoint(loss), has_aux=True)
+
+    def scanned(f):
+        return functools.partial(scan, f)
+
+    def on_devices(f):
+        mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+        return jax.shard_map(scanned(f), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+
+    got = jax.jit(lambda *a: {n: on_devices(of_layout(f, 1))(*a) for n, f in GAPPED.items()})(x, OUTER, STARTS)
+    want = jax.jit(lambda *a: {n: scanned(scanned(of_layout(f, 0)))(*a) for n, f in GAPPED.items()})(x, OUTER, STARTS)
+    got, want = ({name: [slope, *floats] for name, (slope, floats) in found.items()} for found in (got, want))
+    failed = differences(got, want)
+    failed |= {name: "padding has a gradient" for name in got if np.asarray(got[name][0])[~inside].any()}
+    assert not failed, spell(failed)
 
 
 def test_the_table_has_every_function():
