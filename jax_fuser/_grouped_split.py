@@ -111,7 +111,8 @@ def split(multiply: Callable[..., Any], axes: Layout, avals: Sequence[Any], out:
 
 def _rule(axes: Layout, extent: dict[str, int], units: dict[str, int], indices: int, mesh: Any) -> SdyShardingRule:
     """Return how shardings pass through the product."""
-    kept = {a for a in axes.blocks if a in units and _split.cuts_a_mesh_axis(mesh, units[a])}
+    # One block is no factor beside its elements.
+    kept = {a for a in axes.blocks if a in units and (units[a] == 1 or _split.cuts_a_mesh_axis(mesh, units[a]))}
     cut = {a: size for a, size in axes.blocks.items() if a in units and a not in kept}
     whole = {"sizes", *(f"{a}x" for a in cut), *(a for a in extent if a.lower() not in units.keys() - kept)}
     summed = {a.upper() if a in cut else a for a in axes.summed} - whole

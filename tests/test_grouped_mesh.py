@@ -209,3 +209,14 @@ def test_quantized_blocks_are_fewer_than_devices(spec):
     with jax.set_mesh(there):
         got = f(*(jax.device_put(a, NamedSharding(there, s)) for a, s in ((x, P(None, "a")), (w, spec))))
     assert_close(got, want)
+
+
+@pytest.mark.parametrize(("format", "k", "n"), [("fp8_row", 64, 16), ("fp8_row", 16, 48), ("fp8_block", 128, 128)])
+def test_quantized_products_of_one_block(format, k, n):
+    there = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    x, w = arrays.array(M, k, scale=1.0), arrays.array(G, n, k, scale=1.0)
+    f = jax.jit(lambda x, w: jf.scaled_grouped_matmul(x, w, jnp.array(SIZES["uneven"], jnp.int32), format=format))
+    want = f(x, w)
+    with jax.set_mesh(there):
+        got = f(jax.device_put(x, NamedSharding(there, P("a"))), jax.device_put(w, NamedSharding(there, P())))
+    assert_close(got, want)
