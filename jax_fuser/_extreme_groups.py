@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _fuse
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._spread_sum import (
-    MIN_FUSED_ELEMENTS,
+    fold_groups,
     front,
     group_shape,
     last_rows,
@@ -26,7 +26,6 @@ from jax_fuser._spread_sum import (
     sum_groups_once,
     trailing,
 )
-from jax_fuser._varying import same_varying
 
 extreme_p = jax.extend.core.Primitive("jax_fuser_extreme_groups")
 
@@ -37,18 +36,13 @@ def extreme_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: 
     An empty group gets the value that every other exceeds: -inf for `largest`, the lowest integer. Arguments as in
     `spread_groups`.
     """
-    operands = same_varying(rows, ids, starts, extents)
-    if rows.size < MIN_FUSED_ELEMENTS:
-        return extreme_p.bind(*operands, largest=largest)
-    result: jax.Array = _fused(largest)(*operands)
-    return result
+    return fold_groups(*_fold(largest), rows, ids, starts, extents)
 
 
 @functools.cache
-def _fused(largest: bool) -> _fuse.Fused:
-    return _fuse.fuse(
-        functools.partial(extreme_p.bind, largest=largest), name="max_groups" if largest else "min_groups"
-    )
+def _fold(largest: bool) -> tuple[Any, _fuse.Fused]:
+    bind = functools.partial(extreme_p.bind, largest=largest)
+    return bind, _fuse.fuse(bind, name="max_groups" if largest else "min_groups")
 
 
 def lowest(dtype: Any, largest: bool) -> jax.Array:
@@ -61,9 +55,8 @@ def lowest(dtype: Any, largest: bool) -> jax.Array:
 
 
 def _one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, *, largest: bool) -> jax.Array:
-    found = last_rows(jnp.maximum if largest else jnp.minimum, rows, ids, starts, extents)
-    filled = (extents > 0) & (starts < rows.shape[0])
-    return jnp.where(trailing(filled, found.ndim), found, lowest(rows.dtype, largest))
+    combine = jnp.maximum if largest else jnp.minimum
+    return last_rows(combine, rows, ids, starts, extents, lowest(rows.dtype, largest))
 
 
 def _lower(*operands: Any, largest: bool) -> jax.Array:

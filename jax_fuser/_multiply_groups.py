@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser import _fuse
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._spread_sum import (
-    MIN_FUSED_ELEMENTS,
+    fold_groups,
     front,
     group_shape,
     last_rows,
@@ -24,7 +24,6 @@ from jax_fuser._spread_sum import (
     sum_groups_once,
     trailing,
 )
-from jax_fuser._varying import same_varying
 
 multiply_p = jax.extend.core.Primitive("jax_fuser_multiply_groups")
 
@@ -34,20 +33,14 @@ def multiply_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents:
 
     Multiplies in a fixed order, in the dtype of `rows`. Arguments as in `spread_groups`.
     """
-    operands = same_varying(rows, ids, starts, extents)
-    if rows.size < MIN_FUSED_ELEMENTS:
-        return multiply_p.bind(*operands)
-    result: jax.Array = _fused(*operands)
-    return result
+    return fold_groups(multiply_p.bind, _fused, rows, ids, starts, extents)
 
 
 _fused = _fuse.fuse(multiply_p.bind, name="multiply_groups")
 
 
 def _one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
-    found = last_rows(jnp.multiply, rows, ids, starts, extents)
-    filled = (extents > 0) & (starts < rows.shape[0])
-    return jnp.where(trailing(filled, found.ndim), found, jnp.ones((), rows.dtype))
+    return last_rows(jnp.multiply, rows, ids, starts, extents, jnp.ones((), rows.dtype))
 
 
 def _before(rows: jax.Array, ids: jax.Array) -> jax.Array:

@@ -43,11 +43,12 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 
     Adds in a fixed order, in float32 for narrower floats. Arguments as in `spread_groups`.
     """
-    operands = same_varying(rows, ids, starts, extents)
-    if rows.size < MIN_FUSED_ELEMENTS:
-        return sum_p.bind(*operands)
-    result: jax.Array = _fused_sum(*operands)
-    return result
+    return fold_groups(sum_p.bind, _fused_sum, rows, ids, starts, extents)
+
+
+def fold_groups(bind: Callable[..., jax.Array], fused: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
+    """Return a fold of the first operand by the others, its layout: `fused`, if a kernel is worth its compilation."""
+    return (bind if operands[0].size < MIN_FUSED_ELEMENTS else fused)(*same_varying(*operands))
 
 
 _fused_sum = _fuse.fuse(sum_p.bind, name="sum_groups")
@@ -139,15 +140,17 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:
-    """Reduce each group with the associative `combine`; zero for an empty group. Values never cross groups.
+def last_rows(
+    combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, empty: Any = None
+) -> jax.Array:
+    """Reduce each group with the associative `combine`. Values never cross groups; one without rows has `empty`, or 0.
 
     Of groups that go on behind the array there are the rows that it has.
 
     A scan that restarts where the group changes: its tree depends on the number of rows alone.
     """
     if rows.shape[0] == 0:
-        return jnp.zeros_like(rows, shape=(*extents.shape, *rows.shape[1:]))
+        return jnp.full_like(rows, 0 if empty is None else empty, shape=(*extents.shape, *rows.shape[1:]))
     restart = jnp.concatenate([jnp.ones_like(ids[:1], jnp.bool_), ids[1:] != ids[:-1]])
 
     def step(left: Any, right: Any) -> Any:
@@ -156,7 +159,9 @@ def last_rows(combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, 
 
     running, _ = jax.lax.associative_scan(step, (rows, restart))
     last = jnp.minimum(extents, rows.shape[0] - starts) + starts - 1
-    return take_rows(running, jnp.where((extents > 0) & (starts < rows.shape[0]), last, rows.shape[0]))
+    filled = (extents > 0) & (starts < rows.shape[0])
+    found = take_rows(running, jnp.where(filled, last, rows.shape[0]))
+    return found if empty is None else jnp.where(trailing(filled, found.ndim), found, empty)
 
 
 def accumulator(dtype: Any) -> Any:
