@@ -39,13 +39,17 @@ bool MemoryStatements::goes_ahead(const Load& load) const {
   return dialect.hints && given && index && warps && loops_now == 0;
 }
 
+std::string MemoryStatements::arguments_of(const Step& step) const {
+  return cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
+}
+
 void MemoryStatements::operator()(const Load& load) {
   const std::string type = lanes(load.result), &buffer = buffers.at(load.buffer);
   std::string at = offset(load.offset), each;
   if (!load.or_first.empty()) at = or_first_text(load.or_first, at, variables);
   int64_t multiple_of_steps = 0;
   for (const Step& step : load.steps) {
-    const std::string text = cat(use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
+    const std::string text = arguments_of(step);
     if (step.each) {
       each = each.empty() ? cat("jf::steps(", text) : cat("jf::add(", each, ", jf::steps(", text, ")");
     } else {
@@ -143,7 +147,7 @@ void MemoryStatements::operator()(const Store& store) {
 void MemoryStatements::operator()(const Prefetch& prefetch) {
   std::string at = offset(prefetch.offset);
   for (const Step& step : prefetch.steps) {
-    at += cat(" + jf::step(", use(step.index), ", ", step.limit, "L, ", step.weight, "L)");
+    at += cat(" + jf::step(", arguments_of(step));
   }
   line("jf::prefetch<", kernel.width, ">(", buffers.at(prefetch.buffer), ", ", at, ");");
 }

@@ -30,6 +30,7 @@ struct MemoryStatements : Writer {
  private:
   bool lasts(const loops::Buffer& from) const;
   bool goes_ahead(const loops::Load& load) const;
+  std::string arguments_of(const loops::Step& step) const;
   void check_bulk(const char* what) const;
   const loops::Ring& ring(int number, const char* what) const;
   template <class Copy>

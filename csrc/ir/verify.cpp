@@ -10,8 +10,8 @@
 namespace jf::ir {
 namespace {
 
-// Leaves room for what splits round up and for sums of sizes in 64 bits. Of an input or a result: no
-// machine has more memory, and a kernel's loops can count so many.
+// Leaves room for what splits round up and for sums of sizes in 64 bits. Of an input or a result: no machine has more
+// memory, and a kernel's loops can count so many.
 constexpr int64_t kMaxBytes = int64_t{1} << 60, kMaxArrayBytes = int64_t{1} << 46;
 
 void check_name(const std::string& name, std::set<std::string>& names) {

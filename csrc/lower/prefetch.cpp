@@ -20,8 +20,6 @@ using loops::Kernel;
 using loops::Load;
 using loops::Stmt;
 
-// Shorter rows the machine fetches by itself; longer ones would push out what the passes keep.
-constexpr int64_t kShortestRow = 1 << 10, kLongestRow = 128 << 10;
 // What an op that is no single instruction costs.
 constexpr int64_t kDear = 8;
 

@@ -6,6 +6,10 @@
 
 namespace jf::lower {
 
+// Bytes of rows that are fetched: shorter ones the machine fetches by itself, or has under way together; longer ones
+// would push out what the passes keep.
+inline constexpr int64_t kShortestRow = 1 << 10, kLongestRow = 128 << 10;
+
 // For kernels on the CPU.
 void prefetch_rows(loops::Kernel& kernel);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "loops/bodies.h"
+#include "lower/prefetch.h"
 
 namespace jf::lower {
 namespace {
@@ -17,10 +18,6 @@ using loops::Kernel;
 using loops::Load;
 using loops::RegisterId;
 using loops::Stmt;
-
-// Bytes of a row: shorter ones are few accesses, which the machine has under way together; longer ones would push out
-// what is computed with.
-constexpr int64_t kShortestRow = 1 << 10, kLongestRow = 128 << 10;
 
 // A row's statements that its numbers come from, once more for the next row.
 class NextRow {
