@@ -3,6 +3,7 @@
 
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
+#include "plan/strips.h"
 
 namespace jf::plan {
 namespace {
@@ -302,6 +303,27 @@ void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p,
   }
 }
 
+// One sum over the rows of one array, in strips.
+bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
+  const int64_t bytes = narrowest(facts, shape.lane_loop), columns = facts.traffic.extents[shape.lane_loop];
+  if (shape.kept != columns || facts.segment.outputs.size() != 1) return false;
+  // Results are few: their accesses may be several.
+  Traffic read = facts.traffic;
+  int64_t arrays = 0;
+  for (Access& access : read.accesses) {
+    if (access.uses.empty()) access.bytes = std::min(access.bytes, bytes);
+    arrays += !access.uses.empty() && access.bytes > 0 && std::count(access.steps.begin(), access.steps.end(), 0) == 0;
+  }
+  const int64_t lanes = vector_lanes(read, shape.lane_loop);
+  const Strips strips = strips_of(shape.folded, columns, bytes, target);
+  if (arrays != 1 || lanes * bytes != kVectorBytes || strips.threads == 0) return false;
+  p.lanes = lanes;
+  p.threads = strips.threads;
+  p.threads_y = strips.threads_y;
+  p.unroll = strips.unroll;
+  return true;
+}
+
 CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
   CudaReduction p;
   p.along = ThreadsAlong::kColumns;
@@ -320,6 +342,7 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   });
   const bool once = facts.phases(Keep::kNothing).count == 1 && !in_parts && !facts.traffic.scans;
   const bool few = once && shape.folded * shape.kept * bytes <= kCachedBytes;
+  if (once && !few && in_strips(facts, shape, p, target)) return p;
   const int64_t enough = few ? target.multiprocessors / 3 : target.multiprocessors;
   while (p.threads > kFewColumns && blocks() < enough) p.threads /= 2;
   p.threads_y = kBlock / p.threads;

@@ -13,6 +13,7 @@
 #include "ir/verify.h"
 #include "plan/clusters.h"
 #include "plan/even_rows.h"
+#include "plan/strips.h"
 
 namespace jf::plan {
 namespace {
@@ -195,6 +196,13 @@ class Rewriter {
     }
     return bytes;
   }
+  // Whether all that there is is one fold of one array of the shape.
+  bool only_sum_of(const std::vector<int64_t>& shape) const {
+    const auto arrays = std::count_if(whole_.inputs.begin(), whole_.inputs.end(), [&](ValueId id) {
+      return ir::shape(whole_.values[id]) == shape;
+    });
+    return arrays == 1 && parts_.size() == 1 && whole_.outputs.size() == 1;
+  }
   // As few parts as take no longer than `room` of them, which run at once.
   static int64_t even_parts(int64_t rows, int64_t room) {
     return divide_up(rows, std::max(kFewestRowsOfPart, divide_up(rows, room)));
@@ -248,6 +256,7 @@ class Rewriter {
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       const bool tasks = target_.platform == Platform::kCpu;
+      if (columns == kept && only_sum_of(shape) && strips_beat_parts(folded, columns, bytes.narrowest, target_)) return 0;
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;
       if (blocks > 0 && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = tasks ? parts_of_tasks(folded) : parts_beside(columns, folded, bytes.narrowest, blocks);
