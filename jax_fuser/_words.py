@@ -39,6 +39,7 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "rows": lambda n: _several(n, "rows side by side"),
     "bulk_store": lambda _: "rows go by bulk copies",
     "keep_columns": lambda _: "columns stay in registers",
+    "at_once": lambda n: _several(n, "blocks at once on a multiprocessor"),
     "keep_wide": lambda _: "what rows are converted to stays in registers",
     "cluster": lambda n: f"{n} blocks for each row",
 }

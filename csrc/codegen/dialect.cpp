@@ -43,8 +43,8 @@ std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
   }
   const std::string cluster = kernel.cluster == 1 ? "" : cat("__cluster_dims__(", kernel.cluster, ", 1, 1) ");
-  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y, ") ", entry,
-             "(\n    ", list, ") {\n");
+  return cat("extern \"C\" __global__ void ", cluster, "__launch_bounds__(", kernel.block * kernel.block_y,
+             kernel.at_once > 1 ? cat(", ", kernel.at_once) : "", ") ", entry, "(\n    ", list, ") {\n");
 }
 
 std::string cuda_shared(const loops::Kernel& kernel, const SharedMemory& memory,

@@ -56,7 +56,9 @@ class Kernels {
       const plan::ReductionParameters parameters =
           plan::edited(plan::propose_reduction(segment, target_), tuning_.of(segment.name), segment, target_);
       const plan::ReductionKernel kernel = plan::reduction_kernel(segment, parameters);
-      return lowered_by("reduction", kernel.fusion, parameters, true, kernel.schedule);
+      loops::Kernel result = lowered_by("reduction", kernel.fusion, parameters, true, kernel.schedule);
+      if (const auto* cuda = std::get_if<plan::CudaReduction>(&parameters)) result.at_once = cuda->at_once;
+      return result;
     });
   }
   loops::Kernel nested(const ir::Fusion& segment) {

@@ -348,11 +348,12 @@ struct Kernel {
   std::vector<Array> arrays;
   std::vector<Ring> rings;
   std::vector<TensorMap> maps;
-  std::vector<DType> registers;    // dtype of the value that the register holds
-  int width = 1;                   // lanes; a power of two
-  bool wide_index = false;         // loop variables and divisions need 64 bits; address arithmetic always has them
-  int64_t grid = 1, grid_y = 1;    // CPU: tasks; CUDA: clusters
-  int64_t cluster = 1;             // CUDA: blocks of a cluster, side by side along x
+  std::vector<DType> registers;  // dtype of the value that the register holds
+  int width = 1;                 // lanes; a power of two
+  bool wide_index = false;       // loop variables and divisions need 64 bits; address arithmetic always has them
+  int64_t grid = 1, grid_y = 1;  // CPU: tasks; CUDA: clusters
+  int64_t cluster = 1;           // CUDA: blocks of a cluster, side by side along x
+  int64_t at_once = 1;           // CUDA: blocks of a multiprocessor whose registers have room; 1: the compiler decides
   int64_t block = 1, block_y = 1;  // CUDA: threads
   Body body;
 };

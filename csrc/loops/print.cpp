@@ -206,10 +206,11 @@ struct Printer {
 
 std::string print(const Kernel& kernel) {
   auto along_y = [](int64_t n) { return n == 1 ? std::string() : cat("x", n); };
-  Printer printer{kernel,
-                  cat("kernel ", kernel.name, " width=", kernel.width, " grid=", kernel.grid, along_y(kernel.grid_y),
-                      kernel.cluster == 1 ? "" : cat(" cluster=", kernel.cluster), " block=", kernel.block,
-                      along_y(kernel.block_y), kernel.wide_index ? " wide_index" : "", "\n")};
+  Printer printer{
+      kernel,
+      cat("kernel ", kernel.name, " width=", kernel.width, " grid=", kernel.grid, along_y(kernel.grid_y),
+          kernel.cluster == 1 ? "" : cat(" cluster=", kernel.cluster), " block=", kernel.block, along_y(kernel.block_y),
+          kernel.at_once == 1 ? "" : cat(" at_once=", kernel.at_once), kernel.wide_index ? " wide_index" : "", "\n")};
   for (const Buffer& buffer : kernel.buffers) {
     if (buffer.shared_size > 0) {
       printer.line("shared ", buffer.name, ": ", name(buffer.dtype), "[", buffer.shared_size, "]");

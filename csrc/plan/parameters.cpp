@@ -59,6 +59,7 @@ void fields(CudaReduction& p, Visitor& visit) {
   visit("cluster", p.cluster);
   visit("keep_columns", p.keep_columns);
   visit("keep_wide", p.keep_wide);
+  visit("at_once", p.at_once);
 }
 template <class Visitor>
 void fields(CudaTranspose& p, Visitor& visit) {
@@ -217,6 +218,7 @@ struct Checker {
                " blocks need the threads along a row; expected along='row', got '", name(p.along), "'");
     JF_REQUIRE(p.cluster == 1 || (p.threads_y == 1 && !p.bulk_store), "[reduction] cluster: blocks that share a row ",
                "have one row at a time and store it from registers; expected threads_y=1 and bulk_store=False");
+    at_most("at_once times threads", p.at_once * p.threads * p.threads_y, 2 * target.max_threads_per_block);
     at_most("stages", p.stages, schedule::kMaxStages);
     at_most("unroll", p.unroll, kMaxUnroll);
   }

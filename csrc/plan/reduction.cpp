@@ -51,7 +51,7 @@ struct Printer {
                " threads_y=", p.threads_y, " unroll=", p.unroll, " keep=", name(p.keep),
                p.stages > 1 ? cat(" stages=", p.stages, " blocks=", p.blocks, p.bulk_store ? " bulk_store" : "") : "",
                p.cluster > 1 ? cat(" cluster=", p.cluster) : "", p.keep_columns ? " keep_columns" : "",
-               p.keep_wide ? " keep_wide" : "");
+               p.keep_wide ? " keep_wide" : "", p.at_once > 1 ? cat(" at_once=", p.at_once) : "");
   }
 };
 

@@ -46,6 +46,9 @@ struct CudaReduction {
   int64_t cluster = 1;        // along=row: blocks that share a row, of which each keeps a part (sm_90)
   bool keep_columns = false;  // inputs that are the same for every row stay in registers while a block goes along rows
   bool keep_wide = false;     // what inputs are converted to stays in registers from phase to phase
+  // Blocks of a multiprocessor whose registers must have room; 1: the compiler decides, which makes room for as many as
+  // there are threads for and then has few accesses of a thread on their way.
+  int64_t at_once = 1;
   bool operator==(const CudaReduction&) const = default;
 };
 using ReductionParameters = std::variant<CpuReduction, CudaReduction>;

@@ -321,6 +321,7 @@ bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, cons
   p.threads = strips.threads;
   p.threads_y = strips.threads_y;
   p.unroll = strips.unroll;
+  p.at_once = strips.at_once;
   return true;
 }
 

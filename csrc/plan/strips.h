@@ -10,9 +10,9 @@
 namespace jf::plan {
 
 // Threads side by side, each with a widest access, threads along the rows, and accesses of a thread that are on their
-// way together; 0 threads where strips would be too few, too many or too short.
+// way together, blocks of a multiprocessor; 0 threads where strips would be too few, too many or too short.
 struct Strips {
-  int64_t threads = 0, threads_y = 1, unroll = 1;
+  int64_t threads = 0, threads_y = 1, unroll = 1, at_once = 2;
 };
 Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& target);
 

@@ -198,9 +198,8 @@ class Rewriter {
   }
   // Whether all that there is is one fold of one array of the shape.
   bool only_sum_of(const std::vector<int64_t>& shape) const {
-    const auto arrays = std::count_if(whole_.inputs.begin(), whole_.inputs.end(), [&](ValueId id) {
-      return ir::shape(whole_.values[id]) == shape;
-    });
+    const auto arrays = std::count_if(whole_.inputs.begin(), whole_.inputs.end(),
+                                      [&](ValueId id) { return ir::shape(whole_.values[id]) == shape; });
     return arrays == 1 && parts_.size() == 1 && whole_.outputs.size() == 1;
   }
   // As few parts as take no longer than `room` of them, which run at once.
@@ -256,7 +255,7 @@ class Rewriter {
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       const bool tasks = target_.platform == Platform::kCpu;
-      if (columns == kept && only_sum_of(shape) && strips_beat_parts(folded, columns, bytes.narrowest, target_)) return 0;
+      if (columns == kept && only_sum_of(shape) && strips_beat_parts(folded, columns, bytes.widest, target_)) return 0;
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;
       if (blocks > 0 && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = tasks ? parts_of_tasks(folded) : parts_beside(columns, folded, bytes.narrowest, blocks);
