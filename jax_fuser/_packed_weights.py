@@ -26,6 +26,10 @@ _ROWS = (4, 8, 2)
 # Contraction indices likewise: product of sixteen, half of it, lane of four, which of two.
 _INDICES = (4, 2, 4, 2)
 _NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to this
+# Codes of int4 are in the lowest bits of bf16: numbers times 2 to minus this. Exponents of bf16 scales: the least moved
+# one whose weights are normal, the largest of a group whose factor is finite.
+_INT4_EXPONENT = 133
+_INT4_LEAST, _INT4_LARGEST = _INT4_EXPONENT + 1, 248
 
 
 @jax.tree_util.register_dataclass
@@ -68,8 +72,9 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
     """Order weights of four bits as the kernel for GPUs of compute capability 9.0 reads them.
 
     Done once, when weights are loaded; gradients of the rows read the same. The bits stay as many; columns and
-    contraction indices are filled up to a multiple of 64. Values stay the same, but for float32 scales of "int4", which
-    are rounded to bfloat16, and weights of "mxfp4" below 2^-126 of the group's largest scale, which become zero.
+    contraction indices are filled up to a multiple of 64. Values stay the same, but for weights of "mxfp4" below 2^-126
+    of the group's largest scale, which become zero, and scales of "int4": they are rounded to bfloat16, become zero
+    below 2^-120 of the group's largest and NaN from 2^122 on.
 
     Args:
         weights: `ScaledTensor` `(groups, n, k)` of format "nvfp4", "mxfp4" or "int4"; its `global_scale` is a number or
@@ -116,7 +121,8 @@ def _repack(data: jax.Array, scales: jax.Array, global_scale: Any, format: str, 
     if global_scale is not None:
         factors = jnp.broadcast_to(jnp.asarray(global_scale, jnp.float32).reshape(-1), (groups,))
     if format == "int4":
-        fields = jax.lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.uint16)
+        fields, of_groups = _relative(scales)
+        factors = factors * of_groups
         if block == 128:
             fields, block = jnp.repeat(fields, 2, axis=2), 64
     elif format == "mxfp4":
@@ -139,6 +145,20 @@ def _no_derivative(format: str, block: int, primals: Any, tangents: Any) -> Any:
         f"repack_weights: has no derivative in the scales of {format}; take jax.lax.stop_gradient of them, or multiply "
         "by dequantize of the weights"
     )
+
+
+def _relative(scales: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Scales of int4 as bf16 whose largest of a group is in [2^127, 2^128), and what sums are multiplied by in turn.
+
+    The kernel makes a weight from a code that is a number times 2^-133.
+    """
+    bits = jax.lax.bitcast_convert_type(scales.astype(jnp.bfloat16), jnp.uint16).astype(jnp.int32)
+    exponents = bits >> 7 & 255
+    largest = jnp.where(exponents > _INT4_LARGEST, 1, exponents).max(axis=(1, 2), initial=1)
+    moved = exponents + 254 - largest[:, None, None]
+    fields = jnp.where((moved < _INT4_LEAST) | (exponents == 0), 0, bits + (moved - exponents << 7))
+    fields = jnp.where(exponents > _INT4_LARGEST, 0x7FC0, fields)
+    return fields, jax.lax.bitcast_convert_type(largest + 127 + _INT4_EXPONENT - 254 << 23, jnp.float32)
 
 
 def _order_group(data: jax.Array, scales: jax.Array, fields: jax.Array, *, format: str, block: int) -> jax.Array:
@@ -251,6 +271,9 @@ def _unpack_group(pieces: jax.Array, factor: jax.Array, *, weights: PackedWeight
         factor = factor * np.float32(2.0**-_NVFP4_EXPONENT)
     elif weights.format == "mxfp4":
         halves = jnp.where(halves == 0x7F80, 0x7FC0, jnp.where(halves <= 126 << 7, 0, halves - (126 << 7)))
+    else:
+        finite = (halves & 0x7F80) != 0x7F80
+        halves = jnp.where(finite & (halves != 0), halves - (_INT4_EXPONENT << 7), halves)
     wide = jax.lax.bitcast_convert_type(halves << 16, jnp.float32)
     values = values.reshape(*wide.shape, weights.block) * wide[..., None]
     values = values.reshape(across * _COLUMNS, down * _DEPTH)[: weights.n, : weights.k]

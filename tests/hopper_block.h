@@ -197,6 +197,7 @@ template <int>
 void take_registers() {}
 
 inline unsigned wgmma_operand(unsigned shared, unsigned leading = 16) { return leading / 16 << 16 | shared / 16; }
+inline unsigned long long wgmma_base(unsigned operand) { return operand; }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>
@@ -266,7 +267,7 @@ struct Wgmma8 {
 template <int kColumns>
 struct WgmmaRegisters {
   template <int kSize>
-  static void run(float (&sums)[kSize], const unsigned* words, unsigned b, int add) {
+  static void run(float (&sums)[kSize], const unsigned* words, unsigned long long b, int add) {
     // Of two products, so that lanes may go on to the next.
     static unsigned of_warps[JF_WARPS][2][32][4];
     auto& of_lanes = of_warps[current->first_warp + threadIdx.x / 32][current->products++ % 2];
@@ -276,7 +277,8 @@ struct WgmmaRegisters {
       const unsigned word = of_lanes[row % 8 * 4 + i % 8 / 2][row % 16 / 8 + i / 8 * 2];
       return bf16_value(i % 2 ? word >> 16 : word & 0xffff);
     };
-    multiply<kColumns, 16>(sums, add, a, [&](int column, int i) { return wide<true>(b, column, i); });
+    multiply<kColumns, 16>(sums, add, a,
+                           [&](int column, int i) { return wide<true>(static_cast<unsigned>(b), column, i); });
   }
 };
 template <class Compute>
@@ -299,9 +301,14 @@ inline unsigned turn_8x8(unsigned pair) {
   }
   return turned;
 }
-inline unsigned sub_bf16x2(unsigned a, unsigned b) {
-  return of_halves(a, b, [](float x, float y) { return x - y; });
+inline unsigned mul_bf16x2(unsigned a, unsigned b) {
+  return of_halves(a, b, [](float x, float y) { return x * y; });
 }
+inline unsigned fma_of_half(unsigned a, unsigned half, unsigned added) {
+  return of_halves(a, half * 0x10001, [&](float x, float y) { return std::fma(x, y, bf16_value(added)); });
+}
+inline unsigned fma_bf16x2_low(unsigned a, unsigned b, unsigned c) { return fma_of_half(a, b & 0xffff, c & 0xffff); }
+inline unsigned fma_bf16x2_high(unsigned a, unsigned b, unsigned c) { return fma_of_half(a, b >> 16, c >> 16); }
 
 // Runs body(shared memory) in all threads of `blocks` blocks, so many in a cluster. Shared memory begins as NaN.
 template <class Body>

@@ -111,6 +111,21 @@ def test_packed_weights_keep_every_code_and_scale():
                                   np.asarray(jf.dequantize(w)))  # fmt: skip
 
 
+def test_scales_of_int4_are_relative_to_the_largest_of_a_group():
+    """Within 2^120 of it they are exact, also negative; smaller ones become zero, those that no factor reaches NaN."""
+    data = jnp.asarray(np.tile(np.arange(16, dtype=np.uint8) * 17, (2, 6, 1)))
+    scales = np.array([[1.5 * 2.0**100, -(2.0**99), 1.25 * 2.0**-20, 1.75 * 2.0**-21, 0, np.nan],
+                       [1, -0.0, 2.0**-126, -1.5 * 2.0**-120, np.inf, 1.5 * 2.0**122]])  # fmt: skip
+    w = jf.ScaledTensor(data, jnp.asarray(scales[..., None], jnp.bfloat16), 2.0, "int4", (32,))
+    packed = jf.repack_weights(w)
+    assert np.isfinite(packed.factors).all()
+    want = scales.copy()
+    want[0, 3], want[1, 2], want[1, 4:] = 0, 0, np.nan
+    codes = np.repeat((np.arange(16) ^ 8) - 8, 2)
+    np.testing.assert_array_equal(np.asarray(_packed_weights.unpack_weights(packed, jnp.float32)),
+                                  (want[..., None] * 2.0 * codes).astype(np.float32))  # fmt: skip
+
+
 def multiply(x, w, extents, starts=None, dtype=jnp.float32):
     run = jax.jit(lambda x, e, s: _packed_matmul.packed_product(x, w, e, s, dtype=dtype))
     return run(x, jnp.asarray(extents, jnp.int32), None if starts is None else jnp.asarray(starts, jnp.int32))
@@ -327,7 +342,8 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     assert len(products) >= 8 and all(operand.startswith("R") for operand in products)
     assert "UBLKCP" in lines and "UTMALDG" in lines
     # One scale for both of a pair is half a register, not one made for it.
-    assert re.search(r"HMUL2\.BF16_V2 R\d+, R\d+, R\d+(\.reuse)?\.H0_H0", lines)
+    half = r"R\d+(\.reuse)?\.H0_H0"
+    assert re.search(rf"HMUL2\.BF16_V2 R\d+, R\d+, {half}|HFMA2\.BF16_V2 R\d+, R\d+, {half}, {half}", lines)
     # Products that wait for each other would meet at a barrier of their own after each.
     assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
 

@@ -205,7 +205,7 @@ def with_every_code(w, group, rng):
     """`w`, but in one group all codes, and scales from all over their range."""
     codes = np.resize(np.arange(16, dtype=np.uint8), w.shape[1:])
     if w.format == "int4":
-        scales = rng.uniform(0.5, 2, w.scales.shape[1:]).astype(BF16)
+        scales = (rng.uniform(-2, 2, w.scales.shape[1:]) * 2.0 ** rng.integers(-90, 5, w.scales.shape[1:])).astype(BF16)
     else:
         choice = np.delete(np.arange(256), [127, 255]) if w.format == "nvfp4" else np.arange(130, 253)
         scales = rng.choice(choice, w.scales.shape[1:]).astype(np.uint8).view(w.scales.dtype)

@@ -235,25 +235,27 @@ class HopperFourBit {
                                              float factor) {
     unsigned even[kTogether * 4], odd[kTogether * 4];
     unsigned before = 0;  // the stage before
+    const Format format;
+    const unsigned long long base = ptx::wgmma_base(ptx::wgmma_operand(shared_));
 #pragma unroll 1
     for (int step = 0;;) {
       const unsigned stage = place.index * static_cast<unsigned>(sizeof(Stage));
-      const unsigned lhs = ptx::wgmma_operand(shared_) + stage / 16;
+      const unsigned long long lhs = base + __shfl_sync(~0u, stage / 16, 0);  // in uniform registers
       ptx::mbarrier_wait(full(place.index), place.parity);
       if constexpr (kTogether == 4) {
         const Codes<Format, kBack> first = load(stage), second = load(stage + kNextPart);
-        decode<Format, 4>(first, 0, even);
+        decode<Format, 4>(format, first, 0, even);
         begin<kCount>(sums, even, lhs, step > 0);
         if (step > 0) release(before);
         if (++step == steps) break;
-        decode<Format, 4>(second, 0, odd);
+        decode<Format, 4>(format, second, 0, odd);
         begin<kCount>(sums, odd, lhs + kLhsBytes / 16, true);
       } else {
         const Codes<Format, kBack> codes = load(stage);
-        decode<Format, 2>(codes, 0, even);
+        decode<Format, 2>(format, codes, 0, even);
         begin<kCount>(sums, even, lhs, step > 0);
         if (step > 0) release(before);
-        decode<Format, 2>(codes, 2, odd);
+        decode<Format, 2>(format, codes, 2, odd);
         begin<kCount>(sums, odd, lhs + 4, true);
       }
       if (++step == steps) break;
@@ -290,7 +292,7 @@ class HopperFourBit {
   // Begins these products and waits for those before.
   template <int kCount>
   static __device__ __forceinline__ void begin(float (&sums)[kRows / 2], const unsigned (&words)[kTogether * 4],
-                                               unsigned lhs, bool add) {
+                                               unsigned long long lhs, bool add) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {

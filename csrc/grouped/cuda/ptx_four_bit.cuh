@@ -27,10 +27,27 @@ __device__ __forceinline__ unsigned mul_bf16x2_high(unsigned a, unsigned b) {
       : "r"(a), "r"(b));
   return product;
 }
-__device__ __forceinline__ unsigned sub_bf16x2(unsigned a, unsigned b) {
-  unsigned difference;
-  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-  return difference;
+__device__ __forceinline__ unsigned mul_bf16x2(unsigned a, unsigned b) {
+  unsigned product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+// Both halves by one half of b, and one of c more.
+__device__ __forceinline__ unsigned fma_bf16x2_low(unsigned a, unsigned b, unsigned c) {
+  unsigned sum;
+  asm("{.reg .b16 low, high; .reg .b32 twice, more; mov.b32 {low, high}, %2; mov.b32 twice, {low, low}; "
+      "mov.b32 {low, high}, %3; mov.b32 more, {low, low}; fma.rn.bf16x2 %0, %1, twice, more;}"
+      : "=r"(sum)
+      : "r"(a), "r"(b), "r"(c));
+  return sum;
+}
+__device__ __forceinline__ unsigned fma_bf16x2_high(unsigned a, unsigned b, unsigned c) {
+  unsigned sum;
+  asm("{.reg .b16 low, high; .reg .b32 twice, more; mov.b32 {low, high}, %2; mov.b32 twice, {high, high}; "
+      "mov.b32 {low, high}, %3; mov.b32 more, {high, high}; fma.rn.bf16x2 %0, %1, twice, more;}"
+      : "=r"(sum)
+      : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
 // A matrix of 8 by 8 pairs' halves, a row to four lanes, turned.
 __device__ __forceinline__ unsigned turn_8x8(unsigned pair) {
@@ -43,7 +60,13 @@ __device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[2]
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
 }
 
-// The numbers name the operands behind the sums.
+// The description of an operand that others are sums of: 16 bytes further is one more. Its upper half is the same for
+// all; a compiler that knew so would move it into a register before every product.
+__device__ __forceinline__ unsigned long long wgmma_base(unsigned operand) {
+  return wgmma_description(operand) + (static_cast<unsigned long long>(gridDim.z - 1) << 32);
+}
+
+// `b` is a description. The numbers name the operands behind the sums.
 template <int kColumns>
 struct WgmmaRegisters;
 
@@ -51,13 +74,14 @@ struct WgmmaRegisters;
   template <>                                                                                                   \
   struct WgmmaRegisters<COLUMNS> {                                                                              \
     template <int kSize>                                                                                        \
-    static __device__ __forceinline__ void run(float (&sums)[kSize], const unsigned* a, unsigned b, int add) {  \
+    static __device__ __forceinline__ void run(float (&sums)[kSize], const unsigned* a, unsigned long long b,   \
+                                               int add) {                                                       \
       static_assert(kSize >= SUMS, "the sums of a thread are half as many as columns");                         \
       asm volatile("{.reg .pred add; setp.ne.b32 add, %" #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #COLUMNS \
                    "k16.f32.bf16.bf16 {" JF_NAMES_##SUMS "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B    \
                                                          ", add, 1, 1, 0;}"                                     \
                    : JF_SUMS_##SUMS(sums)                                                                       \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(wgmma_description(b)), "r"(add)            \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)                               \
                    : "memory");                                                                                 \
     }                                                                                                           \
   };
