@@ -162,6 +162,12 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowE
     return c.blocks * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;
   };
   for (c.stages = kMostStages; c.stages > 2 && !fits();) --c.stages;
+  if (c.blocks > 1) {
+    // Every unit begins with the first stage: those behind its last are not loaded meanwhile.
+    const int64_t used = divide_up(divide_up(p.k, kSide), parts(c));
+    const auto idle = [&](int stages) { return (stages - used % stages) % stages; };
+    if (c.stages > 3 && used > c.stages && idle(c.stages - 1) < idle(c.stages)) --c.stages;
+  }
   return c;
 }
 

@@ -30,6 +30,16 @@ struct FourBitTile {
   static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
 };
 
+// Where a ring of stages goes on: behind the last one, or with each unit at the first.
+template <int kStages, bool kRestarted>
+struct StagePlace {
+  using Type = RingPlace<kStages>;
+};
+template <int kStages>
+struct StagePlace<kStages, true> {
+  using Type = RestartedPlace<kStages>;
+};
+
 template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
 class HopperFourBit {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages;
@@ -57,8 +67,15 @@ class HopperFourBit {
     alignas(1024) unsigned char lhs[kParts][kLhsBytes];
     unsigned char rhs[kParts * kSlices][kPieceBytes];
   };
+  static constexpr unsigned kStageBytes = sizeof(Stage);
+
+  // Two blocks of a multiprocessor wait for instructions: their loop has all stages, whose addresses are constants, and
+  // every unit begins with the first stage.
+  static constexpr bool kUnrolled = Tile::kBlocks > 1;
+  using Place = typename StagePlace<kStages, kUnrolled>::Type;
+
   // Where things lie in shared memory: constants, so that addresses are sums of few instructions.
-  static constexpr unsigned kResultsAt = kStages * sizeof(Stage);
+  static constexpr unsigned kResultsAt = kStages * kStageBytes;
   static constexpr unsigned kUnitsAt = kResultsAt + kSlices * sizeof(typename Store::Shared);
   // Phases of a stage: its copies have arrived; its readers are done. Then of sums from the other warpgroup.
   static constexpr unsigned kFullAt = kUnitsAt + sizeof(Units::Shared), kEmptyAt = kFullAt + kStages * 8;
@@ -125,11 +142,12 @@ class HopperFourBit {
     ptx::prefetch_map(lhs);
     const int across = cdiv(columns, kSlice);
     typename Units::Place unit_place;
-    RingPlace<kStages> place;
+    Place place;
     while (true) {
       const RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
+      if constexpr (kUnrolled) place.index = 0;
       const int boxes = cdiv(unit.count, kBoxRows), first = slice_of(unit, 0), second = slice_of(unit, 1);
       // The last columns may be one slice: what the other warpgroup makes of what it finds is not stored.
       const int slices = second < across ? kSlices : 1;
@@ -141,9 +159,9 @@ class HopperFourBit {
       }
 #pragma unroll 1
       for (int step = 0; step < steps; step += kParts) {
-        const unsigned arrived = full(place.index), stage = shared_ + place.index * sizeof(Stage);
+        const unsigned arrived = full(place.index), stage = shared_ + place.index * kStageBytes;
         const int here = min(kParts, steps - step);
-        ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
+        ptx::mbarrier_wait(empty(place.index), place.parity_of(place.index) ^ 1);
         ptx::mbarrier_arrive_expect(arrived, here * (slices * kPieceBytes + boxes * kBoxBytes));
         if constexpr (kBack) {
           for (int p = 0; p < here; ++p) {
@@ -194,7 +212,7 @@ class HopperFourBit {
     auto* buffers = reinterpret_cast<typename Store::Shared*>(results);
     Store store(buffers[self]);
     typename Units::Place unit_place;
-    RingPlace<kStages> place;
+    Place place;
     RingPlace<1> given;
     while (true) {
       const RowUnit unit = units_.template read<true>(unit_place);
@@ -217,8 +235,8 @@ class HopperFourBit {
   // With the narrowest instruction that holds `count` rows.
   static constexpr int kFewest = kRows <= 128 ? 16 : 64;
   template <int kCount>
-  __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], RingPlace<kStages>& place, int count,
-                                                int steps, float factor) {
+  __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], Place& place, int count, int steps,
+                                                float factor) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount < 64 ? kCount * 2 : kCount + (kCount < 128 ? 64 : 32);
       if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps, factor);
@@ -228,19 +246,79 @@ class HopperFourBit {
 
   // Products that begin together. Two sets of their words take turns: while one is made, the products of the other run.
   // A whole piece costs fewer instructions, half a piece fewer registers.
-  static constexpr int kTogether = kRows <= 128 ? 4 : 2;
+  static constexpr int kTogether = kRows <= (kUnrolled ? 32 : 128) ? 4 : 2;
 
   template <int kCount>
-  __device__ __forceinline__ void accumulate(float (&sums)[kRows / 2], RingPlace<kStages>& place, int steps,
-                                             float factor) {
+  __device__ __forceinline__ void accumulate(float (&sums)[kRows / 2], Place& place, int steps, float factor) {
+    if constexpr (kUnrolled) {
+      multiply_unrolled<kCount>(sums, place, steps);
+    } else {
+      multiply_rolled<kCount>(sums, place, steps);
+    }
+    ptx::wgmma_wait<0>();
+    ptx::keep(sums);
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) sums[i] *= factor;
+    __syncwarp();
+    release(place.index);
+    place.advance();
+  }
+
+  // Both leave the place at the last stage. No function is shared by them: the compiler lets products overlap only
+  // where a loop is left from right behind one.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_unrolled(float (&sums)[kRows / 2], Place& place, int steps) {
+    unsigned even[kTogether * 4], odd[kTogether * 4];
+    const Format format;
+    const unsigned long long lhs_base = ptx::wgmma_base(ptx::wgmma_operand(shared_));
+    bool again = false;
+    int left = steps;
+#pragma unroll 1
+    for (;;) {
+#pragma unroll
+      for (unsigned s = 0; s < kStages; ++s) {
+        const unsigned long long lhs = lhs_base + s * (kStageBytes / 16);
+        ptx::mbarrier_wait(full(s), place.parity_of(s));
+        Codes<Format, kBack> codes[kParts];
+#pragma unroll
+        for (unsigned part = 0; part < kParts; ++part) codes[part] = load(s * kStageBytes + part * kNextPart);
+#pragma unroll
+        for (unsigned part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int i = 0; i < 4; i += kTogether) {
+            const bool first = part == 0 && i == 0;
+            const unsigned long long from = lhs + part * (kLhsBytes / 16) + 2 * i;
+            if ((part * 4 + i) / kTogether % 2 == 0) {
+              decode<Format, kTogether>(format, codes[part], i, even);
+              begin<kCount>(sums, even, from, !first || s > 0 || again);
+            } else {
+              decode<Format, kTogether>(format, codes[part], i, odd);
+              begin<kCount>(sums, odd, from, true);
+            }
+            if (first && s > 0) release(s - 1);
+            if (first && s == 0 && again) release(kStages - 1);
+          }
+          if (--left == 0) goto done;
+        }
+      }
+      again = true;
+      place.turn_before(kStages);
+    }
+  done:
+    place.index = static_cast<unsigned>(steps - 1) / kParts % kStages;
+    place.turn_before(place.index);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void multiply_rolled(float (&sums)[kRows / 2], Place& place, int steps) {
     unsigned even[kTogether * 4], odd[kTogether * 4];
     unsigned before = 0;  // the stage before
     const Format format;
-    const unsigned long long base = ptx::wgmma_base(ptx::wgmma_operand(shared_));
+    const unsigned long long lhs_base = ptx::wgmma_base(ptx::wgmma_operand(shared_));
 #pragma unroll 1
     for (int step = 0;;) {
-      const unsigned stage = place.index * static_cast<unsigned>(sizeof(Stage));
-      const unsigned long long lhs = base + __shfl_sync(~0u, stage / 16, 0);  // in uniform registers
+      const unsigned stage = place.index * kStageBytes;
+      const unsigned long long lhs = lhs_base + __shfl_sync(~0u, stage / 16, 0);  // in uniform registers
       ptx::mbarrier_wait(full(place.index), place.parity);
       if constexpr (kTogether == 4) {
         const Codes<Format, kBack> first = load(stage), second = load(stage + kNextPart);
@@ -262,13 +340,6 @@ class HopperFourBit {
       before = place.index;
       place.advance();
     }
-    ptx::wgmma_wait<0>();
-    ptx::keep(sums);
-#pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) sums[i] *= factor;
-    __syncwarp();
-    release(place.index);
-    place.advance();
   }
 
   // What this thread reads of a piece, of the stage so many bytes further.
