@@ -18,11 +18,11 @@ from jax_fuser._automatic import automatically
 from jax_fuser._extreme_groups import extreme_groups
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._quant import is_large
+from jax_fuser._quantize_groups import DTYPE, plain, quantize_groups
 from jax_fuser._reciprocal import reciprocal
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._search import search
 
-_DTYPE = "float8_e4m3fn"
 ROWS = 32  # that the tensor cores sum at once
 
 
@@ -49,30 +49,16 @@ def _quantize(x: Any, extents: Any, starts: Any = None) -> tuple[jax.Array, jax.
     within = place - (ends - padded)[group]
     row = jnp.where(within < count[group], first[group] + within, m)
     # Kernels of our own where they are worth compiling.
-    largest, filled, turned = map(_fused if is_large(x) else _same, (_largest, _filled, _turned))
+    largest, stored = (_fused(_largest), quantize_groups) if is_large(x) else (_largest, plain)
     most = largest(x, row_groups(extents, starts, m), first, count)
-    inverse = np.float32(1) / np.float32(jnp.finfo(_DTYPE).max)
+    inverse = np.float32(1) / np.float32(jnp.finfo(DTYPE).max)
     scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
-    return turned(filled(x, row, group, reciprocal(scales))), scales, padded
+    return stored(x, row, group, reciprocal(scales)), scales, padded
 
 
 def _largest(x: Any, ids: Any, first: Any, count: Any) -> Any:
     """Return the largest magnitude of each column of each group, 0 in a group without rows."""
     return jnp.maximum(extreme_groups(jnp.abs(x), ids, first, count, True), 0).astype(jnp.float32)
-
-
-def _filled(x: Any, row: Any, group: Any, inverses: Any) -> Any:
-    """Return the rows, quantized; zeros for those past the last."""
-    rows = x.at[row].get(mode="clip").astype(jnp.float32) * inverses[group]
-    return jnp.where((row < x.shape[0])[:, None], rows, 0).astype(_DTYPE)
-
-
-def _turned(x: Any) -> Any:
-    return x.T
-
-
-def _same(f: Any) -> Any:
-    return f
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from jax_fuser import _core
 TESTS = Path(__file__).parent
 # Files of one instruction a function, whose CPU forms are in warpgroup.h and in what a test brings.
 STUBS = ("codegen/ptx.cuh", "codegen/ptx_convert.cuh", "grouped/cuda/ptx_hopper.cuh", "grouped/cuda/ptx_fp8.cuh",
-         "grouped/cuda/ptx_four_bit.cuh")  # fmt: skip
+         "grouped/cuda/ptx_four_bit.cuh", "grouped/cuda/ptx_quantize.cuh")  # fmt: skip
 
 
 def run_on_cpu(text, folder, flags=("-O1",), headers=("warpgroup.h",), **how):

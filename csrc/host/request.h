@@ -1,15 +1,15 @@
 // What one custom call asks for: a fusion and, where a person scheduled it, its schedule, or which hand-written kernel
 // computes it, or parameters that were measured. As text the one stands before the other, each as its own printer
-// writes it; the kernel is a line, "kernel quantize columns=1 transpose=1".
+// writes it; the kernel is a line (written.h).
 #pragma once
 
 #include <optional>
 #include <string_view>
 
 #include "base/target.h"
-#include "grouped/cuda/quantize.h"
 #include "host/program.h"
 #include "host/tuning.h"
+#include "host/written.h"
 #include "ir/fusion.h"
 #include "schedule/schedule.h"
 
@@ -18,7 +18,7 @@ namespace jf::host {
 struct Request {
   ir::Fusion fusion;
   std::optional<schedule::Schedule> schedule;
-  std::optional<grouped::Quantization> quantization = {};
+  std::optional<Written> written = {};
   Tuning tuning = {};
 };
 

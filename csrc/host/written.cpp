@@ -1,0 +1,79 @@
+#include "host/written.h"
+
+#include "base/error.h"
+#include "ir/text.h"
+
+namespace jf::host {
+namespace {
+
+// A fusion of matrices [matrices, rows, columns] that gives their elements as f8e4m3fn, and the scales.
+grouped::Quantization quantization(const ir::Fusion& fusion, std::string_view line) {
+  const auto value = [&](ir::ValueId id) { return fusion.values[id]; };
+  const bool fits = fusion.inputs.size() == 1 && fusion.outputs.size() == 2 &&
+                    value(fusion.inputs[0]).axes.size() == 3 && value(fusion.outputs[0]).dtype == DType::kF8E4M3 &&
+                    value(fusion.outputs[1]).dtype == DType::kF32;
+  JF_REQUIRE(fits, "[quantize] expected matrices that become f8e4m3fn elements and f32 scales, got\n",
+             ir::print(fusion));
+  const std::vector<int64_t> shape = ir::shape(value(fusion.inputs[0]));
+  grouped::Quantization q{value(fusion.inputs[0]).dtype, shape[0], shape[1], shape[2], false, false};
+  const auto holds = [&](std::string_view what) { return line.find(what) != line.npos; };
+  q.of_columns = holds("columns=1"), q.transpose = holds("transpose=1");
+  const int64_t lines = q.transpose ? q.columns : q.rows;
+  JF_REQUIRE((ir::shape(value(fusion.outputs[0])) == std::vector{q.matrices, lines, q.pitch()}),
+             "[quantize] expected elements [", q.matrices, ",", lines, ",", q.pitch(), "], got\n", ir::print(fusion));
+  JF_REQUIRE(q.transpose || !q.of_columns, "[quantize] columns=1 needs transpose=1");
+  return q;
+}
+
+// A fusion of rows [rows, columns], the row and the group of each place, and inverses [groups, columns], which gives
+// f8e4m3fn elements [columns, places].
+grouped::GroupQuantization group_quantization(const ir::Fusion& fusion) {
+  const auto is = [&](ir::ValueId id, DType dtype, size_t axes) {
+    return fusion.values[id].dtype == dtype && fusion.values[id].axes.size() == axes;
+  };
+  const auto& in = fusion.inputs;
+  bool fits = in.size() == 4 && fusion.outputs.size() == 1 && fusion.values[in[0]].axes.size() == 2 &&
+              is(in[1], DType::kS32, 1) && is(in[2], DType::kS32, 1) && is(in[3], DType::kF32, 2) &&
+              is(fusion.outputs[0], DType::kF8E4M3, 2);
+  grouped::GroupQuantization q;
+  if (fits) {
+    const auto shape = [&](ir::ValueId id) { return ir::shape(fusion.values[id]); };
+    q = {fusion.values[in[0]].dtype, shape(in[0])[0], shape(in[0])[1], shape(in[3])[0], shape(in[1])[0]};
+    fits = shape(in[2])[0] == q.places && shape(in[3])[1] == q.columns &&
+           shape(fusion.outputs[0]) == std::vector{q.columns, q.places};
+  }
+  JF_REQUIRE(fits,
+             "[quantize_groups] expected rows, s32 row and group of each place and f32 inverses of scales that become "
+             "f8e4m3fn columns, got\n",
+             ir::print(fusion));
+  return q;
+}
+
+std::vector<int64_t> scalars(const grouped::Quantization& q) { return {q.rows, q.columns, q.pitch()}; }
+std::vector<int64_t> scalars(const grouped::GroupQuantization& q) { return {q.rows, q.columns, q.places}; }
+std::string describe(const grouped::Quantization& q, const Target& target) {
+  return grouped::print(grouped::choose_quantize(q, target));
+}
+std::string describe(const grouped::GroupQuantization& q, const Target&) { return grouped::print(q); }
+
+}  // namespace
+
+Written parse_written(const ir::Fusion& fusion, std::string_view line) {
+  const std::string_view name = line.substr(0, line.find_first_of(" \n"));
+  if (name == "quantize") return quantization(fusion, line);
+  JF_REQUIRE(name == "quantize_groups", "[kernel] expected quantize or quantize_groups, got ", name);
+  return group_quantization(fusion);
+}
+
+WrittenStep written_step(const ir::Fusion& fusion, const Written& written, const Target& target,
+                         std::vector<BufferRef> buffers, std::string& parameters) {
+  return std::visit(
+      [&](const auto& q) {
+        WrittenStep step{fusion.name, grouped::quantize_kernel(q, target), scalars(q), std::move(buffers)};
+        parameters = describe(q, target);
+        return step;
+      },
+      written);
+}
+
+}  // namespace jf::host
