@@ -40,11 +40,16 @@ def operands(extents, starts, k, dtype):
 
 def handed_over(x, extents, starts, monkeypatch):
     """The operands of the last pass, and what JAX makes of them."""
-    seen = []
     monkeypatch.setattr(_quantize_columns, "is_large", lambda x: False)
-    monkeypatch.setattr(_quantize_columns, "plain", lambda *a: seen.append(a) or _quantize_groups.plain(*a))
-    data, _, _ = _quantize_columns.quantize_columns(x, extents, starts)
-    return [np.asarray(a) for a in seen[0]], np.asarray(data)
+
+    def run(*operands):
+        seen = []
+        monkeypatch.setattr(_quantize_columns, "plain", lambda *a: seen.append(a) or _quantize_groups.plain(*a))
+        data, _, _ = _quantize_columns.quantize_columns(*operands)
+        return seen[0], data
+
+    arrays, data = jax.jit(run)(x, extents, starts)
+    return [np.asarray(a) for a in arrays], np.asarray(data)
 
 
 def assert_same_bits(got, want):
@@ -64,7 +69,7 @@ inline unsigned e4m3x2_of_scaled(float low, float high) { return encode_pair(f8e
 using namespace jf;
 
 template <class T>
-void run(std::string case_number, long m, long k, long places) {
+void run(std::string case_number, int m, int k, int places) {
   using Kernel = GroupQuantizer<T>;
   const auto array = [&](std::string name) { return read((name + case_number).c_str()); };
   auto x = array("x"), row = array("row"), group = array("group"), inverses = array("inverses");
@@ -78,12 +83,7 @@ void run(std::string case_number, long m, long k, long places) {
 }
 int main() { %s }
 """
-CASES = [
-    (LAYOUTS[0], 72, "bfloat16"),
-    (LAYOUTS[3], 40, "float32"),
-    (LAYOUTS[1], 8, "float16"),
-    (LAYOUTS[2], 8, "bfloat16"),
-]
+CASES = [(LAYOUTS[0], 72, "bfloat16"), (LAYOUTS[3], 40, "float32")]
 
 
 def test_the_kernel_gives_the_bits_of_jax_numpy(tmp_path, monkeypatch):

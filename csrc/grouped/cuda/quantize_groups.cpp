@@ -16,15 +16,16 @@ int64_t grid(const GroupQuantization& q) { return q.places / kPlaces * divide_up
 
 std::string text(const GroupQuantization& q, std::string_view entry) {
   const std::string_view in = device_type(q.in);
+  const int blocks = size_of(q.in) == 2 ? 6 : 5;  // of a multiprocessor, as many as registers allow
   std::string s = "#include \"grouped/cuda/quantize_groups.cuh\"\n\n";
   s += cat("// ", print(q), "\nusing Kernel = jf::GroupQuantizer<", in, ">;\n");
   s += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kPlaces == ", kPlaces,
            " && Kernel::kColumns == ", kColumns, ", \"the grid covers the result\");\n\n");
-  s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ") void ", entry, "(\n    const ", in,
+  s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", ", blocks, ") void ", entry, "(\n    const ", in,
            "* x, const int* row, const int* group, const float* inverses, unsigned char* out, long long rows,\n");
   s += "    long long columns, long long places) {\n";
   s += "  __shared__ __align__(16) char memory[Kernel::kBytes];\n";
-  s += "  Kernel::run(memory, {x, row, group, inverses, out, rows, columns, places});\n}\n";
+  s += "  Kernel::run(memory, {x, row, group, inverses, out, int(rows), int(columns), places});\n}\n";
   return s;
 }
 

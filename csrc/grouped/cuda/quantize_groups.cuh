@@ -28,11 +28,12 @@ struct GroupQuantizer {
     const int* group;     // of each place; one for all four of a quad
     const f32* inverses;  // of the scales, [groups, columns]
     u8* out;              // [columns, places]
-    long rows, columns, places;
+    int rows, columns;
+    long places;
   };
 
   // Columns have their words in different orders, so that lanes that write or read at once are in different banks.
-  static __device__ __forceinline__ int place_of(int column, int quad) {
+  static __device__ __forceinline__ unsigned place_of(unsigned column, unsigned quad) {
     return column * kWords + (quad ^ column / kOwn % 8 * 4);
   }
 
@@ -40,16 +41,16 @@ struct GroupQuantizer {
   static __device__ __forceinline__ void run(char* memory, const Args& p) {
     u32* tile = reinterpret_cast<u32*>(memory);
     // Neighbouring blocks have neighbouring columns of the same rows.
-    const long across = (p.columns + kColumns - 1) / kColumns;
-    const long place = blockIdx.x / across * kPlaces, column = blockIdx.x % across * kColumns;
+    const unsigned across = unsigned(p.columns + kColumns - 1) / kColumns;
+    const int place = int(blockIdx.x / across * kPlaces), column = int(blockIdx.x % across * kColumns);
     round(tile, p, place, column);
     __syncthreads();
     store(tile, p, place, column);
   }
 
-  static __device__ __forceinline__ void round(u32* tile, const Args& p, long first_place, long first_column) {
-    const int thread = threadIdx.x, piece = thread % kPieces, quad = thread / kPieces;
-    const long column = first_column + piece * kOwn, place = first_place + quad * kQuad;
+  static __device__ __forceinline__ void round(u32* tile, const Args& p, int first_place, int first_column) {
+    const unsigned piece = threadIdx.x % kPieces, quad = threadIdx.x / kPieces;
+    const int column = first_column + int(piece * kOwn), place = first_place + int(quad * kQuad);
     if (column >= p.columns) return;
     const int4 four = *reinterpret_cast<const int4*>(p.row + place);
     const int rows[kQuad] = {four.x, four.y, four.z, four.w};
@@ -57,11 +58,11 @@ struct GroupQuantizer {
 #pragma unroll
     for (int i = 0; i < kQuad; ++i) {
       if (rows[i] >= p.rows) continue;
-      const auto* from = reinterpret_cast<const uint4*>(p.x + rows[i] * p.columns + column);
+      const auto* from = reinterpret_cast<const uint4*>(p.x + long(rows[i]) * p.columns + column);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) x[i][j] = from[j];
     }
-    const auto* scales = reinterpret_cast<const uint4*>(p.inverses + p.group[place] * p.columns + column);
+    const auto* scales = reinterpret_cast<const uint4*>(p.inverses + long(p.group[place]) * p.columns + column);
     const uint4 inverses[2] = {scales[0], scales[1]};
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -77,13 +78,13 @@ struct GroupQuantizer {
     }
   }
 
-  static __device__ __forceinline__ void store(const u32* tile, const Args& p, long first_place, long first_column) {
+  static __device__ __forceinline__ void store(const u32* tile, const Args& p, int first_place, int first_column) {
     constexpr int kLanes = kPlaces / 16;  // of a column
 #pragma unroll
     for (int i = 0; i < kColumns; i += kThreads / kLanes) {
-      const int column = i + threadIdx.x / kLanes, part = threadIdx.x % kLanes;
-      if (first_column + column >= p.columns) continue;
-      *reinterpret_cast<uint4*>(p.out + (first_column + column) * p.places + first_place + part * 16) =
+      const unsigned column = i + threadIdx.x / kLanes, part = threadIdx.x % kLanes;
+      if (first_column + int(column) >= p.columns) continue;
+      *reinterpret_cast<uint4*>(p.out + long(first_column + int(column)) * p.places + first_place + part * 16) =
           *reinterpret_cast<const uint4*>(tile + place_of(column, part * 4));
     }
   }
