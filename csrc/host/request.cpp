@@ -8,6 +8,7 @@
 #include "lower/lower.h"
 
 namespace jf::host {
+
 Request parse_request(std::string_view program) {
   constexpr std::string_view kSchedule = "\nschedule {";
   constexpr std::string_view kKernel = "\nkernel ", kTuned = "\ntuned {";
