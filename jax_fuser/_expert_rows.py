@@ -18,6 +18,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import GATED, PLAIN, product_and_tail, tail, tail_backward
 from jax_fuser._sum_rows import sum_rows
@@ -64,7 +65,7 @@ def expert_rows(
         dtype: of the result, and of what is in memory on the way.
     """
     how = _How(activation, jnp.dtype(dtype))
-    scale = scale.astype(jnp.promote_types(dtype, jnp.float32))
+    scale = scale.astype(at_least_float32(dtype))
     return _expert_rows(how, *same_varying(x, take, back, w13, w2, scale, extents))
 
 

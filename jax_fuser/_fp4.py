@@ -118,6 +118,6 @@ def _power(exponent: jax.Array) -> jax.Array:
 def _exponent_above(x: jax.Array) -> jax.Array:
     """The exponent, biased by 127, of the smallest power of two that is not below `x` >= 0; 255 for a NaN."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0)
+    exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0).astype(jnp.uint32)
     exponent = jnp.where(bits <= 1 << 22, 0, exponent)
     return jnp.where(jnp.isnan(x), 255, jnp.minimum(exponent, 254))

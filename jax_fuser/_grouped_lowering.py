@@ -11,6 +11,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_fuser import _core, _ffi, _grouped_split, _split
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._row_groups import row_groups, spans
 
 # Element types that the kernels multiply; XLA multiplies the others (complex).
@@ -27,7 +28,7 @@ def plain_xla(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpo
     first, count = spans(extents, starts[0] if starts else None, m)
     wide = dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        wide = jnp.promote_types(dtype, jnp.float32)
+        wide = at_least_float32(dtype)
     dot = functools.partial(jax.lax.dot_general, precision="highest", preferred_element_type=wide)
     if not np.issubdtype(lhs.dtype, np.inexact):
         lhs, rhs = lhs.astype(wide), rhs.astype(wide)

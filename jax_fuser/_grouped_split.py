@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_fuser import _split
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._row_groups import spans
 
 # By mode: axes of lhs, of rhs with and without transpose_rhs, of the result; axes that are summed over.
@@ -94,7 +95,7 @@ def split(multiply: Callable[..., Any], axes: Layout, avals: Sequence[Any], out:
                 indices = (count, first) if starts or "g" in over else (count,)
                 wide = rounds and jnp.issubdtype(out.dtype, jnp.floating)
                 shape = tuple(extent[a] // _split.mesh_size(mesh, over.get(a, ())) for a in axes.result)
-                kind = jnp.promote_types(out.dtype, jnp.float32) if wide else out.dtype
+                kind = at_least_float32(out.dtype) if wide else out.dtype
                 part = multiply(*arrays, *indices, jax.ShapeDtypeStruct(shape, np.dtype(kind)))
                 return (jax.lax.psum(part, sums) if sums else part).astype(out.dtype)
 

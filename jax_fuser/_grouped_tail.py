@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _arguments, _ffi, _fused_primitive, _split, _trace, _trace_ops
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._packed_matmul import packed_product
@@ -348,7 +349,7 @@ def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activati
     """
     dtype = out.dtype
     if jnp.issubdtype(dtype, jnp.floating):
-        out = out.astype(jnp.promote_types(dtype, jnp.float32))
+        out = out.astype(at_least_float32(dtype))
     # Named activations map zero to zero; a function may not, and may have no derivative there.
     foreign = activation is not None and activation not in (*PLAIN.values(), *GATED.values())
     owned = jnp.zeros(())

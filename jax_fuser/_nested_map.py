@@ -251,7 +251,8 @@ def allclose(
         left, right = (jax.lax.slice_in_dim(as_flattened(x), 0, rows, axis=x.ragged_dim) for x in (a, b))
     else:
         left, right = a.data, b.data
-    valid = jnp.arange(left.shape[a.ragged_dim], dtype=jnp.int32) < a.total[..., None]
+    total = a.total[..., None]
+    valid = jax.lax.broadcast_to_rank(jnp.arange(left.shape[a.ragged_dim], dtype=jnp.int32), total.ndim) < total
     close = jnp.isclose(left, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
     same_rows = jnp.all(close | ~over_rows(valid, left.ndim, a.ragged_dim))
     return jnp.all(a.extents == b.extents) & same_rows

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser import _arguments
+from jax_fuser._accumulator import accumulator
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._extreme_groups import extreme_groups, lowest
 from jax_fuser._fuse import fuse
@@ -22,7 +23,7 @@ from jax_fuser._multiply_groups import multiply_groups
 from jax_fuser._nested_map import elementwise
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
-from jax_fuser._spread_sum import MIN_FUSED_ELEMENTS, accumulator, sum_groups
+from jax_fuser._spread_sum import MIN_FUSED_ELEMENTS, sum_groups
 
 Axis = int | str
 

@@ -99,7 +99,7 @@ def stats(nt: NestedTensor) -> Stats:
         total=total,
         max=longest,
         mean=mean,
-        imbalance=jnp.where(total > 0, longest / jnp.maximum(mean, 1e-30), 0.0),
+        imbalance=jnp.where(total > 0, longest.astype(jnp.float32) / jnp.maximum(mean, 1e-30), 0.0),
         empty=jnp.sum(extents == 0, axis=-1, dtype=jnp.int32),
         padding=1 - total.astype(jnp.float32) / max(nt.capacity, 1),
     )

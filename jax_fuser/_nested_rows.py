@@ -143,7 +143,7 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
 @functools.partial(jax.jit, static_argnames="size")
 def _pad(nt: NestedTensor, fill: jax.Array, size: int) -> jax.Array:
     groups, rows = nt.num_groups, jnp.arange(nt.capacity, dtype=jnp.int32)
-    place = jnp.arange(size, dtype=jnp.int32)
+    place = jnp.arange(size, dtype=jnp.int32)[None]
 
     def pad(data: jax.Array, extents: jax.Array, starts: jax.Array, ids: jax.Array) -> jax.Array:
         inside = place < extents[:, None]

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import debug_check
 from jax_fuser._row_groups import spans
@@ -273,7 +274,7 @@ def _contraction(lhs: jax.Array, rhs: jax.Array, indices: Any, dims: Any, dtype:
     index, axis = _indices(indices, scale, lead if per_outer else lead[:1])
     wide = dtype
     if per_outer and jnp.issubdtype(dtype, jnp.floating):
-        wide = np.dtype(jnp.promote_types(dtype, jnp.float32))
+        wide = np.dtype(at_least_float32(dtype))
     multiply = _mapped(functools.partial(product, mode="contraction", dtype=wide))
     if per_outer:
         each = jax.vmap(multiply, in_axes=(0, 0, 0))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser import _arguments
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import fuse
 from jax_fuser._static_sizes import check_sizes
@@ -127,7 +128,7 @@ def route(
 @functools.partial(jax.jit, static_argnums=0)
 def _route(how: _How, logits: jax.Array, bias: Any, mask: Any, scale: Any) -> tuple[jax.Array, jax.Array, Routing]:
     # One compilation when called eagerly.
-    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    wide = at_least_float32(logits.dtype)
     scale, bias = jnp.asarray(scale, wide), None if bias is None else jnp.asarray(bias, wide)
     mask = None if mask is None else jnp.asarray(mask, bool)
     choose = fuse(functools.partial(_choose, how), name="route")
@@ -150,7 +151,7 @@ class _How:
     def clean(self, logits: jax.Array, mask: Any) -> jax.Array:
         """Return logits in float32; what a masked token holds reaches no gradient either."""
         logits = logits if mask is None else jnp.where(mask[..., None], logits, 0)
-        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+        return logits.astype(at_least_float32(logits.dtype))
 
     def score(self, logits: jax.Array) -> jax.Array:
         """Return the scores of clean logits."""
@@ -183,7 +184,8 @@ def _choose(how: _How, logits: jax.Array, scale: jax.Array, bias: Any, mask: Any
     experts = experts.astype(jnp.int32)
     if mask is not None:
         experts = jnp.where(mask[..., None], experts, logits.shape[-1])
-    is_chosen = experts[..., None] == jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    numbers = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    is_chosen = experts[..., None] == jax.lax.broadcast_to_rank(numbers, experts.ndim + 1)
     load = jnp.sum(is_chosen, axis=tuple(range(experts.ndim)), dtype=jnp.int32)
     columns = _columns(found) if bias is None else None
     return experts, load, *_weigh(how, logits, scale, mask, experts, columns)
@@ -219,9 +221,10 @@ def _weigh(
 
 def _pick(values: jax.Array, experts: jax.Array) -> list[jax.Array]:
     """Return `values[.., experts]`, choice by choice, as masked sums."""
-    numbers = jnp.arange(values.shape[-1], dtype=jnp.int32)
+    numbers = jax.lax.broadcast_to_rank(jnp.arange(values.shape[-1], dtype=jnp.int32), values.ndim)
     if experts.shape[-1] > _UNROLLED_CHOICES:
-        return _columns(jnp.sum(jnp.where(experts[..., None] == numbers, values[..., None, :], 0), axis=-1))
+        chosen = experts[..., None] == numbers[..., None, :]
+        return _columns(jnp.sum(jnp.where(chosen, values[..., None, :], 0), axis=-1))
     return [jnp.sum(jnp.where(e[..., None] == numbers, values, 0), axis=-1) for e in _columns(experts)]
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _fuse
+from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._varying import same_varying
 
@@ -162,12 +163,6 @@ def last_rows(
     filled = (extents > 0) & (starts < rows.shape[0])
     found = take_rows(running, jnp.where(filled, last, rows.shape[0]))
     return found if empty is None else jnp.where(trailing(filled, found.ndim), found, empty)
-
-
-def accumulator(dtype: Any) -> Any:
-    """Return the dtype to add in: float32 for narrower floats, else the dtype itself."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.dtype(jnp.float32) if narrow else jnp.dtype(dtype)
 
 
 def trailing(mask: jax.Array, ndim: int) -> jax.Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _ffi
+from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
 from jax_fuser._varying import same_varying
@@ -66,7 +67,7 @@ def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array
         return jnp.zeros((take.shape[0], *x.shape[1:]), x.dtype)
     if terms == 1:
         return rows(take[:, 0])
-    wide = jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    wide = accumulator(x.dtype)
     if terms > _UNROLLED_TERMS:
         return jnp.sum(rows(take).astype(wide), axis=1).astype(x.dtype)
     total = rows(take[:, 0]).astype(wide)

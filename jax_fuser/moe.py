@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser import _arguments
+from jax_fuser._accumulator import at_least_float32
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import Activation, grouped_matmul
@@ -192,7 +193,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
 
 @jax.jit
 def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
+    wide = at_least_float32(rows.dtype)
     per_row = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1)).astype(wide)
     weighted = rows.astype(wide) * per_row.reshape(-1, *[1] * (rows.ndim - 1))
     return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)

@@ -180,6 +180,7 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
 
 void check_legal(const Fusion& segment, const Schedule& schedule, const Target& target) {
   schedule::verify(segment, schedule);
+  schedule::verify_inlined(segment, schedule);
   check_bulk(segment, schedule, target);
   std::set<int64_t> widths;
   auto check_lanes = [&](ValueId id) {

@@ -186,8 +186,11 @@ class Scheduler {
   Schedule schedule_;
 };
 
-// Throws UserError unless every loop axis derives from logical axes and every inline position is possible.
+// Throws UserError unless every loop axis derives from logical axes. A schedule on its way may be inlined in loops that
+// its consumers have no longer, or not yet: it prints and parses, and
 void verify(const ir::Fusion& fusion, const Schedule& schedule);
+// throws UserError unless every value agrees with its consumers in the loops that it is inlined in.
+void verify_inlined(const ir::Fusion& fusion, const Schedule& schedule);
 
 //   schedule {
 //     t1[4096,512]: merge(0) split(0,16) split(0,outer 64) -> [64 task, 2048, 16 vector] inline 3

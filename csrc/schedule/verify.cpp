@@ -94,6 +94,9 @@ void verify(const ir::Fusion& fusion, const Schedule& schedule) {
     JF_REQUIRE(domain.inline_at >= 0 && domain.inline_at <= static_cast<int>(domain.loop.size()), "[inline_at] ", value,
                " has ", domain.loop.size(), " loop axes; cannot inline at ", domain.inline_at);
   }
+}
+
+void verify_inlined(const ir::Fusion& fusion, const Schedule& schedule) {
   for (const ir::Op& op : fusion.ops) {
     for (ValueId id : op.inputs) {
       const Domain& domain = schedule.domains[id];
