@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,6 +218,16 @@ def test_values_may_have_the_names_of_keywords(name):
     scheduler.set_memory(U, "shared")
     scheduler.inline_at(name, 1)
     assert jf.ir.Schedule(fusion, str(scheduler)) == scheduler.schedule
+
+
+def test_a_schedule_on_its_way_prints_and_parses():
+    scheduler = jf.ir.Scheduler(act())
+    scheduler.inline_at(T, 2)
+    scheduler.split(Y, 0, 4)  # T no longer agrees with its consumer
+    assert jf.ir.Schedule(scheduler.fusion, str(scheduler)) == scheduler.schedule
+    assert copy.copy(scheduler).schedule == scheduler.schedule
+    with pytest.raises(jf.UserError, match=r"\[inline_at\] t4 is inlined at 2 but agrees only in 0 loop axes"):
+        jf.ir.lower(scheduler.schedule, "cpu")
 
 
 BAD_TEXTS = {

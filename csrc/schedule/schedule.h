@@ -186,10 +186,10 @@ class Scheduler {
   Schedule schedule_;
 };
 
-// Throws UserError unless every loop axis derives from logical axes. A schedule on its way may be inlined in loops that
-// its consumers have no longer, or not yet: it prints and parses, and
+// Throws UserError unless every loop axis derives from logical axes. On its way a schedule may inline a value in loops
+// that its consumers have no longer or not yet; it prints and parses all the same.
 void verify(const ir::Fusion& fusion, const Schedule& schedule);
-// throws UserError unless every value agrees with its consumers in the loops that it is inlined in.
+// Throws UserError unless every value agrees with its consumers in the loops that it is inlined in; after verify().
 void verify_inlined(const ir::Fusion& fusion, const Schedule& schedule);
 
 //   schedule {
