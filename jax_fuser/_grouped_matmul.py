@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments
+from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._grouped_tail import GATED, Activation, activation_of, product_and_tail
+from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights

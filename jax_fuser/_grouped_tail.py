@@ -19,8 +19,9 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _arguments, _ffi, _fused_primitive, _split, _trace, _trace_ops
+from jax_fuser import _ffi, _fused_primitive, _split, _trace, _trace_ops
 from jax_fuser._accumulator import at_least_float32
+from jax_fuser._activations import GATED, PLAIN, compiled_for_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._packed_matmul import packed_product
@@ -29,53 +30,6 @@ from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
 from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
-
-Activation = str | Callable[[jax.Array], jax.Array] | None
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-    """Return `jax.nn.gelu(x)` by one exponential: (1 + tanh z) / 2 is sigmoid(2 z), z = sqrt(2 / pi) (x + c x^3)."""
-    return x * jax.nn.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * (x * x)))
-
-
-PLAIN: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": _gelu,
-    "relu": jax.nn.relu,
-}
-# Applied to the first half of the columns, multiplied by the second half.
-GATED = {"swiglu": jax.nn.silu, "geglu": _gelu}
-
-
-@dataclass(frozen=True)
-class _Pointwise:
-    """A caller's function, whose results are looked at."""
-
-    fn: str
-    function: Callable[[jax.Array], jax.Array]
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        out = self.function(x)
-        got = getattr(out, "shape", type(out).__name__)
-        if got != x.shape:
-            raise ValueError(
-                f"{self.fn}: activation must return an array of the shape that it gets, {x.shape}, got {got}; pass a "
-                "pointwise function"
-            )
-        return out
-
-
-def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.Array] | None:
-    """Return the argument `activation` of a public function as what is called."""
-    if activation is None:
-        return None
-    if not isinstance(activation, str):
-        return _Pointwise(fn, _arguments.function(fn, "activation", activation))
-    named = {**PLAIN, **GATED}
-    if activation not in named:
-        raise ValueError(f"{fn}: activation {activation!r} is unknown; pass a function or one of {sorted(named)}")
-    return named[activation]
-
 
 tail_p = jax.extend.core.Primitive(_trace.PRODUCT_TAIL)
 tail_p.multiple_results = True
@@ -202,6 +156,7 @@ class _How:
         return _bound(x, weights, extents, *rest[:-1], how=how)
 
 
+@compiled_for_given
 @functools.partial(jax.jit, static_argnames="how")
 def _bound(*operands: Any, how: _How) -> jax.Array:
     closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*operands)
@@ -265,6 +220,7 @@ class _Backward:
         return [result for result, is_wanted in zip(results, self.wanted) if is_wanted]
 
 
+@compiled_for_given
 @functools.partial(jax.jit, static_argnames="how")
 def _bound_backward(*operands: Any, how: _Backward) -> list[jax.Array]:
     closed = jax.make_jaxpr(how.compute)(*operands)
@@ -340,6 +296,7 @@ for _platform in ("cpu", "cuda"):
     mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
+@compiled_for_given
 @functools.partial(jax.jit, static_argnames=("activation", "gated", "scaled_by_zero"))
 def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool,
          scaled_by_zero: bool = False) -> jax.Array:  # fmt: skip

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments, _fp4
-from jax_fuser._grouped_tail import Activation
+from jax_fuser._activations import Activation
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import multiply_packed

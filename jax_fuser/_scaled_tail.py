@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fuser._grouped_tail import GATED, Activation, activation_of, after_product, product_and_tail
+from jax_fuser._activations import GATED, Activation, activation_of
+from jax_fuser._grouped_tail import after_product, product_and_tail
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._tail_arguments import bias_of, check_even, row_scale_of
 

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
+from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
-from jax_fuser._grouped_matmul import Activation, grouped_matmul
-from jax_fuser._grouped_tail import GATED, activation_of
+from jax_fuser._grouped_matmul import grouped_matmul
 from jax_fuser._nested import order_rows, sort_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows

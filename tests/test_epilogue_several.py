@@ -16,7 +16,8 @@ from tolerances import assert_close
 
 import jax_fuser as jf
 from jax_fuser import _core
-from jax_fuser._grouped_tail import GATED, tail_backward
+from jax_fuser._activations import GATED
+from jax_fuser._grouped_tail import tail_backward
 
 M, K, F = 700, 64, 136
 

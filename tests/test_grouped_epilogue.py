@@ -1,6 +1,7 @@
 """What follows a grouped product of rows as the end of its kernel of compute capability 9.0: what joins it, what does
 not and why, that the text compiles, and the numbers."""
 
+import dataclasses
 import functools
 import re
 
@@ -15,7 +16,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core
+from jax_fuser import _activations, _core, _grouped_tail
 
 HOPPER = _core.cuda_target_for(90)
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -143,6 +144,30 @@ def test_derivatives_keep_the_product():
         entries = [k["entry"] for k in kernels(grad, shapes()[:3])]
         assert sorted(e for e in entries if "grouped" in e) == [
             "jf_grouped_contraction", "jf_grouped_rows", "jf_grouped_rows"]  # fmt: skip
+
+
+def test_functions_that_are_new_for_each_call_do_not_fill_memory(monkeypatch):
+    monkeypatch.setattr(_activations, "MOST_GIVEN", 3)
+    x, w = jnp.ones((4, 8)), jnp.ones((2, 8, 8))
+    for i in range(8):
+        out = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i)
+        assert out[0, 0] == 8 * i
+    assert _grouped_tail._bound._cache_size() <= 3
+
+
+def test_an_activation_need_not_be_hashable():
+    @dataclasses.dataclass
+    class Scaled:
+        by: jax.Array
+
+        def __call__(self, y):
+            return y * self.by
+
+    def out(by):
+        return jf.grouped_matmul(jnp.ones((4, 8)), jnp.ones((2, 8, 8)), [3, 1], activation=Scaled(by))
+
+    assert out(jnp.ones(()) * 2)[3, 7] == 16
+    assert jax.grad(lambda by: out(by).sum())(jnp.ones(())) == 4 * 8 * 8
 
 
 def test_effects_of_an_activation_are_kept():
