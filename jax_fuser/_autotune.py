@@ -283,7 +283,7 @@ class _Search:
         def copies(*operands: Any) -> Any:
             for _ in range(self._copies):
                 results = self._call(*operands)
-                # The next begins when this one has ended, and is not taken for the same.
+                # The next begins when this one has ended (and is not taken for the same: `_ffi.emit_program`).
                 operands, results = jax.lax.optimization_barrier((operands, results))
             return results
 

@@ -106,6 +106,11 @@ def trial(program: str, choices: dict[str, str]) -> Iterator[None]:
         _trial.reset(before)
 
 
+def is_trial() -> bool:
+    """Return whether this thread lowers what is timed."""
+    return bool(_trial.get())
+
+
 @contextlib.contextmanager
 def programs_seen() -> Iterator[list[str]]:
     """Collect the programs that this thread lowers, without what was chosen for them."""

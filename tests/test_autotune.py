@@ -56,6 +56,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache" / "tuned"
 
 
+def test_every_copy_of_a_timed_call_runs(folder):
+    f, args = call_of("norm")
+    call, program, target = next(programs(f, args))
+    search = _autotune._Search(call, program, target, float("inf"), _autotune.ProgressLine("autotune", False), "1/1")
+    run = search._compiled({})
+    before = jf.counters()["executed"]
+    jax.block_until_ready(run())
+    assert search._copies == 32 and jf.counters()["executed"] - before == 32
+
+
 def check_all_alternatives(f, args):
     tried = 0
     for call, program, target in programs(f, args):
