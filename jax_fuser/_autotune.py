@@ -47,7 +47,7 @@ class Tuning:
     def __repr__(self) -> str:
         width = max((len(k.kernel) for k in self.kernels), default=0)
         lines = [
-            f"{k.kernel:<{width}}  {k.before * 1e3:9.3f} ms -> {k.after * 1e3:9.3f} ms  "
+            f"{k.kernel:<{width}}  {k.before * 1e3:10.4f} ms -> {k.after * 1e3:10.4f} ms  "
             f"{k.parameters or 'as the compiler chooses'}"
             for k in self.kernels
         ]
@@ -196,7 +196,7 @@ class _Search:
             before, after = self._tune(kernel, choices)
             parameters = choices.get(kernel, "")
             tuned.append(TunedKernel(kernel, parameters, before, after))
-            times = f"{before * 1e3:.3f} ms -> {after * 1e3:.3f} ms"
+            times = f"{before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             self._line.done(f"{self._number} {kernel}: {times}, {parameters or 'as the compiler chooses'}")
         if not self.complete:  # what an earlier run found for what this one did not get to
             both = {**_tuned.choices_of(_tuned.kept(self._program, self._target)), **choices}
@@ -266,7 +266,7 @@ class _Search:
             done = {i: statistics.median(s) for i, s in samples.items()}
             best = min(done, key=lambda i: done[i])
             parameters = candidates[best].get(kernel, "as it is")
-            self._line.write(f"{self._number} {kernel}: {turn + 1}/{_ROUNDS} {done[best] * 1e3:.3f} ms, {parameters}")
+            self._line.write(f"{self._number} {kernel}: {turn + 1}/{_ROUNDS} {done[best] * 1e3:.4f} ms, {parameters}")
         return done
 
     def _is_possible(self, choices: dict[str, str]) -> bool:
