@@ -7,6 +7,9 @@
 #include <map>
 #include <utility>
 
+struct float4 {
+  float x, y, z, w;
+};
 struct int4 {
   int x, y, z, w;
 };
@@ -119,6 +122,8 @@ void ld_shared(unsigned address, unsigned (&words)[kSize]) {
 inline void st_shared(unsigned address, const unsigned (&words)[4]) { store(address, words); }
 inline void st_shared(unsigned address, uint2 words) { store(address, words); }
 inline void st_shared(unsigned address, float value) { store(address, value); }
+inline void st_shared(unsigned address, const float4& words) { store(address, words); }
+inline float4 ld_cluster(unsigned address) { return load<float4>(address); }
 inline void st_cluster(unsigned address, const int4& words) { store(address, words); }
 inline void stmatrix_x4(unsigned address, const unsigned (&words)[4]) {
   const unsigned lane = threadIdx.x % 32;

@@ -35,7 +35,7 @@ void run(int blocks) {
       const int first = problem * groups;
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
       unsigned next = 0;
-      ptx::launch(blocks, Tile::kCluster, [&](void* memory) {
+      ptx::launch(blocks, Tile::kCluster * Tile::kSplit, [&](void* memory) {
         Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, data<Out>(out), shares ? nullptr : &next, k, n);
       });
       std::fwrite(out.data(), 1, out.size(), stdout);
@@ -47,6 +47,8 @@ int main() {
   run<bf16, grouped::HopperTile<64, 2, 1>, false, false>(3);
   run<bf16, grouped::HopperTile<128, 3, 2>, true, true>(4);
   run<float, grouped::HopperTile<192, 2, 2>, false, true>(4);
+  run<float, grouped::HopperTile<64, 2, 1, false, 2>, true, false>(4);
+  run<bf16, grouped::HopperTile<64, 2, 1, false, 4>, false, true>(4);
 }
 """
 
@@ -170,14 +172,14 @@ def check(queued, shared, want, extents, starts, **tolerance):
 
 
 def test_rows(tmp_path):
-    k, n, groups = 136, 328, EXTENTS.shape[1]
+    k, n, groups = 264, 328, EXTENTS.shape[1]
     rng = np.random.default_rng(0)
     lhs, rhs = (rng.normal(size=s).astype(BF16) for s in ((M, k), (groups, k, n)))
     lhs[LAST:] = np.nan
     arrays = {"lhs": lhs, "rhs": rhs, "rhs_t": rhs.swapaxes(1, 2), "extents": EXTENTS, "starts": STARTS}
     source = ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}
     raw = run_blocks_on_cpu(source, arrays, 4, tmp_path)
-    kinds = [(BF16, False), (BF16, True), (np.float32, True)]
+    kinds = [(BF16, False), (BF16, True), (np.float32, True), (np.float32, False), (BF16, True)]
     for extents, starts, queued, shared in results(raw, kinds, n):
         check(queued, shared, rows(lhs, rhs, extents, starts), extents, starts)
 

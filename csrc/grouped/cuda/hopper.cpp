@@ -21,6 +21,8 @@ constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
 constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
 constexpr int kGatheredRows = 128;            // of a tile of HopperRows at most, whose rows numbers name
+constexpr int kSplitRows = 64;                // of a tile of HopperRows whose k blocks of a cluster split
+constexpr int kMostSplit = 8;                 // the blocks of a cluster, at most
 constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
 constexpr int kBlocksColumns = 192;           // at most, of such a tile
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
@@ -74,6 +76,7 @@ constexpr int64_t kPieceRows = 32;
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = 2 * c.stages * 8;
+  const int64_t joined = c.split > 1 ? int64_t{c.tile_m} * kRowsColumns * 4 + 3 * 8 : 0;  // sums of f32
   constexpr int64_t kTurns = 2 * 8;
   constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
@@ -89,7 +92,7 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
     results = 2 * 2 * kPieceRows * kRowBytes *
               static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
   }
-  return round_up(stages + results + kUnits + kPieces + kTurns + barriers, kSharedAlign);
+  return round_up(stages + results + kUnits + kPieces + kTurns + barriers + joined, kSharedAlign);
 }
 
 // As many stages as fit, up to `most`.
@@ -128,7 +131,59 @@ double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target
   return rounds * (stages * std::max({products, bytes, kStageCycles}) + kTileCycles);
 }
 
+// Whether blocks of a cluster may each sum a stretch of k: of few rows, and each of at least a stage.
+bool can_split(const Problem& p, const HopperConfig& c) {
+  return p.mode == Mode::kRows && p.scales != Scales::kBlocks && p.lhs_rows == 0 && c.tile_m == kSplitRows &&
+         c.tile_n == kRowsColumns && c.cluster == 1 && (c.split == 2 || c.split == 4 || c.split == kMostSplit) &&
+         divide_up(p.k, int64_t{c.depth}) >= c.split;
+}
+
+// Of the same, where the tiles that there can be leave multiprocessors idle: how long a block streams its part of k.
+//   stage      max(rhs and 64 rows of lhs from L2 by one multiprocessor: (64 + 128) * 128 / 46 = 534 cycles;
+//              rhs from memory by all that run: blocks * 128 * 128 / 2500, which 33 blocks make 216 and 132 make 865)
+//   product    rounds * (stages / split * stage + 1500 + (split > 1 ? 1200: sums leave, are there, are read))
+// One group of n = 2048, k = 4096 (16 tiles): 64 * 534 = 34 thousand cycles become 8 * 839 = 7 thousand by eight.
+double split_cycles(const Problem& p, int64_t tiles, int split, const Target& target) {
+  constexpr double kBytesFromL2 = 46, kBytesFromMemory = 2500, kTileCycles = 1500, kJoinCycles = 1200;
+  constexpr double kRhs = double{kRowsColumns} * kRowBytes, kLhs = double{kSplitRows} * kRowBytes;
+  const int64_t at_once = std::max(target.multiprocessors / split, 1);
+  const auto blocks = static_cast<double>(std::min(tiles, at_once) * split);
+  const double stage = std::max((kRhs + kLhs) / kBytesFromL2, blocks * kRhs / kBytesFromMemory);
+  const auto rounds = static_cast<double>(divide_up(tiles, at_once));
+  const auto stages = static_cast<double>(divide_up(divide_up(p.k, depth(p)), int64_t{split}));
+  return rounds * (stages * stage + kTileCycles + (split > 1 ? kJoinCycles : 0));
+}
+
+// Tiles of all groups that can have rows at once, if those are as even as can be.
+int64_t tiles_of_few_rows(const Problem& p, const RowEpilogue* epilogue) {
+  const int64_t groups = std::min(p.groups, p.m);
+  return groups * divide_up(divide_up(p.m, groups), int64_t{kSplitRows}) *
+         divide_up(epilogue ? epilogue->n * epilogue->sums : p.n, int64_t{kRowsColumns});
+}
+
+// How many blocks may split k: as many as leave each a few stages, where tiles are fewer than multiprocessors.
+int most_split(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  constexpr int64_t kLeastStages = 4;
+  const int64_t tiles = tiles_of_few_rows(p, epilogue);
+  HopperConfig c{.tile_m = kSplitRows, .tile_n = kRowsColumns, .split = kMostSplit, .depth = static_cast<int>(depth(p))};
+  while (c.split > 1 && (!can_split(p, c) || tiles * c.split > target.multiprocessors ||
+                         divide_up(p.k, depth(p)) < kLeastStages * c.split)) {
+    c.split /= 2;
+  }
+  return c.split;
+}
+
+int choose_split(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  const int64_t tiles = tiles_of_few_rows(p, epilogue);
+  int best = 1;
+  for (int split = 2; split <= most_split(p, target, epilogue); split *= 2) {
+    if (split_cycles(p, tiles, split, target) < split_cycles(p, tiles, best, target)) best = split;
+  }
+  return best;
+}
+
 HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+  constexpr int kMostStages = 8;
   HopperConfig best;
   double least = std::numeric_limits<double>::infinity();
   for (const int tile_m : {192, 128, 64}) {
@@ -136,12 +191,16 @@ HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilog
     if (tile_m > 64 && tile_m * p.groups >= 4 * p.m) continue;
     // A pair of blocks takes neighbouring columns of the same rows.
     HopperConfig c{.tile_m = tile_m, .tile_n = kRowsColumns, .stages = 0, .cluster = p.n > kRowsColumns ? 2 : 1};
-    constexpr int kMostStages = 8;
     fill_stages(p, target, kMostStages, c, epilogue);
     if (const double cycles = rows_cycles(p, c, target); cycles < least) {
       best = c;
       least = cycles;
     }
+  }
+  if (const int split = choose_split(p, target, epilogue); split > 1) {
+    best = {.tile_m = kSplitRows, .tile_n = kRowsColumns, .stages = 0, .cluster = 1, .split = split};
+    best.depth = static_cast<int>(depth(p));
+    fill_stages(p, target, kMostStages, best, epilogue);
   }
   return best;
 }
@@ -178,6 +237,7 @@ HopperConfig choose_contraction(const Problem& p, const Target& target) {
 bool fits(const Problem& p, const HopperConfig& c) {
   if (c.depth != depth(p)) return false;
   if (c.stages < 2 || c.stages > 16) return false;
+  if (c.split > 1 && !can_split(p, c)) return false;
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
@@ -201,7 +261,7 @@ int64_t most_units(const Problem& p, const HopperConfig& c, const RowEpilogue* e
   return (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(result_columns(p, epilogue), columns);
 }
 int64_t clusters(const HopperConfig& c, const Target& target) {
-  return std::max(target.multiprocessors / c.cluster, 1);
+  return std::max(target.multiprocessors / (c.cluster * c.split), 1);
 }
 
 // Groups of so few rows that tiles wait for weights, not for products: all take as long, and none need be taken as they
@@ -212,7 +272,7 @@ bool few_rows(const Problem& p) {
 }
 
 int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
-  return std::min(most_units(p, c, epilogue), clusters(c, target)) * c.cluster;
+  return std::min(most_units(p, c, epilogue), clusters(c, target)) * c.cluster * c.split;
 }
 
 std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
@@ -293,7 +353,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
              order_groups(p), ", ", flag(p.has_starts), scaled ? ", jf::grouped::ContractionScales" : "", ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
-             c.tile_n == kSharedColumns ? ", true" : "", ">;\n");
+             c.tile_n == kSharedColumns ? ", true" : c.split > 1 ? cat(", false, ", c.split) : "", ">;\n");
     if (p.scales == Scales::kBlocks) {
       s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
     } else {
@@ -308,7 +368,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
            ", \"the launch gives the kernel its shared memory\");\n\n");
   s += "extern \"C\" __global__ ";
-  if (c.cluster > 1) s += cat("__cluster_dims__(", c.cluster, ", 1, 1) ");
+  if (const int blocks = c.cluster * c.split; blocks > 1) s += cat("__cluster_dims__(", blocks, ", 1, 1) ");
   s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
   s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
            p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");
@@ -370,7 +430,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
 int64_t partial_sums(int64_t n) { return divide_up(n, int64_t{kWarpgroupRows}); }
 
 std::string print(const HopperConfig& c) {
-  return cat("tile=", c.tile_m, "x", c.tile_n, "x", c.depth, " stages=", c.stages, " cluster=", c.cluster);
+  return cat("tile=", c.tile_m, "x", c.tile_n, "x", c.depth, " stages=", c.stages, " cluster=", c.cluster,
+             c.split > 1 ? cat(" split=", c.split) : "");
 }
 
 std::string why_not_hopper(const Problem& p, const Target& target) {
@@ -417,8 +478,9 @@ HopperConfig choose_hopper(const Problem& p, const Target& target, const RowEpil
 std::vector<HopperConfig> hopper_configs(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   const HopperConfig chosen = choose_hopper(p, target, epilogue);
   std::vector<HopperConfig> result;
-  const auto add = [&](int tile_m, int tile_n, int cluster, int most_stages) {
-    HopperConfig c{.tile_m = tile_m, .tile_n = tile_n, .stages = 0, .cluster = cluster, .depth = chosen.depth};
+  const auto add = [&](int tile_m, int tile_n, int cluster, int most_stages, int split = 1) {
+    HopperConfig c{
+        .tile_m = tile_m, .tile_n = tile_n, .stages = 0, .cluster = cluster, .split = split, .depth = chosen.depth};
     fill_stages(p, target, most_stages, c, epilogue);
     if (fits(p, c) && shared_bytes(p, c, epilogue) <= target.max_shared_bytes) result.push_back(c);
   };
@@ -430,6 +492,9 @@ std::vector<HopperConfig> hopper_configs(const Problem& p, const Target& target,
   for (const int tile_m : {192, 128, 64}) {
     for (const int cluster : {2, 1}) add(tile_m, chosen.tile_n, cluster, kMostStages);
   }
+  for (int split = 2; split <= most_split(p, target, epilogue); split *= 2) {
+    add(kSplitRows, chosen.tile_n, 1, kMostStages, split);
+  }
   return result;
 }
 
@@ -437,7 +502,8 @@ Parameters fields_of(const HopperConfig& c) {
   return {{"tile_m", int64_t{c.tile_m}},
           {"tile_n", int64_t{c.tile_n}},
           {"stages", int64_t{c.stages}},
-          {"cluster", int64_t{c.cluster}}};
+          {"cluster", int64_t{c.cluster}},
+          {"split", int64_t{c.split}}};
 }
 
 HopperConfig edited(HopperConfig c, const Parameters& given) {
@@ -446,10 +512,11 @@ HopperConfig edited(HopperConfig c, const Parameters& given) {
                  : name == "tile_n"  ? &c.tile_n
                  : name == "stages"  ? &c.stages
                  : name == "cluster" ? &c.cluster
+                 : name == "split"   ? &c.split
                                      : nullptr;
     const auto* number = std::get_if<int64_t>(&value);
     JF_REQUIRE(field && number && *number > 0 && *number <= kThreads,
-               "[grouped_matmul] expected tile_m, tile_n, stages ", "and cluster, small numbers, got ",
+               "[grouped_matmul] expected tile_m, tile_n, stages, ", "cluster and split, small numbers, got ",
                jf::print(given));
     *field = static_cast<int>(*number);
   }
@@ -486,7 +553,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
 }  // namespace
 
 bool shares_units(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
-  return p.mode == Mode::kRows && (few_rows(p) || most_units(p, c, epilogue) <= clusters(c, target));
+  return p.mode == Mode::kRows && (c.split > 1 || few_rows(p) || most_units(p, c, epilogue) <= clusters(c, target));
 }
 
 CudaKernel hopper_kernel(const Problem& p, const HopperConfig& c, const Target& target) {

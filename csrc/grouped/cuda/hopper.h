@@ -14,13 +14,14 @@ struct HopperConfig {
   int tile_m = 0, tile_n = 0;  // of one block
   int stages = 0;              // slices of `depth` contraction indices in flight
   int cluster = 1;             // blocks with neighbouring columns of the same rows, which share the copies of lhs
+  int split = 1;               // blocks that each sum a stretch of k of the same tile
 
   int depth = 64;  // 128 bytes of a row
 
   bool operator==(const HopperConfig&) const = default;
 };
 
-// "tile=192x128x64 stages=4 cluster=2"
+// "tile=192x128x64 stages=4 cluster=2", "tile=64x128x64 stages=6 cluster=1 split=4"
 std::string print(const HopperConfig& config);
 
 // Why these kernels do not take the problem; empty where they do.

@@ -18,7 +18,10 @@
 //             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
-//   next      zero when the kernel starts: clusters take units as they come; or null: each takes as many as the others
+//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, with at least a stage, and join their sums:
+//             see hopper_join.cuh; for few units, which would leave multiprocessors idle
+//   next      zero when the kernel starts: clusters take units as they come; or null: each takes as many as the others, as with
+//             kSplit
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
@@ -27,6 +30,7 @@
 #include "grouped/cuda/hopper_epilogue.cuh"
 #include "grouped/cuda/hopper_exchange.cuh"
 #include "grouped/cuda/hopper_gather.cuh"
+#include "grouped/cuda/hopper_join.cuh"
 #include "grouped/cuda/hopper_several.cuh"
 #include "grouped/cuda/hopper_store.cuh"
 #include "grouped/cuda/hopper_units.cuh"
@@ -35,12 +39,13 @@ namespace jf::grouped {
 
 // kShared: both warpgroups compute the same rows, each its own columns, instead of units in turn. Then k has more than
 // kStages stages.
-template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false>
+template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false, int kSplit_ = 1>
 struct HopperTile {
-  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_, kSplit = kSplit_;
   static constexpr bool kShared = kShared_;
   static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
+  static_assert(kSplit == 1 || (kRows == 64 && kCluster == 1 && !kShared), "few rows alone leave room to join sums");
 };
 
 // The product of two operands of type In.
@@ -55,7 +60,7 @@ struct HopperProduct {
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
           class Source = RowsInOrder>
 class HopperRows {
-  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
+  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster, kSplit = Tile::kSplit;
   static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
   static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
@@ -79,7 +84,9 @@ class HopperRows {
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
-  using Units = UnitQueue<kCluster, kWarps + Source::kWarps>;        // they and the copies
+  // They and the copies. Blocks that split k each find their units themselves.
+  using Units = UnitQueue<kCluster, kWarps + Source::kWarps, kSplit>;
+  using Join = HopperJoin<kRows, kSplit>;
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
@@ -93,6 +100,7 @@ class HopperRows {
     unsigned long long full[kStages], empty[kStages];
     unsigned long long turn[kMultipliers];  // the other warpgroup has waited for all its stages; kShared: has begun
     unsigned long long piece_full[kMultipliers][2];  // see HopperExchange
+    typename Join::Shared join;
   };
 
  public:
@@ -106,12 +114,13 @@ class HopperRows {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
-    if (kCluster > 1) {
+    if (kCluster * kSplit > 1) {
       ptx::cluster_meet();
     } else {
       __syncthreads();
     }
-    const int steps = cdiv(k, kDepth);
+    // Of this block.
+    const int all = cdiv(k, kDepth), first = split_at(all, kernel.part_), steps = split_at(all, kernel.part_ + 1) - first;
     if (warp < kGroupThreads / 32) {
       ptx::give_registers<Source::kCopyRegisters>();
       if (warp == 1) {
@@ -121,7 +130,7 @@ class HopperRows {
       } else if constexpr (Source::kGathers) {
         kernel.gather(source, rhs, steps, k);
       } else if (warp == 0) {
-        if (threadIdx.x == 0) kernel.copy(lhs, rhs, steps);
+        if (threadIdx.x == 0) kernel.copy(lhs, rhs, first, steps);
       }
       if constexpr (kZeroPadding<Epilogue>) {
         if (warp > 1) store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
@@ -138,8 +147,8 @@ class HopperRows {
         apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kAll + warp % kAll, gridDim.x * kAll);
       }
     }
-    // Blocks of a cluster arrive at each other's barriers until both are done.
-    if (kCluster > 1) {
+    // Blocks of a cluster arrive at each other's barriers until all are done.
+    if (kCluster * kSplit > 1) {
       __syncwarp();
       ptx::cluster_meet();
     }
@@ -147,7 +156,15 @@ class HopperRows {
 
  private:
   __device__ __forceinline__ explicit HopperRows(Shared& shared)
-      : shared_(shared), units_(shared.units), rank_(kCluster > 1 ? ptx::cluster_rank() : 0) {}
+      : shared_(shared),
+        units_(shared.units),
+        rank_(kCluster > 1 ? ptx::cluster_rank() : 0),
+        part_(kSplit > 1 ? ptx::cluster_rank() : 0) {}
+
+  // The first of so many steps of k that a part of the cluster takes.
+  static __device__ __forceinline__ int split_at(int steps, unsigned part) {
+    return kSplit > 1 ? static_cast<int>(static_cast<long long>(steps) * part / kSplit) : part > 0 ? steps : 0;
+  }
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
@@ -160,6 +177,7 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
     units_.init();
+    Join::init(shared_.join);
     for (int i = 0; i < kMultipliers; ++i) {
       ptx::mbarrier_init(address(&shared_.turn[i]), kGroupThreads / 32);
       for (int j = 0; j < 2; ++j) ptx::mbarrier_init(address(&shared_.piece_full[i][j]), 1);
@@ -168,7 +186,7 @@ class HopperRows {
   }
 
   // ---- one thread: copies ----
-  __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int steps) {
+  __device__ __forceinline__ void copy(const TensorMap& lhs, const TensorMap& rhs, int first, int steps) {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
     typename Units::Place unit_place;
@@ -186,7 +204,7 @@ class HopperRows {
         const unsigned full = address(&shared_.full[place.index]);
         const unsigned to_rhs = address(shared_.stages[place.index].rhs);
         const unsigned to_lhs = address(shared_.stages[place.index].lhs);
-        const int depth = step * kDepth;
+        const int depth = (first + step) * kDepth;
         ptx::mbarrier_wait(address(&shared_.empty[place.index]), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(full, bytes);
         copy_rhs(to_rhs, rhs, full, depth, unit);
@@ -227,7 +245,7 @@ class HopperRows {
 
   // ---- or three warps: all but the second ----
   __device__ __forceinline__ void gather(const Source& source, const TensorMap& rhs, int steps, int k) {
-    static_assert(kCluster == 1, "a block copies its own rows");
+    static_assert(kCluster * kSplit == 1, "a block copies its own rows");
     const unsigned warp = threadIdx.x / 32;
     GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, k * static_cast<int>(sizeof(In)));
     typename Units::Place unit_place;
@@ -274,17 +292,19 @@ class HopperRows {
     Several several(address(&shared_.results[self]), address(shared_.piece_full[self]), memory);
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
+    Join join(shared_.join, part_);
     RingPlace<kStages> place;
     if (kTurns) place.skip(self * steps);
     Sums sums;
     // One number beside the sums says all: no register is left for a place of its own.
     for (unsigned turn = 0;; ++turn) {
       const unsigned parity = turn & 1;
-      RowUnit unit = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
-                                                       : typename Units::Place{parity, turn / 2 & 1});
-      if (unit.group == RowUnit::kEnd) break;
-      if (kStacks) unit.column &= ~RowUnit::kStacked;
-      if constexpr (!kTurns) unit.column += static_cast<int>(self) * kOwnColumns;
+      RowUnit whole = units_.template read<true>(kTurns ? typename Units::Place{self, parity}
+                                                        : typename Units::Place{parity, turn / 2 & 1});
+      if (whole.group == RowUnit::kEnd) break;
+      if (kStacks) whole.column &= ~RowUnit::kStacked;
+      if constexpr (!kTurns) whole.column += static_cast<int>(self) * kOwnColumns;
+      const RowUnit unit = join.share(whole);  // what becomes results here
       if constexpr (kSeveral<Epilogue>) {
         several.begin(unit, n);
       } else if constexpr (Epilogue::kTiles > 0) {
@@ -298,13 +318,14 @@ class HopperRows {
         // A stage behind the other, so that one multiplies while the other stores (H200: 5% of k = 4096).
         ptx::mbarrier_wait(address(&shared_.turn[1]), parity);
       }
-      const unsigned last = multiply_rows<kFewest>(sums, place, self, unit.count, steps);
+      const unsigned last = multiply_rows<kFewest>(sums, place, self, whole.count, steps);
       if (kTurns) begin_other(self);
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
       release(last);
       if constexpr (kTurns) place.skip(steps);
+      if constexpr (kSplit > 1) join.join(sums, whole, self, turn);
       if constexpr (kSeveral<Epilogue>) {
         several.finish(epilogue, sums, unit, n, m);
       } else if constexpr (Epilogue::kTiles > 0) {
@@ -385,7 +406,7 @@ class HopperRows {
 
   Shared& shared_;
   Units units_;
-  unsigned rank_;
+  unsigned rank_, part_;  // in the cluster: of neighbouring columns, of k
 };
 
 }  // namespace jf::grouped

@@ -7,8 +7,9 @@
 
 namespace jf::grouped {
 
-// kReaders: threads of a block that arrive for each unit, one for a warp.
-template <int kCluster, int kReaders>
+// kReaders: threads of a block that arrive for each unit, one for a warp. kAlike: clusters in a row that take the same
+// units, from no queue.
+template <int kCluster, int kReaders, int kAlike = 1>
 class UnitQueue {
  public:
   static constexpr int kPlaces = 2;
@@ -34,9 +35,9 @@ class UnitQueue {
   // have done their first; null: each takes as many as the others, unasked.
   template <class Schedule, int kColumns, int kEnds>
   __device__ __forceinline__ void fill(Schedule schedule, unsigned* next) {
-    const unsigned clusters = gridDim.x / kCluster;
+    const unsigned clusters = gridDim.x / (kCluster * kAlike);
     Place place;
-    unsigned wanted = blockIdx.x / kCluster;
+    unsigned wanted = blockIdx.x / (kCluster * kAlike);
     for (int ends = 0; ends < kEnds;) {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
@@ -46,7 +47,7 @@ class UnitQueue {
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
       } else {
-        if (next != nullptr) {
+        if (kAlike == 1 && next != nullptr) {
           if (lane_id() == 0) wanted = atomicAdd(next, 1);
           wanted = __shfl_sync(~0u, wanted, 0);
         }

@@ -26,6 +26,14 @@ __device__ __forceinline__ void st_cluster(unsigned address, const int4& words) 
                "r"(words.z), "r"(words.w)
                : "memory");
 }
+__device__ __forceinline__ float4 ld_cluster(unsigned address) {
+  float4 words;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(words.x), "=f"(words.y), "=f"(words.z), "=f"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
+}
 __device__ __forceinline__ int4 ld_shared4(unsigned address) {
   int4 words;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -117,6 +125,11 @@ __device__ __forceinline__ void stmatrix_x4(unsigned address, const unsigned (&w
 }
 __device__ __forceinline__ void st_shared(unsigned address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+__device__ __forceinline__ void st_shared(unsigned address, const float4& words) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(words.x), "f"(words.y), "f"(words.z),
+               "f"(words.w)
+               : "memory");
 }
 __device__ __forceinline__ uint2 ld_shared2(unsigned address) {
   uint2 words;
