@@ -161,22 +161,24 @@ int64_t tiles_of_few_rows(const Problem& p, const RowEpilogue* epilogue) {
          divide_up(epilogue ? epilogue->n * epilogue->sums : p.n, int64_t{kRowsColumns});
 }
 
-// How many blocks may split k: as many as leave each a few stages, where tiles are fewer than multiprocessors.
-int most_split(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+// Blocks that may split k: powers of two that leave each a few stages, of groups that one tile holds, on average.
+std::vector<int> splits(const Problem& p) {
   constexpr int64_t kLeastStages = 4;
-  const int64_t tiles = tiles_of_few_rows(p, epilogue);
-  HopperConfig c{.tile_m = kSplitRows, .tile_n = kRowsColumns, .split = kMostSplit, .depth = static_cast<int>(depth(p))};
-  while (c.split > 1 && (!can_split(p, c) || tiles * c.split > target.multiprocessors ||
-                         divide_up(p.k, depth(p)) < kLeastStages * c.split)) {
-    c.split /= 2;
+  std::vector<int> result;
+  HopperConfig c{.tile_m = kSplitRows, .tile_n = kRowsColumns, .depth = static_cast<int>(depth(p))};
+  if (p.m > kSplitRows * p.groups) return result;
+  for (c.split = 2; c.split <= kMostSplit; c.split *= 2) {
+    if (can_split(p, c) && divide_up(p.k, depth(p)) >= kLeastStages * c.split) result.push_back(c.split);
   }
-  return c.split;
+  return result;
 }
 
+// Where one round of the tiles leaves multiprocessors idle.
 int choose_split(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   const int64_t tiles = tiles_of_few_rows(p, epilogue);
   int best = 1;
-  for (int split = 2; split <= most_split(p, target, epilogue); split *= 2) {
+  for (const int split : splits(p)) {
+    if (tiles * split > target.multiprocessors) break;
     if (split_cycles(p, tiles, split, target) < split_cycles(p, tiles, best, target)) best = split;
   }
   return best;
@@ -492,9 +494,7 @@ std::vector<HopperConfig> hopper_configs(const Problem& p, const Target& target,
   for (const int tile_m : {192, 128, 64}) {
     for (const int cluster : {2, 1}) add(tile_m, chosen.tile_n, cluster, kMostStages);
   }
-  for (int split = 2; split <= most_split(p, target, epilogue); split *= 2) {
-    add(kSplitRows, chosen.tile_n, 1, kMostStages, split);
-  }
+  for (const int split : splits(p)) add(kSplitRows, chosen.tile_n, 1, kMostStages, split);
   return result;
 }
 

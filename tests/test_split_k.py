@@ -1,0 +1,131 @@
+"""Grouped products of few tiles, whose k the blocks of a cluster split: when they do, and that sums are right and the
+same each time however rows are spread."""
+
+import functools
+
+import grouped_reference as ref
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_cuda_sources import assert_no_spills
+from test_tma import hopper_or_skip
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core, _tuned
+
+HOPPER = _core.cuda_target_for(90)
+
+
+def program_of(call, *operands):
+    with _tuned.programs_seen() as seen:
+        jax.jit(call).trace(*operands).lower(lowering_platforms=("cuda",))
+    return seen[0]
+
+
+def shapes(m, groups, k, n, dtype="bfloat16"):
+    return (
+        jax.ShapeDtypeStruct((m, k), dtype),
+        jax.ShapeDtypeStruct((groups, k, n), dtype),
+        jax.ShapeDtypeStruct((groups,), "int32"),
+    )
+
+
+def forced(program, split):
+    """What chooses `split` for the product of a program; 1: no clusters of more than two, as for many rows."""
+    found = _core.alternatives(program, HOPPER)
+    (kernel, _, others) = next(one for one in found if any("split=" in other for other in one[2]))
+    wanted = [o for o in others if f"split={split}" in o.split() and ("tile_m=64" in o)]
+    return {kernel: wanted[0]}
+
+
+@pytest.mark.parametrize(
+    ("m", "groups", "k", "n", "split"),
+    [
+        (1, 1, 4096, 2048, 8),  # 16 tiles
+        (16, 1, 4096, 4096, 4),  # 32
+        (64, 2, 8192, 4096, 2),  # 64
+        (2, 64, 4096, 2048, 4),  # no more groups than rows have any
+        (16, 8, 4096, 2048, 1),  # 128 tiles fill the multiprocessors
+        (16, 1, 128, 4096, 1),  # two stages
+        (512, 1, 4096, 2048, 1),  # many rows
+    ],
+)
+def test_k_is_split_where_tiles_are_few(m, groups, k, n, split):
+    program = program_of(jf.grouped_matmul, *shapes(m, groups, k, n))
+    [facts] = _core.facts(program, HOPPER)
+    assert (f"split={split}" in facts["parameters"]) == (split > 1) and ("split" in facts["parameters"]) == (split > 1)
+
+
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_kernels_of_split_products_spill_nothing(activation, tmp_path):
+    call = functools.partial(jf.grouped_matmul, activation=activation)
+    program = program_of(call, *shapes(8, 1, 4096, 4096))
+    for split in (2, 8):
+        assert_no_spills(program + _tuned.text_of(forced(program, split)), tmp_path)
+
+
+SPREADS = {  # of 64 rows in 5 groups, and behind them NaN
+    "all in one": [0, 0, 64, 0, 0],
+    "none": [0] * 5,
+    "few": [1, 0, 8, 3, 0],
+    "odd": [17, 0, 9, 33, 1],
+}
+
+
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize(("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+def test_split_products_on_hopper(dtype, out, split, spread, transpose_rhs):
+    device, (k, n) = hopper_or_skip(), (2088, 328)
+    sizes = np.int32(SPREADS[spread])
+    x, w = ref.make("rows", sizes, 64, k, n)
+    x, w = (np.array(jnp.asarray(a, dtype).astype("float32")) for a in (x, w))
+    want = ref.truth("rows", x, w, sizes)
+    x[sizes.sum() :] = np.nan
+    w = w.swapaxes(1, 2) if transpose_rhs else w
+    call = functools.partial(
+        jf.grouped_matmul, transpose_rhs=transpose_rhs, preferred_element_type=jnp.dtype(out), validate=False
+    )
+    with jax.default_device(device):
+        operands = jnp.asarray(x, dtype), jnp.asarray(w, dtype), jnp.asarray(sizes)
+        program = program_of(call, *operands)
+        with _tuned.trial(program, forced(program, split)):
+            run = jax.jit(lambda *a: call(*a)).lower(*operands).compile()
+        first, again = np.asarray(run(*operands)), np.asarray(run(*operands))
+    np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
+    assert_close(first, want, dtype=out)
+    assert (first[sizes.sum() :] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("split", [2, 8])
+def test_what_follows_split_products_on_hopper(split, spread):
+    """Bias, gate and row scale are computed once, from sums of all of k."""
+    device, (k, n) = hopper_or_skip(), (2080, 320)
+    rng = np.random.default_rng(0)
+    sizes = np.int32(SPREADS[spread])
+    used = int(sizes.sum())
+    make = lambda *shape: np.array(jnp.asarray(rng.normal(size=shape), "bfloat16").astype("float32"))  # noqa: E731
+    x, w, bias, scale = make(64, k), make(5, k, 2 * n) / 40, make(5, 2 * n), make(64)
+    sums = ref.truth("rows", x, w, sizes) + np.repeat(np.vstack([bias, 0 * bias[:1]]), [*sizes, 64 - used], 0)
+    gate, up = sums[:, :n].astype("float64"), sums[:, n:]
+    want = gate / (1 + np.exp(-gate)) * up * scale[:, None]
+    x[used:] = np.nan
+    call = functools.partial(jf.grouped_matmul, activation="swiglu", validate=False)
+    with jax.default_device(device):
+        operands = [jnp.asarray(a, "bfloat16") for a in (x, w)] + [jnp.asarray(sizes)]
+        more = {"bias": jnp.asarray(bias, "bfloat16"), "row_scale": jnp.asarray(scale)}
+        f = lambda x, w, sizes, more: call(x, w, sizes, **more)  # noqa: E731
+        program = program_of(f, *operands, more)
+        with _tuned.trial(program, forced(program, split)):
+            run = jax.jit(lambda *a: f(*a)).lower(*operands, more).compile()
+        first, again = (np.asarray(run(*operands, more)) for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
+    assert_close(first[:used], want[:used], dtype="bfloat16")
