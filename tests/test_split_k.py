@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_cuda_sources import assert_no_spills
+from test_scaled_grouped_matmul import operands as scaled_operands
+from test_scaled_grouped_matmul import truth as scaled_truth
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
@@ -129,3 +131,22 @@ def test_what_follows_split_products_on_hopper(split, spread):
         first, again = (np.asarray(run(*operands, more)) for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
     assert_close(first[:used], want[:used], dtype="bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("split", [4, 8])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_split_products_of_8_bits_on_hopper(out, split, spread):
+    device, sizes = hopper_or_skip(), np.int32(SPREADS[spread])
+    with jax.default_device(device):
+        lhs, rhs = scaled_operands("rows", 64, 4112, 328, 5)
+        want = scaled_truth(lhs, rhs, sizes)
+        call = functools.partial(jf.scaled_grouped_matmul, preferred_element_type=out, validate=False)
+        program = program_of(call, lhs, rhs, jnp.asarray(sizes))
+        with _tuned.trial(program, forced(program, split)):
+            run = jax.jit(lambda *a: call(*a)).lower(lhs, rhs, jnp.asarray(sizes)).compile()
+        first, again = (np.asarray(run(lhs, rhs, jnp.asarray(sizes))) for _ in range(2))
+    np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
+    assert_close(first, want, dtype="bfloat16")  # tensor cores sum with 14 bits
+    assert (first[sizes.sum() :] == 0).all()
