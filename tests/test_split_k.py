@@ -45,10 +45,11 @@ def forced(program, split):
 @pytest.mark.parametrize(
     ("m", "groups", "k", "n", "split"),
     [
-        (1, 1, 4096, 2048, 8),  # 16 tiles
-        (16, 1, 4096, 4096, 4),  # 32
+        (1, 1, 4096, 1024, 8),  # 8 tiles
+        (1, 1, 4096, 2048, 4),  # 16, and 15 clusters of 8 run at once
+        (16, 1, 4096, 4096, 2),  # 32
         (64, 2, 8192, 4096, 2),  # 64
-        (2, 64, 4096, 2048, 4),  # no more groups than rows have any
+        (2, 64, 4096, 2048, 2),  # no more groups than rows have any
         (16, 8, 4096, 2048, 1),  # 128 tiles fill the multiprocessors
         (16, 1, 128, 4096, 1),  # two stages
         (512, 1, 4096, 2048, 1),  # many rows
@@ -74,8 +75,6 @@ SPREADS = {  # of 64 rows in 5 groups, and behind them NaN
     "few": [1, 0, 8, 3, 0],
     "odd": [17, 0, 9, 33, 1],
 }
-
-
 
 
 @pytest.mark.gpu

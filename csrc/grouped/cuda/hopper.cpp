@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper_split.h"
 
 namespace jf::grouped {
 namespace {
@@ -21,8 +22,6 @@ constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
 constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
 constexpr int kGatheredRows = 128;            // of a tile of HopperRows at most, whose rows numbers name
-constexpr int kSplitRows = 64;                // of a tile of HopperRows whose k blocks of a cluster split
-constexpr int kMostSplit = 8;                 // the blocks of a cluster, at most
 constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
 constexpr int kBlocksColumns = 192;           // at most, of such a tile
 constexpr int kContractionRows = 128;         // of a tile of HopperContraction
@@ -131,57 +130,8 @@ double rows_cycles(const Problem& p, const HopperConfig& c, const Target& target
   return rounds * (stages * std::max({products, bytes, kStageCycles}) + kTileCycles);
 }
 
-// Whether blocks of a cluster may each sum a stretch of k: of few rows, and each of at least a stage.
-bool can_split(const Problem& p, const HopperConfig& c) {
-  return p.mode == Mode::kRows && p.scales != Scales::kBlocks && p.lhs_rows == 0 && c.tile_m == kSplitRows &&
-         c.tile_n == kRowsColumns && c.cluster == 1 && (c.split == 2 || c.split == 4 || c.split == kMostSplit) &&
-         divide_up(p.k, int64_t{c.depth}) >= c.split;
-}
-
-// Of the same, where the tiles that there can be leave multiprocessors idle: how long a block streams its part of k.
-//   stage      max(rhs and 64 rows of lhs from L2 by one multiprocessor: (64 + 128) * 128 / 46 = 534 cycles;
-//              rhs from memory by all that run: blocks * 128 * 128 / 2500, which 33 blocks make 216 and 132 make 865)
-//   product    rounds * (stages / split * stage + 1500 + (split > 1 ? 1200: sums leave, are there, are read))
-// One group of n = 2048, k = 4096 (16 tiles): 64 * 534 = 34 thousand cycles become 8 * 839 = 7 thousand by eight.
-double split_cycles(const Problem& p, int64_t tiles, int split, const Target& target) {
-  constexpr double kBytesFromL2 = 46, kBytesFromMemory = 2500, kTileCycles = 1500, kJoinCycles = 1200;
-  constexpr double kRhs = double{kRowsColumns} * kRowBytes, kLhs = double{kSplitRows} * kRowBytes;
-  const int64_t at_once = std::max(target.multiprocessors / split, 1);
-  const auto blocks = static_cast<double>(std::min(tiles, at_once) * split);
-  const double stage = std::max((kRhs + kLhs) / kBytesFromL2, blocks * kRhs / kBytesFromMemory);
-  const auto rounds = static_cast<double>(divide_up(tiles, at_once));
-  const auto stages = static_cast<double>(divide_up(divide_up(p.k, depth(p)), int64_t{split}));
-  return rounds * (stages * stage + kTileCycles + (split > 1 ? kJoinCycles : 0));
-}
-
-// Tiles of all groups that can have rows at once, if those are as even as can be.
-int64_t tiles_of_few_rows(const Problem& p, const RowEpilogue* epilogue) {
-  const int64_t groups = std::min(p.groups, p.m);
-  return groups * divide_up(divide_up(p.m, groups), int64_t{kSplitRows}) *
-         divide_up(epilogue ? epilogue->n * epilogue->sums : p.n, int64_t{kRowsColumns});
-}
-
-// Blocks that may split k: powers of two that leave each a few stages, of groups that one tile holds, on average.
-std::vector<int> splits(const Problem& p) {
-  constexpr int64_t kLeastStages = 4;
-  std::vector<int> result;
-  HopperConfig c{.tile_m = kSplitRows, .tile_n = kRowsColumns, .depth = static_cast<int>(depth(p))};
-  if (p.m > kSplitRows * p.groups) return result;
-  for (c.split = 2; c.split <= kMostSplit; c.split *= 2) {
-    if (can_split(p, c) && divide_up(p.k, depth(p)) >= kLeastStages * c.split) result.push_back(c.split);
-  }
-  return result;
-}
-
-// Where one round of the tiles leaves multiprocessors idle.
-int choose_split(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
-  const int64_t tiles = tiles_of_few_rows(p, epilogue);
-  int best = 1;
-  for (const int split : splits(p)) {
-    if (tiles * split > target.multiprocessors) break;
-    if (split_cycles(p, tiles, split, target) < split_cycles(p, tiles, best, target)) best = split;
-  }
-  return best;
+int64_t product_columns(const Problem& p, const RowEpilogue* epilogue) {
+  return epilogue ? epilogue->n * epilogue->sums : p.n;
 }
 
 HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
@@ -199,7 +149,7 @@ HopperConfig choose_rows(const Problem& p, const Target& target, const RowEpilog
       least = cycles;
     }
   }
-  if (const int split = choose_split(p, target, epilogue); split > 1) {
+  if (const int split = choose_split(p, product_columns(p, epilogue), target); split > 1) {
     best = {.tile_m = kSplitRows, .tile_n = kRowsColumns, .stages = 0, .cluster = 1, .split = split};
     best.depth = static_cast<int>(depth(p));
     fill_stages(p, target, kMostStages, best, epilogue);
@@ -239,7 +189,10 @@ HopperConfig choose_contraction(const Problem& p, const Target& target) {
 bool fits(const Problem& p, const HopperConfig& c) {
   if (c.depth != depth(p)) return false;
   if (c.stages < 2 || c.stages > 16) return false;
-  if (c.split > 1 && !can_split(p, c)) return false;
+  if (c.split > 1 && (p.mode != Mode::kRows || c.tile_m != kSplitRows || c.tile_n != kRowsColumns || c.cluster > 1 ||
+                      !can_split(p, c.split))) {
+    return false;
+  }
   if (p.mode == Mode::kContraction) {
     return c.tile_m == kContractionRows && (c.tile_n == 128 || c.tile_n == 192) && c.cluster == 1;
   }
@@ -263,7 +216,7 @@ int64_t most_units(const Problem& p, const HopperConfig& c, const RowEpilogue* e
   return (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(result_columns(p, epilogue), columns);
 }
 int64_t clusters(const HopperConfig& c, const Target& target) {
-  return std::max(target.multiprocessors / (c.cluster * c.split), 1);
+  return c.split > 1 ? clusters_at_once(c.split, target) : std::max(target.multiprocessors / c.cluster, 1);
 }
 
 // Groups of so few rows that tiles wait for weights, not for products: all take as long, and none need be taken as they
@@ -355,7 +308,10 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
              order_groups(p), ", ", flag(p.has_starts), scaled ? ", jf::grouped::ContractionScales" : "", ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
-             c.tile_n == kSharedColumns ? ", true" : c.split > 1 ? cat(", false, ", c.split) : "", ">;\n");
+             c.tile_n == kSharedColumns ? ", true"
+             : c.split > 1              ? cat(", false, ", c.split)
+                                        : "",
+             ">;\n");
     if (p.scales == Scales::kBlocks) {
       s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
     } else {

@@ -18,10 +18,11 @@
 //             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
-//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, with at least a stage, and join their sums:
-//             see hopper_join.cuh; for few units, which would leave multiprocessors idle
-//   next      zero when the kernel starts: clusters take units as they come; or null: each takes as many as the others, as with
-//             kSplit
+//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, at least a stage, and join their sums
+//   (see
+//             hopper_join.cuh): for few units, which would leave multiprocessors idle
+//   next      zero when the kernel starts: clusters take units as they come; or null, and with kSplit: each takes as
+//             many as the others
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
@@ -120,7 +121,8 @@ class HopperRows {
       __syncthreads();
     }
     // Of this block.
-    const int all = cdiv(k, kDepth), first = split_at(all, kernel.part_), steps = split_at(all, kernel.part_ + 1) - first;
+    const int all = cdiv(k, kDepth), first = split_at(all, kernel.part_),
+              steps = split_at(all, kernel.part_ + 1) - first;
     if (warp < kGroupThreads / 32) {
       ptx::give_registers<Source::kCopyRegisters>();
       if (warp == 1) {
