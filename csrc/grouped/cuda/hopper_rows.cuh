@@ -18,9 +18,8 @@
 //             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
-//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, at least a stage, and join their sums
-//   (see
-//             hopper_join.cuh): for few units, which would leave multiprocessors idle
+//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, at least a stage, and join their sums:
+//             hopper_join.cuh. For few units, which would leave multiprocessors idle
 //   next      zero when the kernel starts: clusters take units as they come; or null, and with kSplit: each takes as
 //             many as the others
 //
@@ -120,9 +119,8 @@ class HopperRows {
     } else {
       __syncthreads();
     }
-    // Of this block.
-    const int all = cdiv(k, kDepth), first = split_at(all, kernel.part_),
-              steps = split_at(all, kernel.part_ + 1) - first;
+    const int first = split_at(cdiv(k, kDepth), kernel.part_);  // of this block's steps
+    const int steps = split_at(cdiv(k, kDepth), kernel.part_ + 1) - first;
     if (warp < kGroupThreads / 32) {
       ptx::give_registers<Source::kCopyRegisters>();
       if (warp == 1) {
