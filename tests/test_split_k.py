@@ -149,3 +149,32 @@ def test_split_products_of_8_bits_on_hopper(out, split, spread):
     np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
     assert_close(first, want, dtype="bfloat16")  # tensor cores sum with 14 bits
     assert (first[sizes.sum() :] == 0).all()
+
+
+TAILS = {  # of a product and an array at its places
+    "array": lambda y, r: y + r,
+    "two results": lambda y, r: (y + r, y * r),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize("tail", TAILS)
+def test_arrays_beside_split_products_on_hopper(tail, split, spread):
+    device, (k, n), sizes = hopper_or_skip(), (2056, 328), np.int32(SPREADS[spread])
+    used = int(sizes.sum())
+    x, w = ref.make("rows", sizes, 64, k, n)
+    x, w, r = (np.array(jnp.asarray(a, "bfloat16").astype("float32")) for a in (x, w / 40, np.sin(x[:, :n])))
+    want = jax.tree.leaves(TAILS[tail](ref.truth("rows", x, w, sizes), r.astype("float64")))
+    x[used:] = np.nan
+    f = jf.fuse(lambda x, w, sizes, r: TAILS[tail](jf.grouped_matmul(x, w, sizes, validate=False), r))
+    with jax.default_device(device):
+        operands = *(jnp.asarray(a, "bfloat16") for a in (x, w)), jnp.asarray(sizes), jnp.asarray(r, "bfloat16")
+        program = program_of(f, *operands)
+        with _tuned.trial(program, forced(program, split)):
+            run = jax.jit(lambda *a: f(*a)).lower(*operands).compile()
+        first, again = (jax.tree.leaves(run(*operands)) for _ in range(2))
+    for one, other, truth in zip(first, again, want):
+        np.testing.assert_array_equal(np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8))
+        assert_close(one, truth, dtype="bfloat16")
