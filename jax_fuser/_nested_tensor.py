@@ -225,8 +225,8 @@ class NestedTensor:
         """Return which rows belong to a group, bool `[.., capacity]`."""
         if self._starts is not None:
             return self.row_ids() < self.num_groups
-        total = self.total[..., None]
-        return jax.lax.broadcast_to_rank(jnp.arange(self.capacity, dtype=jnp.int32), total.ndim) < total
+        rows, total = jnp.arange(self.capacity, dtype=jnp.int32), self.total[..., None]
+        return jax.lax.broadcast_to_rank(rows, total.ndim) < total
 
     def replace(self, **changes: Any) -> NestedTensor:
         """Return a copy with other `data`, `extents` or `starts` and the same `ragged_dim`.
