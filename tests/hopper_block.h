@@ -26,10 +26,11 @@ inline void atomicMin(int* to, int value) { *to = std::min(*to, value); }
 
 namespace jf {
 
-// [count, rows, bytes of a row], boxes of so many rows of 128 bytes.
+// [count, rows, bytes of a row], boxes of so many rows of so many bytes.
 struct TensorMap {
   unsigned char* data;
-  int bytes, rows, element, box = 64;
+  int bytes, rows, element, box = 64, wide = 128;
+  bool swizzles = true;  // by 128
 };
 
 namespace ptx {
@@ -145,17 +146,19 @@ template <class Use>
 void for_box(const void* from, unsigned shared, int element, int row, int matrix, Use use) {
   const TensorMap& map = *static_cast<const TensorMap*>(from);
   for (int i = 0; i < map.box; ++i) {
-    for (int j = 0; j < 128; ++j) {
+    for (int j = 0; j < map.wide; ++j) {
       const int byte = element * map.element + j;
+      const unsigned to = shared + i * map.wide + j;
       const bool inside = row + i < map.rows && byte < map.bytes;
       const long long place = (static_cast<long long>(matrix) * map.rows + row + i) * map.bytes + byte;
-      use(at(swizzled(shared + i * 128 + j)), inside ? map.data + place : nullptr);
+      use(at(map.swizzles ? swizzled(to) : to), inside ? map.data + place : nullptr);
     }
   }
 }
 inline void tile_load(unsigned shared, const void* map, unsigned barrier, int element, int row, int matrix = 0) {
   for_box(map, shared, element, row, matrix, [](auto* to, auto* from) { *to = from ? *from : 0; });
-  change(barrier, [&](MBarrier& b) { b.bytes -= static_cast<const TensorMap*>(map)->box * 128; });
+  const auto& of = *static_cast<const TensorMap*>(map);
+  change(barrier, [&](MBarrier& b) { b.bytes -= of.box * of.wide; });
 }
 // Of a map that ends with a group: row i + end - 2^30, of the rows before `end`.
 inline void tile_load(unsigned shared, const void* from, unsigned barrier, int element, int i, int, int end) {

@@ -7,6 +7,7 @@
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
 #include "host/gathered_rows.h"
+#include "host/group_softmax.h"
 #include "host/placement.h"
 #include "host/program.h"
 #include "host/zeros.h"
@@ -377,6 +378,22 @@ int64_t portable_bytes(const ir::Fusion& whole, const Target& target, bool fills
 
 Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
   bool differs = false;
+  const auto softmax = target.platform == Platform::kCuda ? find_group_softmax(whole, tuning) : std::nullopt;
+  if (softmax) {
+    const std::string why = grouped::why_not_softmax(softmax->problem, softmax->config, target);
+    Program program = why.empty() ? softmax_program(whole, *softmax, target)
+                                  : build_for(whole, target, tuning, fills, differs);
+    if (!why.empty()) program.facts.front().reason += cat("; rows are read again for the results: ", why);
+    // Enough for either, with the other kinds of GPU.
+    for (const int capability : {80, 90}) {
+      const Program other = build_for(whole, cuda_target_for(capability), {}, fills, differs);
+      program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, other.portable_workspace_bytes);
+    }
+    program.portable_workspace_bytes =
+        std::max(program.portable_workspace_bytes,
+                 round_up(grouped::softmax_scratch_bytes(softmax->problem, softmax->config), 256));
+    return program;
+  }
   Program program = build_for(whole, target, tuning, fills, differs);
   if (differs) {
     const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);

@@ -55,6 +55,8 @@ StepSource written_source(const grouped::CudaKernel& kernel, std::vector<int64_t
   result.launch.block.x = static_cast<unsigned>(kernel.block);
   result.launch.shared_bytes = kernel.shared_bytes;
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
+  result.launch.ones = kernel.ones;
+  result.launch.together = kernel.together;
   result.launch.scalars = std::move(scalars);
   return result;
 }

@@ -28,6 +28,8 @@ struct StepLaunch {
   int shared_bytes = 0;
   std::optional<int> counter;  // the buffer whose first 32-bit word is made zero before
   std::optional<int> null;     // the buffer that the kernel gets a null pointer for
+  std::optional<grouped::CudaOnes> ones;
+  bool together = false;  // a cooperative launch
   std::vector<StepMap> maps;
   std::vector<int64_t> scalars;
 };

@@ -2,6 +2,7 @@
 // graph.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "runtime/driver.h"
@@ -15,11 +16,11 @@ struct Dim3 {
 };
 
 // `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns. The names
-// are for errors.
+// are for errors. `together`: all blocks run at once, and the launch fails where the device cannot.
 void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes,
-            CuStream stream, void** arguments);
+            bool together, CuStream stream, void** arguments);
 
-// A 32-bit word of the device becomes zero.
-void clear_word(void* word, CuStream stream);
+// So many 32-bit words of the device become `word`.
+void fill_words(void* words, unsigned word, int64_t count, CuStream stream);
 
 }  // namespace jf::runtime

@@ -76,6 +76,12 @@ int64_t partial_sums(int64_t n);
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
+// 32-bit words at the beginning of a buffer, its number among the arguments, all of whose bits are 1 when a kernel starts.
+struct CudaOnes {
+  int buffer;
+  int64_t words;
+};
+
 // One kernel launch. Arguments: lhs, rhs, extents, starts, scales and factors (only if the problem has them), out, the
 // scratch memory (only if `counts` or `shares`), the members of an epilogue, then `maps`, then m, k, n (of the result),
 // groups and rows as 64-bit integers. Base addresses are aligned to 16 bytes. With grid == 0 the result is empty:
@@ -85,6 +91,8 @@ struct CudaKernel {
   std::string instantiation;  // source text that includes kernel headers by their path below csrc/
   bool counts = false;        // takes scratch memory, whose first 32-bit word is zero when it starts
   bool shares = false;        // would, but is given null: its blocks share the work evenly, and nothing is made zero
+  bool together = false;      // its blocks wait for each other: all of them run at once, or none
+  std::optional<CudaOnes> ones = {};
   std::vector<CudaMap> maps;
   int64_t grid = 0;  // blocks, along x
   int block = 0;

@@ -109,6 +109,17 @@ __device__ __forceinline__ void tile_store(const void* map, unsigned shared, int
                : "memory");
 }
 
+// ---- words between blocks ----
+// Each is read as one store left it; nothing else is ordered by them.
+
+__device__ __forceinline__ void store_word(unsigned long* to, unsigned long word) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+// Two neighbours, at a multiple of 16 bytes.
+__device__ __forceinline__ void load_words(const unsigned long* from, unsigned long& first, unsigned long& second) {
+  asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
+}
+
 // ---- shared memory ----
 
 // Warp: the counterpart of ldmatrix_x4_trans.

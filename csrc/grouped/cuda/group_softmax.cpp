@@ -1,0 +1,137 @@
+#include "grouped/cuda/group_softmax.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/integers.h"
+
+namespace jf::grouped {
+namespace {
+
+constexpr int kCapability = 90;
+// As in GroupSoftmax of group_softmax.cuh.
+constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kPartBytes = 8;
+constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
+constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
+constexpr int64_t kGroupsAtOnce = 128;           // one kernel for all numbers of groups up to a multiple of this
+
+int64_t columns_of_strip(const GroupSoftmax& s, const SoftmaxConfig& c) { return c.bytes / size_of(s.dtype); }
+int64_t strips(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(s.columns, columns_of_strip(s, c)); }
+int64_t table_groups(const GroupSoftmax& s) { return round_up(s.groups, kGroupsAtOnce); }
+
+// A strip of several runs has more than run * rows rows, at most two runs for every so many, and where all blocks have
+// one, two less than two for every so many.
+int64_t parts(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(5 * s.rows, 2 * c.run * c.rows); }
+int64_t joined(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(s.rows, kFew * c.run * c.rows); }
+
+int64_t shared_bytes(const GroupSoftmax& s, const SoftmaxConfig& c) {
+  const int64_t line = columns_of_strip(s, c) * kPartBytes;
+  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + c.slots * line + c.slots * 4 * 8 +
+                        4 * 4 * (table_groups(s) + 1);
+  return round_up(bytes, 128);
+}
+
+std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view entry) {
+  const std::string_view type = device_type(s.dtype);
+  std::string t = "#include \"grouped/cuda/group_softmax.cuh\"\n\n";
+  t += cat("// ", print(c), "\nusing Kernel = jf::GroupSoftmax<", type, ", ", s.log ? "true" : "false", ", ", c.rows,
+           ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", table_groups(s), ">;\n");
+  t += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kFew == ", kFew,
+           " && sizeof(Kernel::Memory) == ", shared_bytes(s, c), ", \"the launch fits\");\n\n");
+  t += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", 1) void ", entry, "(\n    const ", type,
+           "* x, const int* extents, ", type, "* out, unsigned long* words,\n");
+  t += "    const __grid_constant__ jf::TensorMap map, long long rows, long long columns, long long groups,\n";
+  t += "    long long parts, long long joined) {\n";
+  t += "  extern __shared__ __align__(128) char memory[];\n";
+  t += "  Kernel::run(memory, {extents, out, words, int(rows), int(columns), int(groups), int(parts), int(joined)}, ";
+  t += "map);\n}\n";
+  return t;
+}
+
+}  // namespace
+
+SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
+  // A narrow array fills half as wide tiles.
+  if (s.columns * size_of(s.dtype) <= 128) return {256, 128, 6, 4};
+  return {128, 256, 6, 4};
+}
+
+SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
+  for (const auto& [name, value] : given) {
+    int64_t* const field = name == "rows"    ? &config.rows
+                           : name == "bytes" ? &config.bytes
+                           : name == "slots" ? &config.slots
+                           : name == "run"   ? &config.run
+                                             : nullptr;
+    JF_REQUIRE(field != nullptr && std::holds_alternative<int64_t>(value),
+               "[tuned] a softmax of groups has the numbers rows, bytes, slots and run, got ", jf::print(given));
+    *field = std::get<int64_t>(value);
+  }
+  const auto& [rows, bytes, slots, run] = config;
+  JF_REQUIRE((rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots && slots <= 16,
+             "[tuned] expected tiles of 128 or 256 rows and bytes, and runs of fewer tiles than there are slots, at "
+             "most 16, got ",
+             print(config));
+  return config;
+}
+
+std::string print(const SoftmaxConfig& c) {
+  return cat("group softmax tile=", c.rows, "x", c.bytes, " slots=", c.slots, " run=", c.run);
+}
+
+std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const Target& target) {
+  if (target.platform != Platform::kCuda || target.compute_capability < kCapability) {
+    return "the kernel that reads them once is for GPUs of compute capability 9.0 or later";
+  }
+  if (s.dtype != DType::kBF16 && s.dtype != DType::kF16 && s.dtype != DType::kF32) {
+    return cat("the kernel that reads them once takes no ", name(s.dtype));
+  }
+  if (s.rows == 0 || s.columns == 0 || s.groups == 0) return "an operand is empty";
+  if (s.dtype == DType::kF32 && c.bytes == 128) return "a warp has two columns a lane, f32 ones 256 bytes";
+  if (const int64_t bytes = s.columns * size_of(s.dtype); bytes % kBulkBytes != 0) {
+    return cat("copies of tiles need rows of a multiple of ", kBulkBytes, " bytes, got ", bytes);
+  }
+  if (s.rows >= kMostRows || s.columns >= kMostRows) return cat("it takes sizes below ", kMostRows);
+  if (target.multiprocessors < kFewestBlocks) return cat("the device has fewer than ", kFewestBlocks, " processors");
+  const int64_t most = target.multiprocessors * c.run * c.rows;
+  if (s.rows > most) return cat("a group of ", s.rows, " rows does not fit the device's shared memory, ", most, " do");
+  if (const int64_t bytes = shared_bytes(s, c); bytes > target.max_shared_bytes) {
+    return cat("tiles and the table of ", s.groups, " groups take ", bytes, " bytes of shared memory, a block has ",
+               target.max_shared_bytes);
+  }
+  // Runs, the tiles of them and what they leave are 32-bit numbers.
+  if ((s.rows / c.rows + s.groups) * strips(s, c) >= kMostRows) return "it has too many tiles";
+  return "";
+}
+
+int64_t softmax_scratch_bytes(const GroupSoftmax& s, const SoftmaxConfig& c) {
+  return strips(s, c) * columns_of_strip(s, c) * (parts(s, c) + joined(s, c)) * kPartBytes;
+}
+
+CudaKernel softmax_kernel(const GroupSoftmax& s, const SoftmaxConfig& c, const Target& target) {
+  const std::string why = why_not_softmax(s, c, target);
+  JF_REQUIRE(why.empty(), "[softmax] ", why);
+  CudaKernel kernel;
+  kernel.entry = "jf_group_softmax";
+  kernel.instantiation = text(s, c, kernel.entry);
+  kernel.together = true;
+  kernel.ones = CudaOnes{3, softmax_scratch_bytes(s, c) / 4};
+  kernel.grid = target.multiprocessors;
+  kernel.block = kThreads;
+  kernel.shared_bytes = static_cast<int>(shared_bytes(s, c));
+  const auto bytes = static_cast<uint64_t>(size_of(s.dtype));
+  CudaMap map{0, {}};
+  map.layout.axes = 2;
+  map.layout.element_bytes = static_cast<int>(bytes);
+  map.layout.extents = {static_cast<uint64_t>(s.columns), static_cast<uint64_t>(s.rows)};
+  map.layout.stride_bytes = {bytes, static_cast<uint64_t>(s.columns) * bytes};
+  map.layout.box = {static_cast<uint32_t>(columns_of_strip(s, c)), static_cast<uint32_t>(c.rows)};
+  kernel.maps.push_back(map);
+  return kernel;
+}
+
+std::vector<int64_t> softmax_scalars(const GroupSoftmax& s, const SoftmaxConfig& c) {
+  return {s.rows, s.columns, s.groups, parts(s, c), joined(s, c)};
+}
+
+}  // namespace jf::grouped

@@ -1,0 +1,107 @@
+"""Softmax over the rows of groups in one kernel that reads them once: its program, its fallback, and its numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from device_text import run_on_cpu
+from test_cuda_sources import assert_no_spills, nvrtc_or_skip
+from test_ragged_cases import groups, poisoned
+from test_tma import hopper_or_skip
+from tolerances import assert_close
+
+import jax_fuser as jf
+from jax_fuser import _core
+
+HOPPER = _core.cuda_target_for(90)
+
+
+def traced(dtype="bfloat16", shape=(65536, 2048), count=128, f=jf.nested.softmax):
+    x, extents = jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((count,), jnp.int32)
+    return str(jf.ir.trace(lambda x, e: f(jf.NestedTensor(x, e)).data, x, extents, name="soft"))
+
+
+def kernels(text, target=HOPPER):
+    return [(k["name"], k["parameters"], k["reason"]) for k in _core.facts(text, target)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("f", [jf.nested.softmax, jf.nested.log_softmax])
+def test_it_is_one_kernel_where_a_group_fits_the_device(dtype, f):
+    [(name, parameters, reason)] = kernels(traced(dtype, f=f))
+    assert name == "soft_softmax" and parameters.startswith("group softmax tile=") and "stay in shared memory" in reason
+
+
+# Truth is in f64; words of other launches cannot be told from all ones by accident, so they begin so.
+MAIN = """
+#include "codegen/cuda_lanes.cuh"
+inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
+inline float logf(float x) { return std::log(x); }
+inline float expf(float x) { return std::exp(x); }
+namespace jf::ptx {
+inline void store_word(unsigned long* to, unsigned long word) { *to = word; }
+inline void load_words(const unsigned long* from, unsigned long& first, unsigned long& second) {
+  first = from[0], second = from[1];
+}
+}
+#include "grouped/cuda/group_softmax.cuh"
+using namespace jf;
+
+float wide(float x) { return x; }
+float wide(bf16 x) { return std::bit_cast<float>(unsigned(x.bits) << 16); }
+float wide(f16 x) { return ptx::f32_from_f16(x.bits); }
+template <class T> T narrow(float x) {
+  if constexpr (is_same<T, f32>) return x;
+  else return {is_same<T, bf16> ? ptx::bf16_from_f32(x) : ptx::f16_from_f32(x)};
+}
+
+template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun>
+void run(int blocks, int rows, int columns, std::vector<int> extents, double tolerance) {
+  using Kernel = GroupSoftmax<T, kLog, kRows, kBytes, kSlots, kRun, 128>;
+  const int groups = int(extents.size()), strips = (columns + Kernel::kColumns - 1) / Kernel::kColumns;
+  std::vector<T> x(rows * columns), out(x.size(), narrow<T>(7));
+  int end = 0;
+  for (int& n : extents) end += n;
+  for (int i = 0; i < rows * columns; ++i) x[i] = narrow<T>(i < end * columns ? (i * 40503u >> 4) % 997 / 50.f - 9 : NAN);
+  const int parts = rows / kRows * 3 + groups, joined = rows / kRows + 1;
+  std::vector<unsigned long> words(long(strips) * Kernel::kColumns * (parts + joined), ~0ul);
+  const typename Kernel::Args args = {extents.data(), out.data(), words.data(), rows, columns, groups, parts, joined};
+  const TensorMap map = {reinterpret_cast<unsigned char*>(x.data()), columns * int(sizeof(T)), rows, sizeof(T), kRows,
+                         kBytes, false};
+  ptx::launch(blocks, 1, [&](unsigned char* memory) { Kernel::run(reinterpret_cast<char*>(memory), args, map); });
+  double worst = 0;
+  for (int c = 0; c < columns; ++c) {
+    for (int g = 0, row = 0; g < groups; row += extents[g++]) {
+      double most = -INFINITY, sum = 0;
+      for (int r = 0; r < extents[g]; ++r) most = std::max(most, double(wide(x[(row + r) * columns + c])));
+      for (int r = 0; r < extents[g]; ++r) sum += std::exp(wide(x[(row + r) * columns + c]) - most);
+      for (int r = 0; r < extents[g]; ++r) {
+        const int at = (row + r) * columns + c;
+        const double log = wide(x[at]) - most - std::log(sum), want = kLog ? log : std::exp(log);
+        const double off = std::abs(wide(out[at]) - want) / std::max(std::abs(want), 1e-4);
+        worst = off <= worst ? worst : off == off ? off : 1e9;
+      }
+    }
+    for (int r = end; r < rows; ++r) worst = wide(out[r * columns + c]) == 0 ? worst : 1e9;
+  }
+  std::printf("%s %g\\n", worst < tolerance ? "right" : "WRONG", worst);
+  std::fflush(stdout);
+}
+int main() {
+  const std::vector<int> mixed = {40, 0, 1, 300, 17, 0, 133, 128, 5}, one = {0, 0, 700, 0};
+  run<bf16, false, 128, 256, 4, 2>(6, 700, 136, mixed, 5e-3);
+  run<bf16, false, 128, 256, 3, 1>(6, 720, 264, one, 5e-3);
+  run<f16, true, 256, 128, 3, 1>(6, 700, 72, mixed, 2e-3);
+  run<f32, false, 128, 256, 4, 1>(6, 700, 132, mixed, 1e-5);
+  run<f32, true, 128, 256, 4, 3>(6, 700, 68, one, 1e-5);
+  run<bf16, false, 256, 128, 4, 1>(6, 1400, 72, {1300, 7, 0}, 5e-3);
+  run<bf16, false, 128, 256, 3, 1>(6, 50, 8, {0, 0, 0}, 5e-3);
+}
+"""
+
+
+def test_its_threads_give_every_row_its_share(tmp_path):
+    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns."""
+    flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={20 * 6}")
+    lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
+    assert len(lines) == 7 and all(line.startswith("right") for line in lines), lines
