@@ -105,3 +105,66 @@ def test_its_threads_give_every_row_its_share(tmp_path):
     flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={20 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
     assert len(lines) == 7 and all(line.startswith("right") for line in lines), lines
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_it_compiles_within_its_registers(dtype, tmp_path):
+    nvrtc_or_skip()
+    [used] = assert_no_spills(traced(dtype), tmp_path)
+    print(used)
+    assert used["REG"] <= 96
+
+
+def spreads(rows):
+    """Extents of groups of 400 to 700 rows: empty ones, single rows, one with most, one with all, fewer than rows."""
+    return {
+        "mixed": [40, 0, 1, rows - 700, 17, 0, 133, 128, 5],
+        "one": [0, 0, rows, 0],
+        "none": [0, 0, 0],
+        "even": [rows // 8] * 8,
+    }
+
+
+@pytest.mark.parametrize("f", [jf.nested.softmax, jf.nested.log_softmax])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 136), (40_000, 64), (20_011, 520)])
+def test_on_the_device(f, dtype, rows, columns):
+    """Results in memory that held NaN, of rows behind the sum that are NaN."""
+    hopper_or_skip()
+    for sizes in spreads(rows).values():
+        x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32) * 3
+        x[sum(sizes) :] = np.nan
+        x = jnp.asarray(x, dtype)
+        got = poisoned(lambda x, e: f(jf.NestedTensor(x, e)).data, x, jnp.asarray(sizes, jnp.int32))
+        wide = np.asarray(x.astype("float32"), np.float64)
+        for part, result in zip(groups(wide, sizes), groups(np.asarray(got.astype("float32")), sizes)):
+            if not len(part):
+                continue
+            shifted = part - part.max(0)
+            log = shifted - np.log(np.exp(shifted).sum(0))
+            assert_close(result, log if f is jf.nested.log_softmax else np.exp(log), dtype)
+        np.testing.assert_array_equal(np.asarray(got)[sum(sizes) :], 0)
+
+
+def test_infinities_and_nan_on_the_device():
+    """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice."""
+    hopper_or_skip()
+    x = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
+    x[1500, 0], x[1600, 1], x[1000:2500, 2], x[1700, 3], x[1200:2400, 4] = np.inf, np.nan, -np.inf, -np.inf, -3e38
+    sizes = [1000, 1500, 500]
+    got = jf.nested.softmax(jf.as_nested(jnp.asarray(x), extents=sizes)).data
+    want = np.concatenate([np.asarray(jax.nn.softmax(part, 0)) for part in groups(x, sizes)])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_captured_and_many_at_once_on_the_device():
+    """Two of them whose order nothing says, many times, each in a graph of XLA's: neither keeps the other waiting."""
+    hopper_or_skip()
+    sizes = jnp.asarray([0, 20_000, 7, 12_000], jnp.int32)
+    xs = [jax.random.normal(jax.random.key(i), (32_768, 256), jnp.bfloat16) for i in range(4)]
+    run = jax.jit(lambda xs: [jf.nested.softmax(jf.NestedTensor(x, sizes)).data for x in xs])
+    first = run(xs)
+    for _ in range(20):
+        last = run(xs)
+    for a, b in zip(first, last):
+        np.testing.assert_array_equal(np.asarray(a.astype("float32")), np.asarray(b.astype("float32")))
