@@ -32,6 +32,34 @@ def test_it_is_one_kernel_where_a_group_fits_the_device(dtype, f):
     assert name == "soft_softmax" and parameters.startswith("group softmax tile=") and "stay in shared memory" in reason
 
 
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"shape": (200_000, 256)}, "a group of 200000 rows does not fit"),
+        ({"shape": (2000, 257)}, "copies of tiles need rows of a multiple of 16 bytes, got 514"),
+        ({"count": 3000}, "a block has 232448"),
+    ],
+)
+def test_others_read_rows_twice_and_explain_says_why(how, why):
+    *_, (_, _, reason) = kernels(traced(**how))
+    assert "it reads the rows again" in reason and why in reason
+    *_, (_, _, reason) = kernels(traced(), _core.cuda_target_for(80))
+    assert "compute capability 9.0 or later" in reason
+
+
+def test_memory_between_kernels_is_enough_for_every_device():
+    """Programs that are exported run on devices with one kernel and with five."""
+    needs = [_core.workspace_bytes(traced(), _core.cuda_target_for(sm), True) for sm in (80, 90)]
+    assert needs[0] == needs[1] > 0
+
+
+def test_what_only_looks_like_it_keeps_its_kernels():
+    def other(nt):
+        return nt.replace(data=jnp.where(nt.data > 0, jf.nested.softmax(nt).data, 0))
+
+    assert len(kernels(traced(f=other))) > 1
+
+
 # Truth is in f64; words of other launches cannot be told from all ones by accident, so they begin so.
 MAIN = """
 #include "codegen/cuda_lanes.cuh"

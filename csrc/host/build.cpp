@@ -383,7 +383,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
     const std::string why = grouped::why_not_softmax(softmax->problem, softmax->config, target);
     Program program = why.empty() ? softmax_program(whole, *softmax, target)
                                   : build_for(whole, target, tuning, fills, differs);
-    if (!why.empty()) program.facts.front().reason += cat("; rows are read again for the results: ", why);
+    if (!why.empty()) program.facts.back().reason += cat("; it reads the rows again: ", why);
     // Enough for either, with the other kinds of GPU.
     for (const int capability : {80, 90}) {
       const Program other = build_for(whole, cuda_target_for(capability), {}, fills, differs);

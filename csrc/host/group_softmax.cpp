@@ -1,5 +1,6 @@
 #include "host/group_softmax.h"
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.h"
@@ -143,8 +144,10 @@ std::optional<FoundSoftmax> find_group_softmax(const ir::Fusion& given, const Tu
     const ir::Value& value = fusion.values[id];
     if (value.dtype == DType::kS32 && value.axes.size() == 1) extents = &value;
   }
+  const bool is_nested = std::any_of(fusion.ops.begin(), fusion.ops.end(),
+                                     [](const ir::Op& op) { return op.kind == ir::OpKind::kPartition; });
   const bool takes = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
-  if (extents == nullptr || !takes || result.axes.size() != 2 || ir::elements(result) == 0) return std::nullopt;
+  if (!is_nested || extents == nullptr || !takes || result.axes.size() != 2 || ir::elements(result) == 0) return std::nullopt;
   const std::vector<int64_t> shape = ir::shape(result);
   for (const bool log : {false, true}) {
     const grouped::GroupSoftmax problem{result.dtype, log, shape[0], shape[1], extents->axes[0].extent};
