@@ -381,8 +381,8 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
   const auto softmax = target.platform == Platform::kCuda ? find_group_softmax(whole, tuning) : std::nullopt;
   if (softmax) {
     const std::string why = grouped::why_not_softmax(softmax->problem, softmax->config, target);
-    Program program = why.empty() ? softmax_program(whole, *softmax, target)
-                                  : build_for(whole, target, tuning, fills, differs);
+    Program program =
+        why.empty() ? softmax_program(whole, *softmax, target) : build_for(whole, target, tuning, fills, differs);
     if (!why.empty()) program.facts.back().reason += cat("; it reads the rows again: ", why);
     // Enough for either, with the other kinds of GPU.
     for (const int capability : {80, 90}) {

@@ -77,7 +77,8 @@ std::string softmax_text(const grouped::GroupSoftmax& s) {
   add("total", type("f32", of_groups), "select(infinite, nans, below)");
   // Its share of every row; zeros behind the last one.
   add("of_group", type("f32", of_rows),
-      cat("take(total, group_of_row) {axes=[0], limits=[", s.groups - 1, "], dims=[-1,1], starts=[0,0], strides=[1,1]}"));
+      cat("take(total, group_of_row) {axes=[0], limits=[", s.groups - 1,
+          "], dims=[-1,1], starts=[0,0], strides=[1,1]}"));
   add("of_row", type("f32", of_rows), "select(has, of_group, zeros_of_rows)");
   if (!wide) add("wide", type("f32", of_rows), "convert(x)");
   add("difference", type("f32", of_rows), cat("sub(", wide ? "x" : "wide", ", of_row)"));
@@ -147,7 +148,8 @@ std::optional<FoundSoftmax> find_group_softmax(const ir::Fusion& given, const Tu
   const bool is_nested = std::any_of(fusion.ops.begin(), fusion.ops.end(),
                                      [](const ir::Op& op) { return op.kind == ir::OpKind::kPartition; });
   const bool takes = result.dtype == DType::kF32 || result.dtype == DType::kBF16 || result.dtype == DType::kF16;
-  if (!is_nested || extents == nullptr || !takes || result.axes.size() != 2 || ir::elements(result) == 0) return std::nullopt;
+  if (!is_nested || extents == nullptr || !takes || result.axes.size() != 2 || ir::elements(result) == 0)
+    return std::nullopt;
   const std::vector<int64_t> shape = ir::shape(result);
   for (const bool log : {false, true}) {
     const grouped::GroupSoftmax problem{result.dtype, log, shape[0], shape[1], extents->axes[0].extent};
@@ -177,10 +179,11 @@ Program softmax_program(const ir::Fusion& given, const FoundSoftmax& found, cons
   facts.parameters = grouped::print(found.config);
   Placement placement(fusion);
   const BufferRef words = placement.scratch(grouped::softmax_scratch_bytes(found.problem, found.config));
-  program.steps.push_back(WrittenStep{
-      kernel_name(fusion), grouped::softmax_kernel(found.problem, found.config, target),
-      grouped::softmax_scalars(found.problem, found.config),
-      {placement.read(found.x), placement.read(found.extents), placement.write(fusion.outputs[0]), words}});
+  program.steps.push_back(
+      WrittenStep{kernel_name(fusion),
+                  grouped::softmax_kernel(found.problem, found.config, target),
+                  grouped::softmax_scalars(found.problem, found.config),
+                  {placement.read(found.x), placement.read(found.extents), placement.write(fusion.outputs[0]), words}});
   placement.finish(program);
   return program;
 }

@@ -68,8 +68,8 @@ struct Driver {
   // CuKernel stands where the driver's prototype has CUfunction; it takes both.
   JF_DRIVER_CALL(launch_kernel, "cuLaunchKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                  unsigned, CuStream, void**, void**);
-  JF_DRIVER_CALL(launch_together, "cuLaunchCooperativeKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned,
-                 unsigned, unsigned, CuStream, void**);
+  JF_DRIVER_CALL(launch_together, "cuLaunchCooperativeKernel", CuKernel, unsigned, unsigned, unsigned, unsigned,
+                 unsigned, unsigned, unsigned, CuStream, void**);
   JF_DRIVER_CALL(memset_words, "cuMemsetD32Async", uint64_t, unsigned, size_t, CuStream);
   // Of the host alone: makes no call to the device.
   JF_DRIVER_CALL(tensor_map_encode_tiled, "cuTensorMapEncodeTiled", void*, int, unsigned, void*, const uint64_t*,

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kCapability = 90;
 // As in GroupSoftmax of group_softmax.cuh.
-constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kPartBytes = 8;
+constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kFinals = 6, kPartBytes = 8;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kGroupsAtOnce = 128;           // one kernel for all numbers of groups up to a multiple of this
@@ -26,8 +26,8 @@ int64_t joined(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up
 
 int64_t shared_bytes(const GroupSoftmax& s, const SoftmaxConfig& c) {
   const int64_t line = columns_of_strip(s, c) * kPartBytes;
-  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + c.slots * line + c.slots * 4 * 8 +
-                        4 * 4 * (table_groups(s) + 1);
+  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + kFinals * line +
+                        (c.slots + kFinals) * 2 * 8 + 4 * 4 * (table_groups(s) + 1);
   return round_up(bytes, 128);
 }
 
@@ -69,9 +69,10 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
     *field = std::get<int64_t>(value);
   }
   const auto& [rows, bytes, slots, run, far] = config;
-  JF_REQUIRE((rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots && slots <= 16 &&
-                 far >= 0,
-             "[tuned] expected tiles of 128 or 256 rows and bytes, and runs of fewer tiles than there are slots, at "
+  JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots &&
+                 slots <= 16 && far >= 0,
+             "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, and runs of fewer tiles than there "
+             "are slots, at "
              "most 16, got ",
              print(config));
   return config;
@@ -96,7 +97,8 @@ std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const
   if (s.rows >= kMostRows || s.columns >= kMostRows) return cat("it takes sizes below ", kMostRows);
   if (target.multiprocessors < kFewestBlocks) return cat("the device has fewer than ", kFewestBlocks, " processors");
   const int64_t most = target.multiprocessors * c.run * c.rows;
-  if (s.rows > most && (c.far == 0 || c.far >= target.multiprocessors)) return cat("a group of ", s.rows, " rows does not fit the device's shared memory, ", most, " do");
+  if (s.rows > most && (c.far == 0 || c.far >= target.multiprocessors))
+    return cat("a group of ", s.rows, " rows does not fit the device's shared memory, ", most, " do");
   if (const int64_t bytes = shared_bytes(s, c); bytes > target.max_shared_bytes) {
     return cat("tiles and the table of ", s.groups, " groups take ", bytes, " bytes of shared memory, a block has ",
                target.max_shared_bytes);

@@ -1,5 +1,5 @@
-// Softmax over the rows of groups, column by column, with every row read once: tiles stay in shared memory from the fold
-// of their group to its result.
+// Softmax over the rows of groups, column by column, with every row read once: tiles stay in shared memory from the
+// fold of their group to its result.
 //
 // One block a multiprocessor. A strip is kColumns columns of a group; its tiles of kRows rows are cut into runs of at
 // most kRun, and run r is of block r % blocks. Four kinds of warps: one copies tiles into a ring of kSlots, others fold
@@ -9,9 +9,9 @@
 //
 // Why nobody waits for ever: all blocks run at once (a cooperative launch), each takes its runs in increasing order, a
 // strip has at most one run in a block, and a run that stays in the ring fits it (the launcher's rule). So the first
-// strip that is not done has its runs, with all before them stored, at the heads of their blocks' rings: they are copied,
-// folded, published, joined, stored. Tiles that are copied again for their results come behind the first copies of all
-// strips that their results need.
+// strip that is not done has its runs, with all before them stored, at the heads of their blocks' rings: they are
+// copied, folded, published, joined, stored. Tiles that are copied again for their results come behind the first copies
+// of all strips that their results need.
 //
 // Arrays begin and rows follow at multiples of 16 bytes. Rows of no group become zeros.
 #pragma once
@@ -27,10 +27,12 @@ struct GroupSoftmax {
   static constexpr int kThreads = 32 * (1 + kFolding + kJoining + kStoring);
   static constexpr int kColumns = kBytes / int(sizeof(T)), kOwn = kColumns / 32;  // of a lane
   static constexpr int kWords = kBytes / 32 / 4, kColumnWarps = kColumns / 32;
-  static constexpr int kFew = 4;           // so many runs are read by each of them; more share the columns
-  static constexpr int kAtOnce = 9;        // parts that a lane reads at once where runs share the columns
-  static constexpr int kFinals = kSlots;   // runs that wait for their results
-  static_assert(kRows % (kFolding * 16) == 0 && kOwn % 2 == 0 && kColumnWarps <= kFolding, "warps have equal shares");
+  static constexpr int kFew = 4;     // so many runs are read by each of them; more share the columns
+  static constexpr int kAtOnce = 9;  // parts that a lane reads at once where runs share the columns
+  static constexpr int kFinals = 6;  // runs that wait for their results
+  static constexpr int kHeld = kRows < 16 * kFolding ? kRows / kFolding : 16;  // rows of a tile in a warp's registers
+  static_assert(kRows % (kFolding * kHeld) == 0 && kOwn % 2 == 0 && kColumnWarps <= kFolding,
+                "warps have equal shares");
   static_assert(kRun < kSlots, "a run fits the ring, and the next one's first tile");
 
   // The largest and the sum of powers relative to it; later the shift and what results are multiplied by, or lose.
@@ -107,8 +109,8 @@ struct GroupSoftmax {
     for (int g = 0; g < a.groups; g += 32) {
       const bool inside = g + lane < a.groups;
       const int before = rows, at = g + lane + 1;
-      const int end = carry(rows, inside ? min(max(a.extents[g + lane], 0), a.rows) : 0, inside ? m.row + at : nullptr,
-                            a.rows);
+      const int end =
+          carry(rows, inside ? min(max(a.extents[g + lane], 0), a.rows) : 0, inside ? m.row + at : nullptr, a.rows);
       const int begin = int(__shfl_up_sync(~0u, unsigned(end), 1));
       const int all = runs_of((end - (lane == 0 ? before : begin) + kRows - 1) / kRows, blocks);
       carry(runs, all, inside ? m.run + at : nullptr, kMost);
@@ -133,9 +135,9 @@ struct GroupSoftmax {
     r.row = m.row[r.group] + first * kRows;
     return r;
   }
-  // Tiles that a block's ring holds one after the other: of a run to be folded, stored, or both. Those of a strip of more
-  // than kFar runs are copied again for their results, when those of the block's next run have been folded: they come
-  // from the second-level cache.
+  // Tiles that a block's ring holds one after the other: of a run to be folded, stored, or both. Those of a strip of
+  // more than kFar runs are copied again for their results, when those of the block's next run have been folded: they
+  // come from the second-level cache.
   struct Step {
     Run run;
     int count;  // of the block's runs
@@ -165,7 +167,8 @@ struct GroupSoftmax {
   template <class Visit>
   static __device__ __forceinline__ void for_runs(const Memory& m, const Args& a, Visit visit) {
     const int strips = (a.columns + kColumns - 1) / kColumns, all = m.run[a.groups] * strips;
-    for (int r = int(blockIdx.x), count = 0; r < all; r += int(gridDim.x), ++count) visit(run_at(m, a, r, strips), count);
+    for (int r = int(blockIdx.x), count = 0; r < all; r += int(gridDim.x), ++count)
+      visit(run_at(m, a, r, strips), count);
   }
   static __device__ __forceinline__ int rows_of(const Memory& m, const Run& r, int tile) {
     return min(kRows, m.row[r.group + 1] - r.row - tile * kRows);
@@ -259,10 +262,9 @@ struct GroupSoftmax {
     }
   };
 
-  // Sixteen rows of a tile join a lane's columns; `rows` of the tile are the group's.
+  // kHeld rows of a tile join a lane's columns; `rows` of the tile are the group's.
   template <bool kWhole>
   static __device__ __forceinline__ void fold_rows(Line& line, const char* from, int first, int rows) {
-    constexpr int kHeld = 16;
     Row held[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i].read(from + (first + i * kFolding) * kBytes);
@@ -304,7 +306,7 @@ struct GroupSoftmax {
         const char* from = m.tile[ring.at] + lane * (kWords * 4);
         const int rows = rows_of(m, r, t);
 #pragma unroll 1
-        for (int first = step.folds ? warp : kRows; first < kRows; first += 16 * kFolding) {
+        for (int first = step.folds ? warp : kRows; first < kRows; first += kHeld * kFolding) {
           if (rows == kRows) {
             fold_rows<true>(line, from, first, rows);
           } else {

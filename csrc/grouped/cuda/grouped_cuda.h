@@ -76,7 +76,8 @@ int64_t partial_sums(int64_t n);
 // Bytes of scratch memory that a kernel of the problem may ask for; the same for all targets.
 int64_t cuda_scratch_bytes(const Problem& problem);
 
-// 32-bit words at the beginning of a buffer, its number among the arguments, all of whose bits are 1 when a kernel starts.
+// 32-bit words at the beginning of a buffer, its number among the arguments, all of whose bits are 1 when a kernel
+// starts.
 struct CudaOnes {
   int buffer;
   int64_t words;
