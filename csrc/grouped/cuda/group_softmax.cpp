@@ -35,7 +35,7 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
   const std::string_view type = device_type(s.dtype);
   std::string t = "#include \"grouped/cuda/group_softmax.cuh\"\n\n";
   t += cat("// ", print(c), "\nusing Kernel = jf::GroupSoftmax<", type, ", ", s.log ? "true" : "false", ", ", c.rows,
-           ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", c.far, ", ", table_groups(s), ">;\n");
+           ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", table_groups(s), ">;\n");
   t += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kFew == ", kFew,
            " && sizeof(Kernel::Memory) == ", shared_bytes(s, c), ", \"the launch fits\");\n\n");
   t += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", 1) void ", entry, "(\n    const ", type,
@@ -51,9 +51,10 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
 }  // namespace
 
 SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
-  // A narrow array fills half as wide tiles.
-  if (s.columns * size_of(s.dtype) <= 128) return {256, 128, 6, 4, 0};
-  return {128, 256, 6, 4, 0};
+  // Strips of 128 bytes leave room for several of a long group, but a lane has two columns. (Both as measured on an
+  // H200.)
+  if (s.dtype == DType::kF32) return {64, 256, 12, 9};
+  return {128, 128, 12, 8};
 }
 
 SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
@@ -62,15 +63,14 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
                            : name == "bytes" ? &config.bytes
                            : name == "slots" ? &config.slots
                            : name == "run"   ? &config.run
-                           : name == "far"   ? &config.far
                                              : nullptr;
     JF_REQUIRE(field != nullptr && std::holds_alternative<int64_t>(value),
-               "[tuned] a softmax of groups has the numbers rows, bytes, slots, run and far, got ", jf::print(given));
+               "[tuned] a softmax of groups has the numbers rows, bytes, slots and run, got ", jf::print(given));
     *field = std::get<int64_t>(value);
   }
-  const auto& [rows, bytes, slots, run, far] = config;
+  const auto& [rows, bytes, slots, run] = config;
   JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots &&
-                 slots <= 16 && far >= 0,
+                 slots <= 16,
              "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, and runs of fewer tiles than there "
              "are slots, at "
              "most 16, got ",
@@ -79,7 +79,7 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
 }
 
 std::string print(const SoftmaxConfig& c) {
-  return cat("group softmax tile=", c.rows, "x", c.bytes, " slots=", c.slots, " run=", c.run, " far=", c.far);
+  return cat("group softmax tile=", c.rows, "x", c.bytes, " slots=", c.slots, " run=", c.run);
 }
 
 std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const Target& target) {
@@ -97,8 +97,7 @@ std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const
   if (s.rows >= kMostRows || s.columns >= kMostRows) return cat("it takes sizes below ", kMostRows);
   if (target.multiprocessors < kFewestBlocks) return cat("the device has fewer than ", kFewestBlocks, " processors");
   const int64_t most = target.multiprocessors * c.run * c.rows;
-  if (s.rows > most && (c.far == 0 || c.far >= target.multiprocessors))
-    return cat("a group of ", s.rows, " rows does not fit the device's shared memory, ", most, " do");
+  if (s.rows > most) return cat("a group of ", s.rows, " rows does not fit the device's shared memory, ", most, " do");
   if (const int64_t bytes = shared_bytes(s, c); bytes > target.max_shared_bytes) {
     return cat("tiles and the table of ", s.groups, " groups take ", bytes, " bytes of shared memory, a block has ",
                target.max_shared_bytes);

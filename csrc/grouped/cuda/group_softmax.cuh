@@ -10,8 +10,7 @@
 // Why nobody waits for ever: all blocks run at once (a cooperative launch), each takes its runs in increasing order, a
 // strip has at most one run in a block, and a run that stays in the ring fits it (the launcher's rule). So the first
 // strip that is not done has its runs, with all before them stored, at the heads of their blocks' rings: they are
-// copied, folded, published, joined, stored. Tiles that are copied again for their results come behind the first copies
-// of all strips that their results need.
+// copied, folded, published, joined, stored.
 //
 // Arrays begin and rows follow at multiples of 16 bytes. Rows of no group become zeros.
 #pragma once
@@ -21,7 +20,7 @@
 
 namespace jf {
 
-template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kFar, int kGroups>
+template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kGroups>
 struct GroupSoftmax {
   static constexpr int kFolding = 8, kJoining = 3, kStoring = 8;  // warps
   static constexpr int kThreads = 32 * (1 + kFolding + kJoining + kStoring);
@@ -135,35 +134,7 @@ struct GroupSoftmax {
     r.row = m.row[r.group] + first * kRows;
     return r;
   }
-  // Tiles that a block's ring holds one after the other: of a run to be folded, stored, or both. Those of a strip of
-  // more than kFar runs are copied again for their results, when those of the block's next run have been folded: they
-  // come from the second-level cache.
-  struct Step {
-    Run run;
-    int count;  // of the block's runs
-    bool folds, stores;
-  };
-  template <class Visit>
-  static __device__ __forceinline__ void for_steps(const Memory& m, const Args& a, Visit visit) {
-    const int strips = (a.columns + kColumns - 1) / kColumns, all = m.run[a.groups] * strips, blocks = int(gridDim.x);
-    int number = int(blockIdx.x), count = 0, due = -1, waits = -1;  // by count
-    while (true) {
-      Step step{{}, 0, false, true};
-      if (due >= 0) {
-        step.count = due, due = -1;
-      } else if (number < all) {
-        step.count = count++, step.folds = true, number += blocks;
-        due = waits, waits = -1;
-      } else if (waits >= 0) {
-        step.count = waits, waits = -1;
-      } else {
-        return;
-      }
-      step.run = run_at(m, a, int(blockIdx.x) + step.count * blocks, strips);
-      if (kFar > 0 && step.folds && step.run.all > kFar) step.stores = false, waits = step.count;
-      visit(step);
-    }
-  }
+  // The block's runs.
   template <class Visit>
   static __device__ __forceinline__ void for_runs(const Memory& m, const Args& a, Visit visit) {
     const int strips = (a.columns + kColumns - 1) / kColumns, all = m.run[a.groups] * strips;
@@ -202,8 +173,7 @@ struct GroupSoftmax {
 
   static __device__ __forceinline__ void load(Memory& m, const Args& a, const TensorMap& map) {
     Ring ring{0, 1};
-    for_steps(m, a, [&](const Step& step) {
-      const Run& r = step.run;
+    for_runs(m, a, [&](const Run& r, int) {
       for (int i = 0; i < r.tiles; ++i) {
         ptx::mbarrier_wait(address(&m.empty[ring.at]), ring.turn);
         __syncwarp();
@@ -228,9 +198,7 @@ struct GroupSoftmax {
       }
     }
     __device__ __forceinline__ void store(char* to) const {
-      if constexpr (kFar > 0) {
-        ptx::store_passing(to, words);  // rows that are copied again stay in the second-level cache
-      } else if constexpr (kWords == 2) {
+      if constexpr (kWords == 2) {
         *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
       } else {
         *reinterpret_cast<unsigned*>(to) = words[0];
@@ -295,9 +263,7 @@ struct GroupSoftmax {
   static __device__ __forceinline__ void fold(Memory& m, const Args& a, int warp) {
     const int lane = int(threadIdx.x % 32), column = warp * 32 + lane;
     Ring ring, final{0, 1};
-    for_steps(m, a, [&](const Step& step) {
-      const Run& r = step.run;
-      const int count = step.count;
+    for_runs(m, a, [&](const Run& r, int count) {
       Line line;
 #pragma unroll
       for (int c = 0; c < kOwn; ++c) line.of[c] = nothing();
@@ -306,7 +272,7 @@ struct GroupSoftmax {
         const char* from = m.tile[ring.at] + lane * (kWords * 4);
         const int rows = rows_of(m, r, t);
 #pragma unroll 1
-        for (int first = step.folds ? warp : kRows; first < kRows; first += kHeld * kFolding) {
+        for (int first = warp; first < kRows; first += kHeld * kFolding) {
           if (rows == kRows) {
             fold_rows<true>(line, from, first, rows);
           } else {
@@ -317,7 +283,6 @@ struct GroupSoftmax {
         if (lane == 0) ptx::mbarrier_arrive(address(&m.empty[ring.at]));
         ring.template next<kSlots>();
       }
-      if (!step.folds) return;
       Part(&parts)[kFolding][kColumns] = m.part[count % 2];
       *reinterpret_cast<Line*>(&parts[warp][lane * kOwn]) = line;
       ptx::meet<32 * kFolding>(1);
@@ -443,17 +408,13 @@ struct GroupSoftmax {
 
   static __device__ __forceinline__ void store(Memory& m, const Args& a, int warp) {
     const int lane = int(threadIdx.x % 32);
-    Ring ring;
-    for_steps(m, a, [&](const Step& step) {
-      const Run& r = step.run;
-      Line line;
-      if (step.stores) {
-        const unsigned final = unsigned(step.count) % kFinals;
-        ptx::mbarrier_wait(address(&m.made[final]), unsigned(step.count) / kFinals % 2);
-        line = *reinterpret_cast<const Line*>(&m.final[final][lane * kOwn]);
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(address(&m.used[final]));
-      }
+    Ring ring, final;
+    for_runs(m, a, [&](const Run& r, int) {
+      ptx::mbarrier_wait(address(&m.made[final.at]), final.turn);
+      const Line line = *reinterpret_cast<const Line*>(&m.final[final.at][lane * kOwn]);
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(address(&m.used[final.at]));
+      final.template next<kFinals>();
       const int column = r.strip * kColumns + lane * kOwn;
       for (int t = 0; t < r.tiles; ++t) {
         ptx::mbarrier_wait(address(&m.full[ring.at]), ring.turn);
@@ -473,7 +434,7 @@ struct GroupSoftmax {
           row.pack(x);
           row.store(to + i * (kStoring * pitch));
         };
-        const int rows = step.stores && column < a.columns ? rows_of(m, r, t) : 0;
+        const int rows = column < a.columns ? rows_of(m, r, t) : 0;
         if (rows == kRows) {
 #pragma unroll
           for (int i = 0; i < kRows / kStoring; ++i) one(i);

@@ -22,7 +22,6 @@ struct GroupSoftmax {
 struct SoftmaxConfig {
   int64_t rows = 0, bytes = 0;  // of a tile; bytes of a row
   int64_t slots = 0, run = 0;   // tiles that a block holds, and those of a run
-  int64_t far = 0;              // strips of more runs than this are copied twice; 0 where none is
 
   bool operator==(const SoftmaxConfig&) const = default;
 };
@@ -30,7 +29,7 @@ struct SoftmaxConfig {
 SoftmaxConfig choose_softmax(const GroupSoftmax& s);
 // By the names of the fields; throws UserError for others.
 SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given);
-// "group softmax tile=128x256 slots=6 run=4 far=0"
+// "group softmax tile=128x256 slots=6 run=4"
 std::string print(const SoftmaxConfig& config);
 
 // Why the kernel does not take it; empty where it does. The rest is for what it takes.

@@ -120,14 +120,6 @@ __device__ __forceinline__ void load_words(const unsigned long* from, unsigned l
   asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(from) : "memory");
 }
 
-// Words that leave the second-level cache before others.
-__device__ __forceinline__ void store_passing(void* to, const unsigned (&words)[1]) {
-  asm volatile("st.global.cs.b32 [%0], %1;" ::"l"(to), "r"(words[0]) : "memory");
-}
-__device__ __forceinline__ void store_passing(void* to, const unsigned (&words)[2]) {
-  asm volatile("st.global.cs.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]), "r"(words[1]) : "memory");
-}
-
 // ---- shared memory ----
 
 // Warp: the counterpart of ldmatrix_x4_trans.
