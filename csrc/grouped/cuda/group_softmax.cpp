@@ -13,6 +13,7 @@ constexpr int kCapability = 90;
 constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kFinals = 6, kPartBytes = 8;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
+constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
 constexpr int64_t kGroupsAtOnce = 128;           // one kernel for all numbers of groups up to a multiple of this
 
 int64_t columns_of_strip(const GroupSoftmax& s, const SoftmaxConfig& c) { return c.bytes / size_of(s.dtype); }
@@ -51,9 +52,10 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
 }  // namespace
 
 SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
-  // Strips of 128 bytes leave room for several of a long group, but a lane has two columns. (Both as measured on an
-  // H200.)
-  if (s.dtype == DType::kF32) return {64, 256, 12, 9};
+  // Strips of 128 bytes leave room for several of a long group, but a lane has two columns. Tiles of 64 rows are for
+  // short groups. (Both as measured on an H200.)
+  const bool few = s.rows < kTilesOfGroup * 128 * s.groups;
+  if (s.dtype == DType::kF32 || few) return {64, 256, 12, 9};
   return {128, 128, 12, 8};
 }
 
@@ -93,6 +95,13 @@ std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const
   if (s.dtype == DType::kF32 && c.bytes == 128) return "a warp has two columns a lane, f32 ones 256 bytes";
   if (const int64_t bytes = s.columns * size_of(s.dtype); bytes % kBulkBytes != 0) {
     return cat("copies of tiles need rows of a multiple of ", kBulkBytes, " bytes, got ", bytes);
+  }
+  // Tiles begin with groups and strips: those that are filled in part take as long as others.
+  if (s.columns * size_of(s.dtype) * 2 <= c.bytes) {
+    return cat("tiles of ", c.bytes, " bytes would be half empty, rows have ", s.columns * size_of(s.dtype));
+  }
+  if (s.rows < kTilesOfGroup * c.rows * s.groups) {
+    return cat("its tiles have ", c.rows, " rows, and groups ", s.rows / s.groups, " on average");
   }
   if (s.rows >= kMostRows || s.columns >= kMostRows) return cat("it takes sizes below ", kMostRows);
   if (target.multiprocessors < kFewestBlocks) return cat("the device has fewer than ", kFewestBlocks, " processors");
