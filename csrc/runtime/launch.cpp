@@ -12,10 +12,12 @@ void launch(std::string_view program, std::string_view entry, CuKernel kernel, D
                             : driver().launch_kernel.unchecked(kernel, grid.x, grid.y, grid.z, block.x, block.y,
                                                                block.z, shared, stream, arguments, nullptr);
   if (code == 0) return;
-  throw_driver_error(cat(together ? "cuLaunchCooperativeKernel of " : "cuLaunchKernel of ", entry, " in ", program,
-                         " (grid ", grid.x, "x", grid.y, "x", grid.z, ", block ", block.x, "x", block.y, "x", block.z,
-                         ", ", shared_bytes, " bytes of shared memory)"),
-                     code);
+  throw_driver_error(
+      cat(together ? "cuLaunchCooperativeKernel of " : "cuLaunchKernel of ", entry, " in ", program, " (grid ", grid.x,
+          "x", grid.y, "x", grid.z, ", block ", block.x, "x", block.y, "x", block.z, ", ", shared_bytes,
+          " bytes of shared memory",
+          together ? "; all blocks run at once: the process must have every multiprocessor of the device)" : ")"),
+      code);
 }
 
 void fill_words(void* words, unsigned word, int64_t count, CuStream stream) {
