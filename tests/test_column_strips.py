@@ -28,7 +28,9 @@ def kernels(f, *operands):
     ("rows", "columns", "dtype", "threads"),
     [
         (2048, 2048, "bfloat16", 2),
-        (2048, 8192, "bfloat16", 4),
+        (2048, 3072, "bfloat16", 4),  # some multiprocessors idle
+        (2048, 8192, "bfloat16", 8),
+        (16384, 8192, "bfloat16", 8),  # whole lines: of any number of rows
         (65536, 16384, "bfloat16", 8),
         (2048, 8192, "float32", 8),
         (2048, 768, "bfloat16", None),  # too few strips

@@ -14,31 +14,37 @@ constexpr int64_t kThreads = 512, kBlocks = 2;
 // What should be on its way in a multiprocessor, in accesses of each thread of one block and of two: 64 KB. With 16 KB
 // rows of 16384 bf16 went at 0.93 to 0.94 of what other kernels reach.
 constexpr int64_t kUnrollAlone = 8, kUnroll = 4;
-// Fewer rows leave most of the threads little. And the most of them with which strips beat parts: of 2048 rows, bf16,
-// by hand, 2048 columns took 4.9 us (in parts 5.5), 8192 took 10.3 (in parts 11.4).
+// Fewer rows leave most of the threads little. And the most of them with which strips of less than a line beat parts.
 constexpr int64_t kFewestRows = 1024, kMostRows = 2048;
+
+// Wide strips are worth some multiprocessors that idle: with 64 KB each, two thirds of them have on their way what
+// memory needs, and accesses are fewer and longer. 2048 rows of 3072 bf16 took 5.0 us in 96 strips of 64 bytes and 6.5
+// in 192 of 32, of 8192 9.3 in 128 of 128 and 10.3 in 256 of 64.
+int64_t fewest_strips(const Target& target) { return target.multiprocessors * 2 / 3; }
+// With many rows, of which parts would keep all busy.
+int64_t fewest_of_many_rows(const Target& target) { return target.multiprocessors * 9 / 10; }
 
 }  // namespace
 
 Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t row = columns * bytes, most = kBlocks * target.multiprocessors;
   if (target.platform != Platform::kCuda || rows < kFewestRows || row % kLine != 0 || row / kLine > most) return {};
-  // A few multiprocessors may idle.
-  const int64_t one_each = target.multiprocessors * 9 / 10;
-  int64_t line = row / kLine < kBlocks * one_each ? kLine / 2 : kLine;
-  if (row / line < one_each) line = kShortestLine;
+  int64_t line = kLine;
+  while (line > kShortestLine && row / line < fewest_strips(target)) line /= 2;
   const int64_t blocks = row / line;
-  if (blocks < one_each) return {};
+  if (blocks < fewest_strips(target)) return {};
   Strips strips;
   strips.threads = line / kVectorBytes;
   strips.threads_y = kThreads / strips.threads;
-  const int64_t unroll = blocks <= target.multiprocessors ? kUnrollAlone : kUnroll;
+  const int64_t unroll = blocks < 2 * fewest_of_many_rows(target) ? kUnrollAlone : kUnroll;
   strips.unroll = std::min(unroll, divide_up(rows, strips.threads_y));
   return strips;
 }
 
 bool strips_beat_parts(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
-  return rows <= kMostRows && strips_of(rows, columns, bytes, target).threads > 0;
+  const int64_t threads = strips_of(rows, columns, bytes, target).threads;
+  const bool lines = threads * kVectorBytes == kLine && columns * bytes / kLine >= fewest_of_many_rows(target);
+  return threads > 0 && (rows <= kMostRows || lines);
 }
 
 }  // namespace jf::plan
