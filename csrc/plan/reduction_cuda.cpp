@@ -29,6 +29,9 @@ constexpr int64_t kFewColumns = 8;
 constexpr int64_t kCachedBytes = 4 << 20, kCachedRows = 16;
 // Bytes of the widest access.
 constexpr int64_t kVectorBytes = 16;
+// Sums of parts of an array's rows: bytes of a thread that are on their way, and threads of a multiprocessor that have
+// registers for that; left to itself the compiler makes room for twice as many, which wait for part of the bytes each.
+constexpr int64_t kBytesOfPart = 128, kThreadsOfParts = 1024;
 // Of rows of so many vectors each thread may take more.
 constexpr int64_t kManyVectors = 512;
 // Elements of a row that is one warp's where sums go across rows: no row waits for another warp. 65536 bf16 rows of 768
@@ -303,20 +306,27 @@ void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p,
   }
 }
 
-// One sum over the rows of one array, in strips.
+// Whether all that there is is the sums over the rows of one array.
+bool sums_one_array(const RowFacts& facts) {
+  const auto whole = [](const Access& access) {
+    return !access.uses.empty() && access.bytes > 0 && std::count(access.steps.begin(), access.steps.end(), 0) == 0;
+  };
+  const auto& accesses = facts.traffic.accesses;
+  return facts.segment.outputs.size() == 1 && std::count_if(accesses.begin(), accesses.end(), whole) == 1;
+}
+
+// Such sums in strips.
 bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
   const int64_t bytes = narrowest(facts, shape.lane_loop), columns = facts.traffic.extents[shape.lane_loop];
-  if (shape.kept != columns || facts.segment.outputs.size() != 1) return false;
+  if (shape.kept != columns || !sums_one_array(facts)) return false;
   // Results are few: their accesses may be several.
   Traffic read = facts.traffic;
-  int64_t arrays = 0;
   for (Access& access : read.accesses) {
     if (access.uses.empty()) access.bytes = std::min(access.bytes, bytes);
-    arrays += !access.uses.empty() && access.bytes > 0 && std::count(access.steps.begin(), access.steps.end(), 0) == 0;
   }
   const int64_t lanes = vector_lanes(read, shape.lane_loop);
   const Strips strips = strips_of(shape.folded, columns, bytes, target);
-  if (arrays != 1 || lanes * bytes != kVectorBytes || strips.threads == 0) return false;
+  if (lanes * bytes != kVectorBytes || strips.threads == 0) return false;
   p.lanes = lanes;
   p.threads = strips.threads;
   p.threads_y = strips.threads_y;
@@ -351,6 +361,10 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   while (p.threads_y / 2 >= shape.folded) p.threads_y /= 2;
   const int64_t rows = divide_up(shape.folded, p.threads_y);
   p.unroll = std::min(rows, 2 * kVectors);
+  if (in_parts && !facts.traffic.scans && columns * bytes % kVectorBytes == 0 && sums_one_array(facts)) {
+    p.unroll = std::min(rows, kBytesOfPart / (p.lanes * bytes));
+    p.at_once = std::max<int64_t>(1, kThreadsOfParts / (p.threads * p.threads_y));
+  }
   keep_rows(facts, p, rows);
   return p;
 }

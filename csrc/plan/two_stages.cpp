@@ -36,6 +36,9 @@ constexpr int64_t kRowsOfTask = 64, kFewestTasks = 16, kMostTasks = 128, kRowsSi
 constexpr int64_t kShortestRow = 8 << 10, kFewestRows = 64;
 // Columns that a block folds side by side.
 constexpr int64_t kColumns = 128;
+// Rows of which all threads of a block have their loads on their way: parts are made of whole rounds. 4095 rows of 1537
+// bf16 took 6.7 us in 40 parts and 6.3 in 32, 16384 of 768 8.9 in 86 and 8.5 in 64.
+constexpr int64_t kRowsOfRound = 128;
 // Fewer runs than this gain less than the second stage costs.
 constexpr int64_t kFewestParts = 4;
 // Runs where one kernel folds the rows, too, are its blocks, which should all run at once: so many for each of 132
@@ -232,6 +235,13 @@ class Rewriter {
     return row > kLongRow ? kMultiprocessors : std::clamp(rows / kRowsOfPart, kEnoughParts, kMostParts);
   }
 
+  static int64_t in_rounds(int64_t rows, int64_t parts) {
+    const int64_t of_part = divide_up(rows, parts);
+    if (of_part % kFewestRows == 0) return parts;
+    const bool half = 4 * of_part <= 3 * kRowsOfRound;
+    return divide_up(rows, half ? kFewestRows : round_up(of_part, kRowsOfRound));
+  }
+
   static int64_t parts_of_tasks(int64_t rows) {
     const int64_t tasks = std::clamp(rows / kRowsOfTask, kFewestTasks, kMostTasks);
     const int64_t fewest = round_up(divide_up(rows, tasks), kRowsSideBySide);
@@ -255,7 +265,10 @@ class Rewriter {
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       const bool tasks = target_.platform == Platform::kCpu;
-      if (columns == kept && only_sum_of(shape) && strips_beat_parts(folded, columns, bytes.widest, target_)) return 0;
+      if (columns == kept && !tasks && only_sum_of(shape)) {
+        if (strips_beat_parts(folded, columns, bytes.widest, target_)) return 0;
+        if (parts > 0) parts = in_rounds(folded, parts);
+      }
       const int64_t blocks = beside_rows ? blocks_of_row(columns, bytes.widest, !tasks) : 0;
       if (blocks > 0 && folded >= kFewestRowsOfPart * kEnoughParts) {
         parts = tasks ? parts_of_tasks(folded) : parts_beside(columns, folded, bytes.narrowest, blocks);
