@@ -44,8 +44,9 @@ constexpr int64_t kThreadsOfClusterBlock = 256, kMostThreadsOfClusterBlock = 512
 constexpr int64_t kKeptBytesOfClusterThread = 128 * 4, kKeptByClusterBlock = 128 << 10, kKeptWithSums = 96 << 10;
 constexpr int64_t kElementsWithSums = 16;
 // Vectors of a thread where lanes move, and what it may keep then: elements of 16 bits, of which some stay packed.
-// Softmax's derivative, 8191 rows of 5003 in 128 threads each, took 60 us instead of 63.
-constexpr int64_t kMovedVectors = 3, kKeptBytesMoved = 80 * 4;
+// Softmax's derivative, 8191 rows of 5003 in 128 threads each, took 60 us instead of 63. More where rows share no
+// columns: 4095 of 1537 in a warp each, 11.4 instead of 12.9.
+constexpr int64_t kMovedVectors = 3, kKeptBytesMoved = 80 * 4, kKeptBytesMovedAlone = 112 * 4;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -254,7 +255,8 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   while (p.lanes > 1 && shape.folded / p.lanes < kWarp) p.lanes /= 2;
   const int64_t vectors = divide_up((shape.folded + (moves ? 2 * (p.lanes - 1) : 0)) / p.lanes, cluster);
   const Phases phases = facts.phases(Keep::kRows);
-  const int64_t kept = moves ? kKeptBytesMoved : kKeptBytes;
+  const bool shares = reads_columns(facts.traffic, shape.lane_loop);
+  const int64_t kept = !moves ? kKeptBytes : shares ? kKeptBytesMoved : kKeptBytesMovedAlone;
   int64_t each =
       threads_of_row(facts, p, vectors, p.lanes * (phases.kept_bytes + phases.column_bytes), kept, phases, target);
   if (moves) {
@@ -265,7 +267,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
   // Long rows of a warp that share nothing are blocks of their own: 4095 rows of 1537 bf16, cross entropy 6.5 us
   // instead of 7.3, softmax 8.3 instead of 8.8; but rms norm, whose rows share columns, 10.1 instead of 8.7.
-  const bool own = p.threads > kWarp || (moves && each > kVectors && !reads_columns(facts.traffic, shape.lane_loop));
+  const bool own = p.threads > kWarp || (moves && each > kVectors && !shares);
   const bool alone = shape.across == 1 && (own || rows < kSmallBlock / kWarp * target.multiprocessors);
   const bool much = p.threads == 2 * kWarp && each > kVectors;
   if (!alone || (much && shape.across == 1))
