@@ -1,4 +1,4 @@
-"""Rows of bf16 that begin anywhere in memory: lanes move to where vectors are aligned, and results stay the same."""
+"""Rows that begin anywhere in memory: lanes move to where vectors are aligned, and results stay the same."""
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +42,10 @@ REDUCTIONS = {
 }
 
 
-def arrays(rows, columns, full, vectors, seed=0):
+def arrays(rows, columns, full, vectors, seed=0, dtype=jnp.bfloat16):
     rng = np.random.default_rng(seed)
     shapes = [(rows, columns)] * full + [(columns,)] * vectors
-    return [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
 def check(f, args, strategy, moved=True, **parameters):
@@ -72,6 +72,17 @@ def test_reductions_of_odd_rows(name, columns):
     f, full, vectors = REDUCTIONS[name]
     lanes = {"lanes": 8, "threads": 64, "unroll": 3} if name == "layer norm" else {}
     check(f, arrays(9, columns, full, vectors), "reduction", **lanes)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_odd_rows_of_f32(name):
+    f, full, vectors = REDUCTIONS[name]
+    check(f, arrays(9, 263, full, vectors, dtype=np.float32), "reduction")
+
+
+def test_bias_gelu_of_odd_rows_of_f32():
+    f = lambda x, b: jax.nn.gelu(x + b)  # noqa: E731
+    check(f, arrays(9, 509, 1, 1, dtype=np.float32), "pointwise", lanes=4, unroll=2)
 
 
 @pytest.mark.parametrize("columns", [256 + k for k in (1, 2, 4, 7)])
@@ -124,16 +135,19 @@ def test_the_last_vector_of_an_array():
 
 
 @pytest.mark.parametrize("device", [ON_CUDA], indirect=True)
-@pytest.mark.parametrize("columns", [1001, 5003])
+@pytest.mark.parametrize(
+    ("columns", "dtype"), [(1001, jnp.bfloat16), (5003, jnp.bfloat16), (1538, np.float32), (5003, np.float32)]
+)
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_on_a_device(device, name, columns):
+def test_on_a_device(device, name, columns, dtype):
     f, full, vectors = REDUCTIONS[name]
-    compare(f, *arrays(100, columns, full, vectors))
+    compare(f, *arrays(100, columns, full, vectors, dtype=dtype))
 
 
 @pytest.mark.parametrize("device", [ON_CUDA], indirect=True)
-def test_a_row_for_all_rows_on_a_device(device):
-    compare(lambda x, b: jax.nn.gelu(x + b), *arrays(257, 5003, 1, 1))
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float32])
+def test_a_row_for_all_rows_on_a_device(device, dtype):
+    compare(lambda x, b: jax.nn.gelu(x + b), *arrays(1057, 5003, 1, 1, dtype=dtype))
 
 
 @pytest.mark.parametrize("device", [ON_CUDA], indirect=True)

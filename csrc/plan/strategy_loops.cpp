@@ -67,18 +67,21 @@ bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes) {
 
 int64_t moved_lanes(const Traffic& traffic, size_t loop) {
   const Access* row = nullptr;
+  int64_t bytes = 0;
   for (const Access& access : traffic.accesses) {
     const int64_t own = access.steps[loop];
     if (own == 0 && access.bytes > 0) continue;
     const bool whole = access.edges.empty() || access.edges[loop] == 0;
-    if (own != 1 || access.bytes != kMovedBytes || access.offset != 0 || !whole) return 1;
+    if (bytes == 0) bytes = access.bytes;
+    const bool can_move = bytes == kMovedBytes || bytes == kWordBytes;
+    if (own != 1 || !can_move || access.bytes != bytes || access.offset != 0 || !whole) return 1;
     const bool column =
         std::count(access.steps.begin(), access.steps.end(), 0) + 1 == static_cast<std::ptrdiff_t>(access.steps.size());
     if (column) continue;
     if (row != nullptr && row->steps != access.steps) return 1;
     row = &access;
   }
-  return row == nullptr ? 1 : kMaxVectorBytes / kMovedBytes;
+  return row == nullptr ? 1 : kMaxVectorBytes / bytes;
 }
 
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost) {

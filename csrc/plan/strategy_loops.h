@@ -16,7 +16,8 @@ constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 
 // The same where rows along the loop begin anywhere, and lanes may move to where vectors of them are aligned
-// (lower/aligned_rows.h): 16-bit elements of arrays of such rows, and of one row.
+// (lower/aligned_rows.h): elements of 2 or of 4 bytes, the same everywhere, of arrays of such rows, and of one
+// row.
 int64_t moved_lanes(const Traffic& traffic, size_t loop);
 
 // Whether all rows along the loop begin equally far into a vector of so many elements wherever loops across rows are,
