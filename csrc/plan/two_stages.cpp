@@ -37,7 +37,7 @@ constexpr int64_t kShortestRow = 8 << 10, kFewestRows = 64;
 // Columns that a block folds side by side.
 constexpr int64_t kColumns = 128;
 // Rows of which all threads of a block have their loads on their way: parts are made of whole rounds. 4095 rows of 1537
-// bf16 took 6.7 us in 40 parts and 6.3 in 32, 16384 of 768 8.9 in 86 and 8.5 in 64.
+// bf16 took 6.7 us in 40 parts and 6.2 in 32, 16384 of 768 8.9 in 86 and 8.6 in 64.
 constexpr int64_t kRowsOfRound = 128;
 // Fewer runs than this gain less than the second stage costs.
 constexpr int64_t kFewestParts = 4;
