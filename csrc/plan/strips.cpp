@@ -7,7 +7,7 @@
 namespace jf::plan {
 namespace {
 
-constexpr int64_t kVectorBytes = 16, kLine = 128, kShortestLine = 32;
+constexpr int64_t kVectorBytes = 16, kLine = 128;
 // Of a block, and how many blocks a multiprocessor has at once. Left to itself the compiler makes room for four of them
 // (32 registers) and has 3 or 4 of a thread's 8 accesses on their way.
 constexpr int64_t kThreads = 512, kBlocks = 2;
@@ -19,8 +19,10 @@ constexpr int64_t kFewestRows = 1024, kMostRows = 2048;
 
 // Wide strips are worth some multiprocessors that idle: with 64 KB each, two thirds of them have on their way what
 // memory needs, and accesses are fewer and longer. 2048 rows of 3072 bf16 took 5.0 us in 96 strips of 64 bytes and 6.5
-// in 192 of 32, of 8192 9.3 in 128 of 128 and 10.3 in 256 of 64.
-int64_t fewest_strips(const Target& target) { return target.multiprocessors * 2 / 3; }
+// in 192 of 32, of 8192 9.6 in 128 of 128 and 11.2 in 256 of 64.
+int64_t fewest_lines(const Target& target) { return target.multiprocessors * 2 / 3; }
+// Half a line is the least: of 1536 columns 3.7 us in 48 strips of 64 bytes and 4.2 in 96 of 32 (and in parts).
+int64_t fewest_halves(const Target& target) { return target.multiprocessors / 3; }
 // With many rows, of which parts would keep all busy.
 int64_t fewest_of_many_rows(const Target& target) { return target.multiprocessors * 9 / 10; }
 
@@ -29,10 +31,9 @@ int64_t fewest_of_many_rows(const Target& target) { return target.multiprocessor
 Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t row = columns * bytes, most = kBlocks * target.multiprocessors;
   if (target.platform != Platform::kCuda || rows < kFewestRows || row % kLine != 0 || row / kLine > most) return {};
-  int64_t line = kLine;
-  while (line > kShortestLine && row / line < fewest_strips(target)) line /= 2;
+  const int64_t line = row / kLine >= fewest_lines(target) ? kLine : kLine / 2;
   const int64_t blocks = row / line;
-  if (blocks < fewest_strips(target)) return {};
+  if (blocks < fewest_halves(target)) return {};
   Strips strips;
   strips.threads = line / kVectorBytes;
   strips.threads_y = kThreads / strips.threads;
