@@ -32,7 +32,7 @@ constexpr int64_t kVectorBytes = 16;
 // Sums of parts of an array's rows: bytes of a thread that are on their way, and threads of a multiprocessor that have
 // registers for that; left to itself the compiler makes room for twice as many, which wait for part of the bytes each:
 // 16384 bf16 rows of 2048 took 18.0 us instead of 18.6. Not the bytes where the rows of a part are taken in turn: 8191
-// of 5003 took 23.2 us with 8 loads of a thread, 26.0 with 16, and 24.5 with 8 and as the compiler would have it.
+// of 5003 took 23.2 us with 8 loads of a thread and 26.0 with 16.
 constexpr int64_t kBytesOfPart = 128, kThreadsOfParts = 1024;
 // Of rows of so many vectors each thread may take more.
 constexpr int64_t kManyVectors = 512;
