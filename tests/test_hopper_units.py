@@ -87,7 +87,7 @@ void run(const char* weights, const Epilogue& epilogue = {}) {
   for (int problem = 0; problem < %(problems)d; ++problem) {
     for (const bool shares : {false, true}) {
       std::vector<unsigned char> out(size * m * n, 255);  // NaN
-      const int first = problem * groups, box = Tile::kRows < 64 ? 16 : 64;
+      const int first = problem * groups, box = Tile::kRows < 32 ? 8 : Tile::kRows < 64 ? 16 : 64;
       const TensorMap lhs_map = {lhs.data(), k * 2, m, 2, box};
       const TensorMap out_map = {out.data(), n * size, m, size, std::min(Tile::kRows, 128 / size)};
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
@@ -111,18 +111,21 @@ FORWARD = """
   run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true>("nvfp4_16");
   run<Int4<32>, float, FourBitTile<128, 2, 1>, true>("int4_32");
   run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false>("int4_64");
+  run<Mxfp4, bf16, FourBitTile<16, 3, 2>, true>("mxfp4_32");
 """
 BACK = """
   run<Mxfp4, float, FourBitTile<32, 3, 2>, false, true>("mxfp4_32");
   run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true, true>("nvfp4_16");
   run<Int4<32>, float, FourBitTile<128, 2, 1>, true, true>("int4_32");
   run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false, true>("int4_64");
+  run<Mxfp4, bf16, FourBitTile<16, 3, 2>, true, true>("mxfp4_32");
 """
 GATED = """
   const auto array = read("addend");
   const Gate gate{reinterpret_cast<const float*>(array.data())};
   run<Nvfp4, bf16, FourBitTile<32, 3, 2>, true, false, Gate>("nvfp4_16", gate);
   run<Mxfp4, float, FourBitTile<256, 2, 1>, false, false, Gate>("mxfp4_32", gate);
+  run<Mxfp4, bf16, FourBitTile<16, 3, 2>, true, false, Gate>("mxfp4_32", gate);
 """
 
 
@@ -250,8 +253,8 @@ def test_weights_of_four_bits(contracts, tmp_path):
     arrays, wide = four_bit_operands(KINDS, k, columns, contracts)
     shape = (columns, k) if contracts else (k, columns)
     raw = run_four_bit(BACK if contracts else FORWARD, arrays, *shape, tmp_path)
-    found = results(raw, KINDS.values(), shape[1])
-    for rhs in wide:
+    found = results(raw, [*KINDS.values(), (BF16, True)], shape[1])
+    for rhs in [*wide, wide[0]]:
         rhs = rhs if contracts else rhs.swapaxes(1, 2)
         for _ in EXTENTS:
             extents, starts, queued, shared = next(found)
@@ -267,8 +270,8 @@ def test_gated_weights_of_four_bits(tmp_path):
     kinds = {("nvfp4", 16): (BF16, True), ("mxfp4", 32): (np.float32, False)}
     arrays, wide = four_bit_operands(kinds, k, 2 * n, False)
     arrays["addend"] = rng.normal(size=(M, n)).astype(np.float32)
-    found = results(run_four_bit(GATED, arrays, k, n, tmp_path), kinds.values(), n)
-    for rhs in wide:
+    found = results(run_four_bit(GATED, arrays, k, n, tmp_path), [*kinds.values(), (BF16, True)], n)
+    for rhs in [*wide, wide[1]]:
         for _ in EXTENTS:
             extents, starts, queued, shared = next(found)
             np.testing.assert_array_equal(queued.view(np.uint8), shared.view(np.uint8))

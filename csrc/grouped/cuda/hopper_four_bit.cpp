@@ -27,10 +27,12 @@ int64_t parts(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
 int64_t store_rows(const Problem& p, const FourBitConfig& c) {
   return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
 }
+int box_rows(const FourBitConfig& c) { return c.rows < 32 ? 8 : c.rows < 64 ? 16 : 64; }
 
 int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
   const int64_t stage = round_up(parts(c) * (c.rows * kRowBytes + 2 * piece_bytes(c.weights)), kSharedAlign);
-  const int64_t results = 4 * (size_of(p.out) / 2) * store_rows(p, c) * kRowBytes;
+  const int64_t buffers = c.rows > store_rows(p, c) ? 2 : 1;
+  const int64_t results = 2 * buffers * (size_of(p.out) / 2) * store_rows(p, c) * kRowBytes;
   constexpr int64_t kUnits = 2 * (16 + 2 * 8);
   constexpr int64_t kGiven = 2 * 8;
   return round_up(c.stages * stage + results + kUnits + c.stages * 16 + kGiven, kSharedAlign);
@@ -173,7 +175,7 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowE
 
 bool shares_units(const Problem& p, const FourBitConfig& c, const Target& target, const RowEpilogue* epilogue) {
   // Tiles of few rows take as long as their weights, all the same (H200: 2 to 3 % faster without the counter's reset).
-  return c.rows == kFewRows || most_units(p, c, epilogue) <= most_blocks(c, target);
+  return c.blocks > 1 || most_units(p, c, epilogue) <= most_blocks(c, target);
 }
 
 CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Target& target,
@@ -187,8 +189,7 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.entry = epilogue ? "jf_grouped_four_bit_fused" : "jf_grouped_four_bit";
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
-  const int box_rows = c.rows < 64 ? 16 : 64;
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows)},
+  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows(c))},
                  {out_argument(p), matrix(p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
   kernel.grid = std::min(most_units(p, c, epilogue), most_blocks(c, target));
   kernel.shares = shares_units(p, c, target, epilogue);

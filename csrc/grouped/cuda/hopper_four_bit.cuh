@@ -27,17 +27,7 @@ namespace jf::grouped {
 template <int kRows_, int kStages_, int kBlocks_>
 struct FourBitTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kBlocks = kBlocks_;
-  static_assert(kRows == 32 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
-};
-
-// Where a ring of stages goes on: behind the last one, or with each unit at the first.
-template <int kStages, bool kRestarted>
-struct StagePlace {
-  using Type = RingPlace<kStages>;
-};
-template <int kStages>
-struct StagePlace<kStages, true> {
-  using Type = RestartedPlace<kStages>;
+  static_assert(kRows == 16 || kRows == 32 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
 };
 
 template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
@@ -51,7 +41,7 @@ class HopperFourBit {
   static constexpr int kGroupWarps = kGroupThreads / 32;
   static constexpr int kWarps = kGroupWarps * kSlices;  // that read a stage
   static constexpr int kRowBytes = kDepth * 2;
-  static constexpr int kBoxRows = kRows < 64 ? 16 : 64;
+  static constexpr int kBoxRows = kRows < 32 ? 8 : kRows < 64 ? 16 : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kLhsBytes = kRows * kRowBytes;
   static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleBytes = Format::kScaleWords * 4;  // of a row
   static constexpr unsigned kPieceBytes = kCodeBytes + 32 * kScaleBytes;  // four lanes of a row have the same scales
@@ -70,13 +60,14 @@ class HopperFourBit {
   static constexpr unsigned kStageBytes = sizeof(Stage);
 
   // Two blocks of a multiprocessor wait for instructions: their loop has all stages, whose addresses are constants, and
-  // every unit begins with the first stage.
+  // every unit begins with the first stage. The stages behind its last one go round empty.
   static constexpr bool kUnrolled = Tile::kBlocks > 1;
-  using Place = typename StagePlace<kStages, kUnrolled>::Type;
+  using Place = RingPlace<kStages>;
 
   // Where things lie in shared memory: constants, so that addresses are sums of few instructions.
   static constexpr unsigned kResultsAt = kStages * kStageBytes;
-  static constexpr unsigned kUnitsAt = kResultsAt + kSlices * sizeof(typename Store::Shared);
+  static constexpr unsigned kResultBytes = Store::kBuffers * Store::kBufferBytes;  // of a warpgroup
+  static constexpr unsigned kUnitsAt = kResultsAt + kSlices * kResultBytes;
   // Phases of a stage: its copies have arrived; its readers are done. Then of sums from the other warpgroup.
   static constexpr unsigned kFullAt = kUnitsAt + sizeof(Units::Shared), kEmptyAt = kFullAt + kStages * 8;
   static constexpr unsigned kGivenAt = kEmptyAt + kStages * 8, kTakenAt = kGivenAt + 8;
@@ -147,7 +138,6 @@ class HopperFourBit {
       const RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
-      if constexpr (kUnrolled) place.index = 0;
       const int boxes = cdiv(unit.count, kBoxRows), first = slice_of(unit, 0), second = slice_of(unit, 1);
       // The last columns may be one slice: what the other warpgroup makes of what it finds is not stored.
       const int slices = second < across ? kSlices : 1;
@@ -161,7 +151,7 @@ class HopperFourBit {
       for (int step = 0; step < steps; step += kParts) {
         const unsigned arrived = full(place.index), stage = shared_ + place.index * kStageBytes;
         const int here = min(kParts, steps - step);
-        ptx::mbarrier_wait(empty(place.index), place.parity_of(place.index) ^ 1);
+        ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
         ptx::mbarrier_arrive_expect(arrived, here * (slices * kPieceBytes + boxes * kBoxBytes));
         if constexpr (kBack) {
           for (int p = 0; p < here; ++p) {
@@ -180,6 +170,11 @@ class HopperFourBit {
                            unit.row + i * kBoxRows);
           }
         }
+        place.advance();
+      }
+      while (kUnrolled && place.index != 0) {
+        ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
+        ptx::mbarrier_arrive(full(place.index));
         place.advance();
       }
     }
@@ -209,8 +204,8 @@ class HopperFourBit {
       codes_ = piece + thread * 16;
       scales_ = piece + kCodeBytes + thread / 4 * kScaleBytes;
     }
-    auto* buffers = reinterpret_cast<typename Store::Shared*>(results);
-    Store store(buffers[self]);
+    const unsigned buffers = ptx::shared_address(results), given_rows = buffers + kResultBytes;
+    Store store(buffers + self * kResultBytes);
     typename Units::Place unit_place;
     Place place;
     RingPlace<1> given;
@@ -223,9 +218,9 @@ class HopperFourBit {
       multiply_rows<kFewest>(sums[0], place, count, steps, __ldg(factors + unit.group));
       const int column = unit.column + (kPaired ? 0 : static_cast<int>(self) * kSlice);
       if (kPaired && self == 1) {
-        give(sums[0], buffers[1], given, count);
+        give(sums[0], given_rows, given, count);
       } else {
-        if constexpr (Epilogue::kSums > 0) apply_to_slice(epilogue, sums, buffers[1], given, unit, count, column, n);
+        if constexpr (Epilogue::kSums > 0) apply_to_slice(epilogue, sums, given_rows, given, unit, count, column, n);
         store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
       }
     }
@@ -233,7 +228,7 @@ class HopperFourBit {
   }
 
   // With the narrowest instruction that holds `count` rows.
-  static constexpr int kFewest = kRows <= 128 ? 16 : 64;
+  static constexpr int kFewest = kRows < 32 ? 8 : kRows <= 128 ? 16 : 64;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], Place& place, int count, int steps,
                                                 float factor) {
@@ -260,11 +255,21 @@ class HopperFourBit {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) sums[i] *= factor;
     __syncwarp();
-    release(place.index);
-    place.advance();
+    if constexpr (kUnrolled) {
+      const unsigned last = static_cast<unsigned>(steps - 1) / kParts % kStages;
+      release(last);
+      for (unsigned s = last + 1; s < kStages; ++s) {
+        ptx::mbarrier_wait(full(s), place.parity);
+        release(s);
+      }
+      place.parity ^= 1;
+    } else {
+      release(place.index);
+      place.advance();
+    }
   }
 
-  // Both leave the place at the last stage. No function is shared by them: the compiler lets products overlap only
+  // Both leave the place in the round of the last stage. No function is shared by them: the compiler lets products overlap only
   // where a loop is left from right behind one.
   template <int kCount>
   __device__ __forceinline__ void multiply_unrolled(float (&sums)[kRows / 2], Place& place, int steps) {
@@ -278,7 +283,7 @@ class HopperFourBit {
 #pragma unroll
       for (unsigned s = 0; s < kStages; ++s) {
         const unsigned long long lhs = lhs_base + s * (kStageBytes / 16);
-        ptx::mbarrier_wait(full(s), place.parity_of(s));
+        ptx::mbarrier_wait(full(s), place.parity);
         Codes<Format, kBack> codes[kParts];
 #pragma unroll
         for (unsigned part = 0; part < kParts; ++part) codes[part] = load(s * kStageBytes + part * kNextPart);
@@ -302,11 +307,9 @@ class HopperFourBit {
         }
       }
       again = true;
-      place.turn_before(kStages);
+      place.parity ^= 1;
     }
-  done:
-    place.index = static_cast<unsigned>(steps - 1) / kParts % kStages;
-    place.turn_before(place.index);
+  done:;
   }
 
   template <int kCount>
@@ -379,22 +382,19 @@ class HopperFourBit {
   }
 
   // ---- epilogue: as many rows at a time as the second warpgroup, which stores nothing, has a buffer for ----
-  static constexpr int kGivenRows = static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4) < kRows
-                                        ? static_cast<int>(sizeof(typename Store::Shared)) / (kSlice * 4)
-                                        : kRows;
+  static constexpr int kGivenRows = kResultBytes / (kSlice * 4) < kRows ? kResultBytes / (kSlice * 4) : kRows;
   // Of sum number i. Words: stores of 16 bytes would want the sums in certain registers, and products wait for each
   // other.
-  static __device__ __forceinline__ unsigned given_at(typename Store::Shared& buffer, int i) {
-    return ptx::shared_address(&buffer) +
-           (i % (kGivenRows / 2) * kGroupThreads + static_cast<int>(threadIdx.x) % kGroupThreads) * 4;
+  static __device__ __forceinline__ unsigned given_at(unsigned buffer, int i) {
+    return buffer + (i % (kGivenRows / 2) * kGroupThreads + static_cast<int>(threadIdx.x) % kGroupThreads) * 4;
   }
   __device__ __forceinline__ void tell(unsigned barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(shared_ + barrier);
   }
 
-  __device__ __forceinline__ void give(const float (&sums)[kRows / 2], typename Store::Shared& buffer,
-                                       RingPlace<1>& given, int count) {
+  __device__ __forceinline__ void give(const float (&sums)[kRows / 2], unsigned buffer, RingPlace<1>& given,
+                                       int count) {
 #pragma unroll
     for (int first = 0; first < kRows; first += kGivenRows) {
       if (first >= count) return;
@@ -406,14 +406,14 @@ class HopperFourBit {
     }
   }
 
-  __device__ __forceinline__ void apply_to_slice(const Epilogue& epilogue, Sums& sums, typename Store::Shared& buffer,
+  __device__ __forceinline__ void apply_to_slice(const Epilogue& epilogue, Sums& sums, unsigned buffer,
                                                  RingPlace<1>& given, const RowUnit& unit, int count, int column,
                                                  int n) {
     const typename Epilogue::Group of_group = epilogue.group(unit.group);
     typename Epilogue::Row evaluated;
 #pragma unroll
     for (int r = 0; r < kRows; r += 8) {
-      if (r % 16 == 0 && r >= count) {
+      if (r % (kPaired ? min(kGivenRows, 16) : 16) == 0 && r >= count) {
         if (kPaired && r % kGivenRows != 0) tell(kTakenAt), given.advance();
         return;
       }

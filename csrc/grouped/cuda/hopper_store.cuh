@@ -56,8 +56,10 @@ class HopperStore {
   static constexpr int kPerChunk = 16 / kSize;  // elements of 16 bytes
 
  public:
+  // Used by a tile alone: two tiles in turn (kAgain) have two in any case.
+  static constexpr int kBuffers = kRows > kStoreRows ? 2 : 1, kBufferBytes = kParts * kPartBytes;
   struct Shared {
-    alignas(1024) unsigned char buffers[2][kParts * kPartBytes];
+    alignas(1024) unsigned char buffers[2][kBufferBytes];
   };
 
   __device__ __forceinline__ explicit HopperStore(Shared& shared) : shared_(ptx::shared_address(&shared)) {}

@@ -86,6 +86,7 @@ struct WgmmaRegisters;
     }                                                                                                           \
   };
 
+JF_WGMMA_REGISTERS(8, 4, 4, 5, 6, 7, 8, 9)
 JF_WGMMA_REGISTERS(16, 8, 8, 9, 10, 11, 12, 13)
 JF_WGMMA_REGISTERS(32, 16, 16, 17, 18, 19, 20, 21)
 JF_WGMMA_REGISTERS(64, 32, 32, 33, 34, 35, 36, 37)

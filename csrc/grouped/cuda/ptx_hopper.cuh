@@ -217,11 +217,13 @@ __device__ __forceinline__ void keep(float (&sums)[kSize]) {
 #define JF_SUMS_128(d) JF_SUMS_120(d), JF_SUMS(d, 120)
 
 #define JF_SUMS_HALF(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define JF_SUMS_4(d) JF_SUMS_HALF(d, 0)
 #define JF_SUMS_68(d) JF_SUMS_64(d), JF_SUMS_HALF(d, 64)
 #define JF_SUMS_76(d) JF_SUMS_72(d), JF_SUMS_HALF(d, 72)
 #define JF_SUMS_84(d) JF_SUMS_80(d), JF_SUMS_HALF(d, 80)
 #define JF_SUMS_92(d) JF_SUMS_88(d), JF_SUMS_HALF(d, 88)
 
+#define JF_NAMES_4 "%0, %1, %2, %3"
 #define JF_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JF_NAMES_16 JF_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define JF_NAMES_24 JF_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
