@@ -13,7 +13,6 @@ constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
 constexpr int kSide = 64;       // of a piece
 constexpr int kColumns = 128;   // of a tile of the product
-constexpr int kFewRows = 32;    // the smallest tile
 constexpr int kSharedAlign = 1024;
 constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
@@ -156,20 +155,15 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowE
   c.weights = p.weights;
   // Of an average group. A tile that a group fills badly costs stages, one that it does not fit in streams rhs again.
   const int64_t rows = divide_up(p.m, p.groups);
-  c.rows = rows <= kFewRows ? kFewRows : rows <= 48 ? 64 : rows <= 96 ? 128 : 256;
+  const int64_t most = p.transpose_rhs && (epilogue == nullptr || epilogue->sums == 1) ? 64 : 32;
+  c.rows = rows <= 8 ? 16 : rows <= (most == 32 ? 32 : 16) ? 32 : rows <= 48 ? 64 : rows <= 96 ? 128 : 256;
   // Few rows leave the time to the copies and to the decoding of weights, which two blocks hide from each other.
-  c.blocks = c.rows == kFewRows ? 2 : 1;
+  c.blocks = c.rows <= most ? 2 : 1;
   constexpr int kMostStages = 8;
   const auto fits = [&] {
     return c.blocks * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;
   };
   for (c.stages = kMostStages; c.stages > 2 && !fits();) --c.stages;
-  if (c.blocks > 1) {
-    // Every unit begins with the first stage: those behind its last are not loaded meanwhile.
-    const int64_t used = divide_up(divide_up(p.k, kSide), parts(c));
-    const auto idle = [&](int stages) { return (stages - used % stages) % stages; };
-    if (c.stages > 3 && used > c.stages && idle(c.stages - 1) < idle(c.stages)) --c.stages;
-  }
   return c;
 }
 

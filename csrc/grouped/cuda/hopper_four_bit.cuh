@@ -205,7 +205,6 @@ class HopperFourBit {
       scales_ = piece + kCodeBytes + thread / 4 * kScaleBytes;
     }
     const unsigned buffers = ptx::shared_address(results), given_rows = buffers + kResultBytes;
-    Store store(buffers + self * kResultBytes);
     typename Units::Place unit_place;
     Place place;
     RingPlace<1> given;
@@ -214,6 +213,8 @@ class HopperFourBit {
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) break;
       const int count = __shfl_sync(~0u, unit.count, 0);
+      // Again for each unit: addresses that the compiler would keep cost registers beside the sums.
+      Store store(__shfl_sync(~0u, buffers + self * kResultBytes, 0));
       Sums sums;
       multiply_rows<kFewest>(sums[0], place, count, steps, __ldg(factors + unit.group));
       const int column = unit.column + (kPaired ? 0 : static_cast<int>(self) * kSlice);
@@ -224,7 +225,7 @@ class HopperFourBit {
         store.results(sums[0], out_map, out, unit.row, unit.count, column, n);
       }
     }
-    store.drain();
+    Store(buffers).drain();
   }
 
   // With the narrowest instruction that holds `count` rows.
