@@ -205,7 +205,10 @@ template <int>
 void take_registers() {}
 
 inline unsigned wgmma_operand(unsigned shared, unsigned leading = 16) { return leading / 16 << 16 | shared / 16; }
-inline unsigned long long wgmma_base(unsigned operand) { return operand; }
+template <bool = false>
+inline unsigned long long wgmma_base(unsigned operand) {
+  return operand;
+}
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 template <int>

@@ -276,7 +276,7 @@ class HopperFourBit {
   __device__ __forceinline__ void multiply_unrolled(float (&sums)[kRows / 2], Place& place, int steps) {
     unsigned even[kTogether * 4], odd[kTogether * 4];
     const Format format;
-    const unsigned long long lhs_base = ptx::wgmma_base(ptx::wgmma_operand(shared_));
+    const unsigned long long lhs_base = ptx::wgmma_base<(kCount > kFewest)>(ptx::wgmma_operand(shared_));
     bool again = false;
     int left = steps;
 #pragma unroll 1

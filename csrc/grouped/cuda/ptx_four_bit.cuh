@@ -61,9 +61,11 @@ __device__ __forceinline__ void ld_shared(unsigned address, unsigned (&words)[2]
 }
 
 // The description of an operand that others are sums of: 16 bytes further is one more. Its upper half is the same for
-// all; a compiler that knew so would move it into a register before every product.
+// all; a compiler that knew so would move it into a register before every product. Loops of one kernel have bases of
+// their own: one in the registers of another loop may not be where a sum of 64 bits is one instruction.
+template <bool kOther = false>
 __device__ __forceinline__ unsigned long long wgmma_base(unsigned operand) {
-  return wgmma_description(operand) + (static_cast<unsigned long long>(gridDim.z - 1) << 32);
+  return wgmma_description(operand) + (static_cast<unsigned long long>((kOther ? gridDim.y : gridDim.z) - 1) << 32);
 }
 
 // `b` is a description. The numbers name the operands behind the sums.
