@@ -487,7 +487,7 @@ def test_tails_of_eight_bits_are_those_of_grouped_matmul():
 
 
 def test_units_come_from_a_queue_where_they_take_unlike_times():
-    for m, n, units in ((192, 4096, "shared"), (196, 4096, "queued"), (196, 136, "shared")):
+    for m, n, units in ((224, 4096, "shared"), (240, 4096, "queued"), (240, 136, "shared")):
         [facts] = _core.facts(program("mxfp4", m, n=n), HOPPER)
         assert facts["parameters"].endswith(f"units={units}")
 

@@ -1,6 +1,8 @@
 #include "grouped/cuda/hopper_four_bit.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -148,17 +150,38 @@ std::string why_not_four_bit(const Problem& problem, const Target& target, const
   return "";
 }
 
+namespace {
+
+// What the weights of 64 columns cost that are copied and decoded once for the rows of a tile, beside a tile of 32;
+// what rows cost is the same in all. Few rows leave the time to the copies and to the decoding, which two blocks of a
+// multiprocessor hide from each other.
+struct Height {
+  int rows, blocks;
+  double weights;
+};
+constexpr Height kHeights[] = {{16, 2, 0.90}, {32, 2, 1}, {64, 2, 1.2}, {64, 1, 1.3}, {128, 1, 1.6}, {256, 1, 2.1}};
+
+// Tiles of an average group that has rows, where the sizes of groups are spread exponentially.
+double tiles(int rows, double average) { return 1 / (1 - std::exp(-rows / average)); }
+
+}  // namespace
+
 FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   const std::string why = why_not_four_bit(p, target, epilogue);
   JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
   FourBitConfig c;
   c.weights = p.weights;
-  // Of an average group. A tile that a group fills badly costs stages, one that it does not fit in streams rhs again.
-  const int64_t rows = divide_up(p.m, p.groups);
-  const int64_t most = p.transpose_rhs && (epilogue == nullptr || epilogue->sums == 1) ? 64 : 32;
-  c.rows = rows <= 8 ? 16 : rows <= (most == 32 ? 32 : 16) ? 32 : rows <= 48 ? 64 : rows <= 96 ? 128 : 256;
-  // Few rows leave the time to the copies and to the decoding of weights, which two blocks hide from each other.
-  c.blocks = c.rows <= most ? 2 : 1;
+  const double average = static_cast<double>(p.m) / static_cast<double>(p.groups);
+  // Two sums, and weights turned, want more registers than two blocks of 64 rows leave.
+  const int most = p.transpose_rhs && (epilogue == nullptr || epilogue->sums == 1) ? 64 : 32;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Height& h : kHeights) {
+    const double cost = tiles(h.rows, average) * h.weights;
+    if (cost >= least || (h.blocks > 1 && h.rows > most)) continue;
+    least = cost;
+    c.rows = h.rows;
+    c.blocks = h.blocks;
+  }
   constexpr int kMostStages = 8;
   const auto fits = [&] {
     return c.blocks * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;

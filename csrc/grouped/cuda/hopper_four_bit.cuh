@@ -270,8 +270,8 @@ class HopperFourBit {
     }
   }
 
-  // Both leave the place in the round of the last stage. No function is shared by them: the compiler lets products overlap only
-  // where a loop is left from right behind one.
+  // Both leave the place in the round of the last stage. No function is shared by them: the compiler lets products
+  // overlap only where a loop is left from right behind one.
   template <int kCount>
   __device__ __forceinline__ void multiply_unrolled(float (&sums)[kRows / 2], Place& place, int steps) {
     unsigned even[kTogether * 4], odd[kTogether * 4];
