@@ -33,7 +33,7 @@ bool has_tensor_cores(const Problem& problem);
 // The configuration of the multiply-add kernel, which takes every arithmetic element type.
 CudaConfig fma_config();
 
-// The configuration by an analytic model. m decides only the tile, one of four: the kernels of all m are few.
+// The configuration by an analytic model. m decides only the tile, one of five: the kernels of all m are few.
 CudaConfig choose(const Problem& problem, const Target& target);
 
 // Boxes of one of a kernel's buffers.

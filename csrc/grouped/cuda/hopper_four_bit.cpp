@@ -28,7 +28,7 @@ int64_t parts(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
 int64_t store_rows(const Problem& p, const FourBitConfig& c) {
   return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
 }
-int box_rows(const FourBitConfig& c) { return c.rows < 32 ? 8 : c.rows < 64 ? 16 : 64; }
+int box_rows(const FourBitConfig& c) { return c.rows < 64 ? 16 : 64; }
 
 int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
   const int64_t stage = round_up(parts(c) * (c.rows * kRowBytes + 2 * piece_bytes(c.weights)), kSharedAlign);
@@ -159,7 +159,7 @@ struct Height {
   int rows, blocks;
   double weights;
 };
-constexpr Height kHeights[] = {{16, 2, 0.90}, {32, 2, 1}, {64, 2, 1.2}, {64, 1, 1.3}, {128, 1, 1.6}, {256, 1, 2.1}};
+constexpr Height kHeights[] = {{16, 2, 0.85}, {32, 2, 1}, {64, 2, 1.15}, {128, 1, 1.65}, {256, 1, 2.3}};
 
 // Tiles of an average group that has rows, where the sizes of groups are spread exponentially.
 double tiles(int rows, double average) { return 1 / (1 - std::exp(-rows / average)); }
