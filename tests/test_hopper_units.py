@@ -87,7 +87,7 @@ void run(const char* weights, const Epilogue& epilogue = {}) {
   for (int problem = 0; problem < %(problems)d; ++problem) {
     for (const bool shares : {false, true}) {
       std::vector<unsigned char> out(size * m * n, 255);  // NaN
-      const int first = problem * groups, box = Tile::kRows < 64 ? 16 : 64;
+      const int first = problem * groups, box = Tile::kRows <= 128 ? Tile::kRows : 64;
       const TensorMap lhs_map = {lhs.data(), k * 2, m, 2, box};
       const TensorMap out_map = {out.data(), n * size, m, size, std::min(Tile::kRows, 128 / size)};
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};

@@ -28,7 +28,7 @@ int64_t parts(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
 int64_t store_rows(const Problem& p, const FourBitConfig& c) {
   return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
 }
-int box_rows(const FourBitConfig& c) { return c.rows < 64 ? 16 : 64; }
+int box_rows(const FourBitConfig& c) { return c.rows <= 128 ? c.rows : 64; }
 
 int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
   const int64_t stage = round_up(parts(c) * (c.rows * kRowBytes + 2 * piece_bytes(c.weights)), kSharedAlign);
@@ -152,14 +152,13 @@ std::string why_not_four_bit(const Problem& problem, const Target& target, const
 
 namespace {
 
-// What the weights of 64 columns cost that are copied and decoded once for the rows of a tile, beside a tile of 32;
-// what rows cost is the same in all. Few rows leave the time to the copies and to the decoding, which two blocks of a
-// multiprocessor hide from each other.
+// What a tile of so many rows costs beside one of 32 (H200). Few rows leave the time to copying and decoding weights,
+// which two blocks of a multiprocessor hide from each other.
 struct Height {
   int rows, blocks;
-  double weights;
+  double cost;
 };
-constexpr Height kHeights[] = {{16, 2, 0.85}, {32, 2, 1}, {64, 2, 1.15}, {128, 1, 1.65}, {256, 1, 2.3}};
+constexpr Height kHeights[] = {{16, 2, 0.86}, {32, 2, 1}, {64, 2, 1.15}, {128, 1, 1.7}, {256, 1, 2.2}};
 
 // Tiles of an average group that has rows, where the sizes of groups are spread exponentially.
 double tiles(int rows, double average) { return 1 / (1 - std::exp(-rows / average)); }
@@ -176,7 +175,7 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowE
   const int most = p.transpose_rhs && (epilogue == nullptr || epilogue->sums == 1) ? 64 : 32;
   double least = std::numeric_limits<double>::infinity();
   for (const Height& h : kHeights) {
-    const double cost = tiles(h.rows, average) * h.weights;
+    const double cost = tiles(h.rows, average) * h.cost;
     if (cost >= least || (h.blocks > 1 && h.rows > most)) continue;
     least = cost;
     c.rows = h.rows;

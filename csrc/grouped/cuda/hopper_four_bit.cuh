@@ -41,7 +41,8 @@ class HopperFourBit {
   static constexpr int kGroupWarps = kGroupThreads / 32;
   static constexpr int kWarps = kGroupWarps * kSlices;  // that read a stage
   static constexpr int kRowBytes = kDepth * 2;
-  static constexpr int kBoxRows = kRows < 64 ? 16 : 64;
+  // One copy for a tile's rows: several cost more than rows that are read in vain, but for tiles of 256.
+  static constexpr int kBoxRows = kRows <= 128 ? kRows : 64;
   static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kLhsBytes = kRows * kRowBytes;
   static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleBytes = Format::kScaleWords * 4;  // of a row
   static constexpr unsigned kPieceBytes = kCodeBytes + 32 * kScaleBytes;  // four lanes of a row have the same scales
