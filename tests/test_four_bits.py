@@ -393,7 +393,7 @@ def gated(x, w, sizes, bias=None, scale=None):
     return jf.scaled_grouped_matmul(x, w, sizes, bias=bias, activation="swiglu", row_scale=scale, validate=False)
 
 
-@pytest.mark.parametrize("m", [20, 150, 300, 1000])
+@pytest.mark.parametrize("m", [20, 60, 300, 1000])
 def test_a_gated_product_is_one_kernel(m, tmp_path):
     """With bias and row scale, and an array added; gate and up of every tile overlap as without."""
     w = jf.repack_weights(weights(3, 128, 64, "nvfp4", 16))
