@@ -11,7 +11,18 @@ from typing import Any
 import jax
 from jax.extend.core import Var
 
-from jax_fuser import _bodies, _core, _ffi, _random, _regions, _trace, _trace_updates, _trace_writer, _tuned
+from jax_fuser import (
+    _bodies,
+    _core,
+    _ffi,
+    _quantized_product,
+    _random,
+    _regions,
+    _trace,
+    _trace_updates,
+    _trace_writer,
+    _tuned,
+)
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._lowered import fused_equations, inner_jaxprs, platform_of, program_of, stage_text
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
@@ -67,7 +78,7 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
 
     first = {key: call for key, call in reversed([*zip(keys, calls)])}
     regions = tuple(_region(first[key], counts[key], platform, label) for key in counts)
-    cuts = Counter(_cuts(jaxpr))
+    cuts = Counter(_cuts(jaxpr, platform))
     return Explanation(
         name,
         platform,
@@ -164,7 +175,7 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
     return [origin(v) for v in jaxpr.outvars]
 
 
-def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
+def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
     """Yield (primitive, reason) for every equation that is in no region."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     reasons = [_trace.unsupported(eqn) for eqn in jaxpr.eqns]
@@ -174,11 +185,14 @@ def _cuts(jaxpr: Any) -> Iterator[tuple[str, str]]:
         name = eqn.primitive.name
         if name == _trace.FUSED:
             continue
+        if name == _trace.QUANTIZED_PRODUCT:
+            yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))
+            continue
         if any(True for inner in inner_jaxprs(eqn) for _ in fused_equations(inner)):
             if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
                 yield name, str(reason)
             for inner in inner_jaxprs(eqn):
-                yield from _cuts(inner)
+                yield from _cuts(inner, platform)
             continue
         if reason is None and i in reduced:
             reason = "feeds only reductions, which compute it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
-from jax_fuser._quant import ScaledTensor
+from jax_fuser._quant import ScaledTensor, quantize
+from jax_fuser._quantized_product import FORMAT, check_format, product_and_quantize
 from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._spread_sum import take_rows
@@ -38,6 +40,7 @@ def grouped_matmul(
     row_index: Any = None,
     group_offset: Any = None,
     preferred_element_type: Any = None,
+    output_format: str | None = None,
     validate: bool = True,
 ) -> Any:
     """Multiply the rows of each group by the group's matrix, then add, activate and scale.
@@ -65,14 +68,21 @@ def grouped_matmul(
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.
+        output_format: returns `quantize(result, output_format)` instead, with the same bits; a name of a format.
+            "fp8_block" is what `scaled_grouped_matmul` takes next. On GPUs of compute capability 9.0 that is one kernel
+            with the product of 16-bit rows, where the result has columns in multiples of 128: nothing else is stored.
+            Elsewhere, and for other formats, gathered or inner rows, the product is stored and then quantized;
+            `explain` says which. Not differentiable: see `quantize`.
         validate: whether to check concrete `group_sizes`, or the order of gapped groups.
 
     Returns:
-        Nested tensor of the same layout for a nested `lhs`, otherwise `(m, n)`.
+        Nested tensor of the same layout for a nested `lhs`, otherwise `(m, n)`; with `output_format` a `ScaledTensor`
+        that holds it.
 
     Raises:
-        ValueError: shapes do not fit, or concrete sizes are negative or sum to more than `m`; layouts differ.
-        TypeError: an argument has the wrong type or an unsupported dtype.
+        ValueError: shapes do not fit, concrete sizes are negative or sum to more than `m`, or layouts differ;
+            `output_format` is unknown, or the columns are none for it.
+        TypeError: an argument has the wrong type or an unsupported dtype; what is quantized is differentiated.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,6 +90,8 @@ def grouped_matmul(
         >>> nt = jf.as_nested(jnp.ones((5, 4)), extents=[2, 0, 3])
         >>> jf.grouped_matmul(nt, jnp.ones((3, 4, 6)), activation="swiglu").shape
         (3, ragged, 3)
+        >>> jf.grouped_matmul(nt, jnp.ones((3, 4, 256)), activation="swiglu", output_format="fp8_block")
+        ScaledTensor(fp8_block 1x128, float8_e4m3fn[3, ragged, 128], scales float32[5, 1])
     """
     if isinstance(rhs, NestedTensor):
         raise TypeError(
@@ -137,15 +149,16 @@ def grouped_matmul(
     columns = rhs.shape[1 if transpose_rhs else 2]
     if gated:
         check_even("grouped_matmul", columns)
+    if output_format is not None:
+        check_format("grouped_matmul", output_format, dtype, columns // 2 if gated else columns)
     bias = bias_of("grouped_matmul", bias, (rhs.shape[0], columns), dtype)
     row_shapes = data.shape[: dim + 1], data.shape[:-1]
     row_scale = row_scale_of("grouped_matmul", row_scale, lhs, row_shapes, dtype)
 
     inner = data.shape[dim + 1 : -1]
     rows = int(np.prod([data.shape[dim], *inner]))
-    multiply = functools.partial(
-        product_and_tail, transpose_rhs=transpose_rhs, activation=function, gated=gated, dtype=dtype
-    )
+    how: dict[str, Any] = {"transpose_rhs": transpose_rhs, "activation": function, "gated": gated, "dtype": dtype}
+    multiply: Callable[..., jax.Array] = functools.partial(product_and_tail, **how)
 
     def run(data: Any, rhs: Any, extents: Any, starts: Any, bias: Any, scale: Any, offset: Any) -> jax.Array:
         if scale is not None and inner:
@@ -168,10 +181,16 @@ def grouped_matmul(
         return out.reshape(*data.shape[:-1], out.shape[-1])
 
     operands = data, rhs, extents, starts, bias, row_scale
+    quantizes = output_format == FORMAT and data.ndim == 2 and numbers is None
+    if (numbers is not None or quantizes) and group_offset is not None:
+        extents, starts = local_groups("grouped_matmul", extents, starts, rows, group_offset, rhs.shape[0])
     if numbers is not None:
-        if group_offset is not None:
-            extents, starts = local_groups("grouped_matmul", extents, starts, rows, group_offset, rhs.shape[0])
-        return multiply(tokens, rhs, extents, starts, bias, row_scale, index=numbers)
+        return _stored(multiply(tokens, rhs, extents, starts, bias, row_scale, index=numbers), output_format)
+    if quantizes:
+        made, scales = product_and_quantize(data, rhs, extents, starts, bias, row_scale, **how)
+        return ScaledTensor(
+            lhs.replace(data=made) if isinstance(lhs, NestedTensor) else made, scales, None, FORMAT, (128,)
+        )
     if data.ndim == 2:
         out = run(*operands, group_offset)
     else:
@@ -180,7 +199,11 @@ def grouped_matmul(
         others = () if static else (group_offset,)
         placed = [*names_of(data)[:-1], None]
         out = automatically(functools.partial(run, **static), *operands, *others, like=lambda _: [placed])
-    return lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out
+    return _stored(lhs.replace(data=out) if isinstance(lhs, NestedTensor) else out, output_format)
+
+
+def _stored(out: Any, format: str | None) -> Any:
+    return out if format is None else quantize(out, format)
 
 
 def _row_index(row_index: Any, rows: jax.Array) -> jax.Array:

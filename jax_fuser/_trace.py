@@ -34,6 +34,7 @@ _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul "
     "jax_fuser_scaled_grouped_matmul",
+    "a matrix product whose result is quantized": "jax_fuser_quantized_product",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; what is inside fuses by itself": "scan while cond",
@@ -55,6 +56,7 @@ PRODUCT = "jax_fuser_grouped_matmul"
 PACKED_PRODUCT = "jax_fuser_packed_matmul"
 PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
+QUANTIZED_PRODUCT = "jax_fuser_quantized_product"
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (

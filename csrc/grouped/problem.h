@@ -51,6 +51,9 @@ struct Problem {
   // kRows, for the CUDA kernels that why_not_gather allows: where an s32[m] says which row of lhs, [lhs_rows, k], each
   // row is, or is outside of it for a row of zeros. Else 0.
   int64_t lhs_rows = 0;
+  // kRows, for the CUDA kernels that why_not_quantize allows: whether the result, rounded to `out`, becomes f8e4m3fn
+  // [m, n] and a scale for each 128 columns of a row, f32 [m, n / 128], which follows the members of an epilogue.
+  bool quantizes = false;
 
   bool operator==(const Problem&) const = default;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "host/quantized_product.h"
 #include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
@@ -17,6 +18,11 @@ Request parse_request(std::string_view program) {
     request.written = parse_written(request.fusion, program.substr(end + kKernel.size()));
     return request;
   }
+  if (const size_t end = program.find(kQuantizedLine); end != program.npos) {
+    Request request{ir::parse(program.substr(0, end)), std::nullopt};
+    request.quantized = true;
+    return request;
+  }
   if (const size_t end = program.find(kTuned); end != program.npos) {
     Request request{ir::parse(program.substr(0, end)), std::nullopt};
     request.tuning = parse_tuning(program.substr(end + 1));
@@ -29,7 +35,8 @@ Request parse_request(std::string_view program) {
 }
 
 Program build(const Request& request, const Target& target) {
-  const auto& [fusion, schedule, written, tuning] = request;
+  const auto& [fusion, schedule, written, quantized, tuning] = request;
+  if (quantized) return quantized_product(fusion, target);
   if (!schedule && !written) return build(fusion, target, tuning);
   Program program;
   program.name = fusion.name;

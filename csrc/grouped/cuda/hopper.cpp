@@ -20,6 +20,7 @@ constexpr int kRowBytes = 128;                // of every box: the span of the s
 constexpr int kSharedAlign = 1024;            // of the kernels' structs
 constexpr int kWarpgroupRows = 64;            // of one product
 constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
+constexpr int kScaleColumns = 128;            // of a scale of QuantizedRows
 constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
 constexpr int kGatheredRows = 128;            // of a tile of HopperRows at most, whose rows numbers name
 constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
@@ -254,7 +255,9 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   if (p.lhs_rows == 0) maps.insert(maps.begin(), {0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)});
   const bool several = epilogue && epilogue->several();
   const int members = out + 2;
-  if (several) {
+  if (p.quantizes) {
+    // Threads store it.
+  } else if (several) {
     for (size_t i = 0; i < epilogue->results.size(); ++i) {
       const RowEpilogue::Result& result = epilogue->results[i];
       maps.push_back({i == 0 ? out : members + static_cast<int>(epilogue->members.size() + i) - 1,
@@ -297,6 +300,8 @@ OperandTypes operand_types(const Problem& p) {
   return {"unsigned char", "unsigned char", cat("jf::grouped::Fp8<", e5m2(p.lhs), ", ", e5m2(p.rhs), ">")};
 }
 
+constexpr std::string_view kQuantized = ", jf::grouped::RowsInOrder, jf::grouped::QuantizedRows";
+
 std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
                  const RowEpilogue* epilogue) {
   const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone, gathers = p.lhs_rows > 0;
@@ -304,7 +309,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   const std::string_view out = device_type(p.out);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
 
-  std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n\n");
+  std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n");
+  s += p.quantizes ? "#include \"grouped/cuda/hopper_quantize.cuh\"\n\n" : "\n";
   if (epilogue) s += cat(epilogue->text, "\n");
   s += cat("// ", print(c), "\n");
   if (contraction) {
@@ -324,7 +330,9 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
                epilogue ? ", Epilogue"
                : scaled ? ", jf::grouped::RowColumnScales"
                         : "",
-               gathers ? ", jf::grouped::RowsByNumber" : "", ">;\n");
+               gathers ? ", jf::grouped::RowsByNumber" : "");
+      if (p.quantizes) s += cat(epilogue ? "" : ", jf::grouped::NoEpilogue", kQuantized);
+      s += ">;\n";
     }
   }
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
@@ -335,13 +343,14 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
            p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");
   if (scaled) s += "const float* __restrict__ lhs_scale, const float* __restrict__ rhs_scale,\n    ";
-  s += cat(out, "* out,\n");
+  s += cat(p.quantizes ? "unsigned char" : out, "* out,\n");
   if (!contraction) s += "    unsigned* next,\n";
   std::string members;
   for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
     s += cat("    ", epilogue->members[i], " __restrict__ e", i, ",\n");
     members += cat(i > 0 ? ", e" : "e", i);
   }
+  if (p.quantizes) s += "    float* scales,\n";
   const bool several = epilogue && epilogue->several();
   for (size_t i = 1; several && i < epilogue->results.size(); ++i) s += cat("    ", out, "* out", i, ",\n");
   if (several && epilogue->folds) s += "    float* partial,\n";
@@ -355,16 +364,16 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   for (size_t i = 0; several && i < epilogue->tiles.size(); ++i) {
     maps_of_tiles += cat(" const __grid_constant__ jf::TensorMap tile_map", i, ",\n   ");
   }
-  s += cat("    const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
+  s += cat("   ", p.quantizes ? "" : " const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
            tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
            " long long m, long long k, long long n, long long groups,\n");
   s += cat("    long long", gathers ? " lhs_rows" : "", ") {\n");
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
-  s += contraction
-           ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
-           : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, out_map, ragged, out, next, ");
+  s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
+                   : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, ",
+                         p.quantizes ? "rhs_map, ragged, nullptr" : "out_map, ragged, out", ", next, ");
   s += "static_cast<int>(k), static_cast<int>(n)";
   if (several) {
     std::string places, tile_maps;
@@ -380,6 +389,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   }
   if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
+  if (p.quantizes) s += cat(epilogue ? "" : ", {}", ", nullptr, {}, {}, {out, scales}");
   if (scaled)
     s += p.scales == Scales::kRows && !contraction ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}"
                                                    : ", {lhs_scale, rhs_scale}";
@@ -495,7 +505,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
 
   CudaKernel kernel;
-  kernel.entry = cat("jf_grouped_", p.lhs_rows > 0 ? "gathered_" : "",
+  kernel.entry = cat("jf_grouped_", p.lhs_rows > 0 ? "gathered_" : "", p.quantizes ? "quantized_" : "",
                      p.mode == Mode::kContraction ? "contraction"
                      : epilogue                   ? "rows_fused"
                      : p.scales != Scales::kNone  ? "rows_scaled"
@@ -533,6 +543,29 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
   if (epilogue.n * size_of(epilogue.out) % kRowAlignment != 0) {
     return cat(epilogue.n, " columns give rows that are not multiples of ", kRowAlignment, " bytes");
   }
+  return "";
+}
+
+std::string why_not_quantize(const Problem& p, const RowEpilogue* epilogue, const Target& target) {
+  JF_CHECK(p.quantizes, "the result is quantized");
+  if (std::string why = epilogue ? why_not_hopper(p, *epilogue, target) : why_not_hopper(p, target); !why.empty()) {
+    return why;
+  }
+  if (p.mode != Mode::kRows || p.scales != Scales::kNone) return "it is no plain product of rows";
+  const DType out = epilogue ? epilogue->out : p.out;
+  if (size_of(out) != 2) return cat("the result is ", name(out), ", it takes bf16 and f16");
+  if (p.lhs_rows > 0) return "its rows are gathered";
+  if (epilogue && (epilogue->several() || !epilogue->tiles.empty())) {
+    return "what follows the product exchanges more than the sums through shared memory";
+  }
+  const int64_t columns = result_columns(p, epilogue);
+  if (columns % kScaleColumns != 0) return cat(columns, " columns are no multiple of ", kScaleColumns);
+  // As that of the product alone, so that the sums are the same.
+  Problem stored = p;
+  stored.out = out;
+  const HopperConfig c = choose_hopper(stored, target, epilogue);
+  if (c.split > 1) return "of few tiles k is split among blocks";
+  if (epilogue && epilogue->sums == 2 && c.cluster != 2) return "of few rows each block computes alone, half of a scale";
   return "";
 }
 

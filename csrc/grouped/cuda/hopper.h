@@ -50,6 +50,10 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
 CudaKernel hopper_kernel(Problem problem, const RowEpilogue& epilogue, const Target& target,
                          const Parameters& given = {});
 
+// Why a kernel whose result is quantized (problem.quantizes) does not take the problem; else empty. `epilogue` may be
+// null.
+std::string why_not_quantize(const Problem& problem, const RowEpilogue* epilogue, const Target& target);
+
 // Why a kernel that takes rows of lhs by number (problem.lhs_rows) would not take the problem, or not be faster than
 // one after a copy of these rows; else empty. `epilogue` may be null.
 std::string why_not_gather(const Problem& problem, const RowEpilogue* epilogue, const Target& target);

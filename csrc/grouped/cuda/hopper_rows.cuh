@@ -18,6 +18,7 @@
 //             a block
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
+//   result    how it is stored: as out; or quantized instead, see hopper_quantize.cuh, and out is neither array nor map
 //   split     kSplit blocks of a cluster each sum a stretch of k of one unit, at least a stage, and join their sums:
 //             hopper_join.cuh. For few units, which would leave multiprocessors idle
 //   next      zero when the kernel starts: clusters take units as they come; or null, and with kSplit: each takes as
@@ -57,8 +58,13 @@ struct HopperProduct {
   }
 };
 
+// A result that is stored as it is.
+struct ResultOfOut {
+  static constexpr bool kQuantizes = false;
+};
+
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
-          class Source = RowsInOrder>
+          class Source = RowsInOrder, class Result = ResultOfOut>
 class HopperRows {
   static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster, kSplit = Tile::kSplit;
   static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
@@ -82,6 +88,10 @@ class HopperRows {
   using Store = HopperStore<Out, kRows>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns * kCluster, kStacks>;
   using Several = HopperSeveral<Out, kRows, Epilogue>;
+  static constexpr bool kQuantizes = Result::kQuantizes;
+  static_assert(!kQuantizes || (!kSeveral<Epilogue> && Epilogue::kTiles == 0 && kTurns), "buffers are its own");
+  static_assert(!kQuantizes || kSplit == 1, "units are whole");
+  static_assert(!kQuantizes || !kPaired || kCluster == 2, "a pair of blocks has the columns of a scale");
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
   // They and the copies. Blocks that split k each find their units themselves.
@@ -110,7 +120,8 @@ class HopperRows {
                                              const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
                                              int k, int n, const Epilogue& epilogue = {},
                                              const TensorMap* tile_map = nullptr,
-                                             const typename Several::Memory& several = {}, const Source& source = {}) {
+                                             const typename Several::Memory& several = {}, const Source& source = {},
+                                             const Result& result = {}) {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
@@ -132,13 +143,17 @@ class HopperRows {
       } else if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, rhs, first, steps);
       }
-      if constexpr (kZeroPadding<Epilogue>) {
+      if constexpr (kQuantizes) {
+        if (warp > 1) result.template padding<kHasStarts>(ragged, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
+      } else if constexpr (kZeroPadding<Epilogue>) {
         if (warp > 1) store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
       ptx::take_registers<Source::kMultiplyRegisters>();
-      kernel.multiply(out_map, out, steps, n, ragged.m, epilogue, tile_map, several);
-      if constexpr (kSeveral<Epilogue>) {
+      kernel.multiply(out_map, out, steps, n, ragged.m, epilogue, tile_map, several, result);
+      if constexpr (kQuantizes) {
+        // Padding is stored already.
+      } else if constexpr (kSeveral<Epilogue>) {
         constexpr unsigned kAll = kMultipliers * kGroupThreads / 32;
         Several::template padding<kHasStarts>(epilogue, ragged, several, n, blockIdx.x * kAll + warp % kAll,
                                               gridDim.x * kAll);
@@ -284,7 +299,7 @@ class HopperRows {
   // ---- two warpgroups: products and results, each of every second unit ----
   __device__ __forceinline__ void multiply(const TensorMap& out_map, Out* out, int steps, int n, int m,
                                            const Epilogue& epilogue, const TensorMap* tile_map,
-                                           const typename Several::Memory& memory) {
+                                           const typename Several::Memory& memory, const Result& result) {
     // The same in all lanes, and known to be: what follows from it stays in uniform registers, where instructions look
     // for their operands.
     const unsigned self = __shfl_sync(~0u, threadIdx.x / kGroupThreads - 1, 0);
@@ -326,7 +341,12 @@ class HopperRows {
       release(last);
       if constexpr (kTurns) place.skip(steps);
       if constexpr (kSplit > 1) join.join(sums, whole, self, turn);
-      if constexpr (kSeveral<Epilogue>) {
+      if constexpr (kQuantizes) {
+        if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
+        const typename Result::template Warpgroup<Out, kRows, kPaired> quantize(
+            address(&shared_.results[self]), address(shared_.piece_full[self]), result);
+        quantize.results(sums, unit, turn, n);
+      } else if constexpr (kSeveral<Epilogue>) {
         several.finish(epilogue, sums, unit, n, m);
       } else if constexpr (Epilogue::kTiles > 0) {
         exchange.finish(epilogue, sums, out_map, out, unit, n);
@@ -339,7 +359,7 @@ class HopperRows {
         }
       }
     }
-    store.drain();
+    if constexpr (!kQuantizes) store.drain();
   }
 
   // Begins the products, with the narrowest instruction that holds `count` rows; returns the last stage. Each width is

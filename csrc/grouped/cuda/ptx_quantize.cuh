@@ -1,4 +1,4 @@
-// PTX that the quantize kernel adds to ptx_hopper.cuh: magnitudes in pairs, 8-bit floats, the largest in a cluster.
+// PTX that kernels that quantize add to ptx_hopper.cuh: magnitudes in pairs, 8-bit floats, the largest in a cluster.
 #pragma once
 
 #include "grouped/cuda/ptx_hopper.cuh"
@@ -20,6 +20,10 @@ __device__ __forceinline__ unsigned e4m3x2_of_scaled(float low, float high) {
 // Makes the word at a cluster address the larger of itself and `value`.
 __device__ __forceinline__ void raise_in_cluster(unsigned there, unsigned value) {
   asm volatile("red.shared::cluster.max.u32 [%0], %1;" ::"r"(there), "r"(value) : "memory");
+}
+// Into shared memory of any block of the cluster.
+__device__ __forceinline__ void st_cluster(unsigned address, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 // As cluster_arrive; what the threads wrote before is seen by those that wait.
 __device__ __forceinline__ void cluster_arrive_release() {
