@@ -1,4 +1,4 @@
-"""Errors of grouped products against float64, beside those of cuBLAS for the same groups: at most 1.2 times as large."""
+"""Errors of grouped products against float64, beside those of cuBLAS for the same groups: at most 1.2 times them."""
 
 import grouped_reference as ref
 import jax

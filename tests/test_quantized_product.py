@@ -325,7 +325,7 @@ def test_on_hopper(how, layout):
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", ["the product", "swiglu", "geglu, bias and scale"])
 def test_many_units_on_hopper(how):
-    """Tiles of every height, and each block's many units, of one step each and more, whose barriers go round and round."""
+    """Tiles of every height, and each block's many units, of one step each and more, whose barriers go round."""
     with jax.default_device(hopper_or_skip()):
         for m, k, groups, dtype in ((6000, 64, 5, "bfloat16"), (5000, 72, 40, "float16"), (3000, 200, 60, "bfloat16")):
             extents = np.random.default_rng(m).multinomial(m - 100, np.full(groups, 1 / groups))
