@@ -565,7 +565,8 @@ std::string why_not_quantize(const Problem& p, const RowEpilogue* epilogue, cons
   stored.out = out;
   const HopperConfig c = choose_hopper(stored, target, epilogue);
   if (c.split > 1) return "of few tiles k is split among blocks";
-  if (epilogue && epilogue->sums == 2 && c.cluster != 2) return "of few rows each block computes alone, half of a scale";
+  if (epilogue && epilogue->sums == 2 && c.cluster != 2)
+    return "of few rows each block computes alone, half of a scale";
   return "";
 }
 
