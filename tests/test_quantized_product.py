@@ -17,7 +17,7 @@ from jax_fuser import _core, _quantized_product
 from jax_fuser._lowered import inner_jaxprs
 
 HOPPER = _core.cuda_target_for(90)
-M, K, N = 240, 56, 256  # one stage of k, which is not split among blocks
+M, K, N = 240, 72, 256
 # Groups of no row, one, odd ones, parts of tiles and more than one; one with all rows; none.
 LAYOUTS = [[101, 0, 64, 1, 33, 0], [0, 240, 0], [0, 0], [200, 3]]
 HOW = {
@@ -269,7 +269,7 @@ def test_what_is_refused():
 PLACES = [
     ("cuda", HOPPER, {}, "one kernel multiplies and quantizes: wgmma, tile="),
     ("cuda", HOPPER, {"activation": "swiglu", "n": 512}, "one kernel multiplies and quantizes: wgmma, tile="),
-    ("cuda", HOPPER, {"k": 2048}, "two steps, .* of few tiles k is split among blocks"),
+    ("cuda", HOPPER, {"m": 100, "k": 2048}, "two steps, .* of few tiles k is split among blocks"),
     ("cuda", HOPPER, {"m": 8, "activation": "swiglu"}, "two steps, .* of few rows each block computes alone"),
     ("cuda", HOPPER, {"k": 70}, "two steps, .* k=70 gives rows that are not multiples of 16 bytes"),
     ("cuda", HOPPER, {"activation": jnp.sin}, "two steps, .* sin is too long to be repeated"),
