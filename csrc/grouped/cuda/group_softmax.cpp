@@ -1,7 +1,5 @@
 #include "grouped/cuda/group_softmax.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/integers.h"
 
@@ -73,9 +71,8 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
   const auto& [rows, bytes, slots, run] = config;
   JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots &&
                  slots <= 16,
-             "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, and runs of fewer tiles than there "
-             "are slots, at "
-             "most 16, got ",
+             "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, at most 16 slots, and runs of fewer "
+             "tiles than slots, got ",
              print(config));
   return config;
 }
