@@ -8,69 +8,25 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper_kernel.h"
 #include "grouped/cuda/hopper_split.h"
 
 namespace jf::grouped {
+
+using namespace hopper;
+
 namespace {
 
-constexpr int kCapability = 90;    // alone: other GPUs have no wgmma
-constexpr int kRowAlignment = 16;  // bytes, of every row that a tensor map describes
-constexpr int kThreads = 384;
-constexpr int kRowBytes = 128;                // of every box: the span of the swizzle
-constexpr int kSharedAlign = 1024;            // of the kernels' structs
-constexpr int kWarpgroupRows = 64;            // of one product
-constexpr int kRowsColumns = 128;             // of a warpgroup of HopperRows
-constexpr int kScaleColumns = 128;            // of a scale of QuantizedRows
-constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
-constexpr int kGatheredRows = 128;            // of a tile of HopperRows at most, whose rows numbers name
-constexpr int kBlocksRows = 128;              // of a tile of HopperBlocks
-constexpr int kBlocksColumns = 192;           // at most, of such a tile
-constexpr int kContractionRows = 128;         // of a tile of HopperContraction
-constexpr int kMostGroups = 1024;             // whose order HopperContraction keeps in shared memory
-constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
+constexpr int kCapability = 90;        // alone: other GPUs have no wgmma
+constexpr int kRowAlignment = 16;      // bytes, of every row that a tensor map describes
+constexpr int kScaleColumns = 128;     // of a scale of QuantizedRows
+constexpr int kGatheredRows = 128;     // of a tile of HopperRows at most, whose rows numbers name
+constexpr int kBlocksRows = 128;       // of a tile of HopperBlocks
+constexpr int kBlocksColumns = 192;    // at most, of such a tile
+constexpr int kContractionRows = 128;  // of a tile of HopperContraction
+constexpr int kMostGroups = 1024;      // whose order HopperContraction keeps in shared memory
 // Loops count in 32 bits and step past the end, by no more than the warps of a grid.
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
-
-int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); }
-int64_t depth(const Problem& p) { return columns_of_row(p.lhs); }  // contraction indices of a stage
-
-// [count, rows, columns] with boxes of so many rows of kRowBytes; without `count` two axes.
-runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
-  const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
-  const int64_t size = size_of(dtype);
-  runtime::TensorLayout layout;
-  layout.axes = count == 0 ? 2 : 3;
-  layout.element_bytes = static_cast<int>(size);
-  layout.extents = {number(columns), number(rows), number(count)};
-  layout.stride_bytes = {number(size), number(columns * size), number(rows * columns * size)};
-  layout.box = {static_cast<uint32_t>(columns_of_row(dtype)), static_cast<uint32_t>(box_rows), 1};
-  layout.swizzle = kRowBytes;
-  return layout;
-}
-
-// An array [any, columns] that ends after any stretch of rows: of `length` rows from `begin`, (column, row) has the
-// indices (column, 2^30 - length + row, 2^30, begin + length). What the second takes too far the last two bring back,
-// but for a multiple of 2^64 bytes; and the second ends at 2^30, so that no row behind the stretch is read.
-runtime::TensorLayout ragged(int64_t columns, DType dtype, int64_t box_rows) {
-  constexpr uint64_t kAny = 0x7fff0000, kWrap = uint64_t{1} << 34;
-  runtime::TensorLayout layout = matrices(0, kMostRaggedRows, columns, dtype, box_rows);
-  const uint64_t row = layout.stride_bytes[1];
-  layout.axes = 4;
-  layout.extents[2] = layout.extents[3] = kAny;
-  layout.stride_bytes[2] = kWrap * static_cast<uint64_t>(size_of(dtype)) - row;
-  layout.stride_bytes[3] = row;
-  layout.box[2] = layout.box[3] = 1;
-  return layout;
-}
-
-// Rows of one store, and stores beside each other in the 64 columns of a warpgroup: see HopperStore.
-int64_t stores_across(const Problem& p) { return size_of(p.out) / 2; }
-int64_t store_rows(const Problem& p) { return kWarpgroupRows / stores_across(p); }
-
-int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
-
-// Rows of a piece of HopperSeveral, of 64 columns like all.
-constexpr int64_t kPieceRows = 32;
 
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
@@ -210,8 +166,6 @@ bool fits(const Problem& p, const HopperConfig& c) {
          c.tile_m <= 192 && (c.cluster == 1 || c.cluster == 2);
 }
 
-int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
-
 // At most so many units, one at a time for each of so many clusters.
 int64_t most_units(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   if (p.mode == Mode::kContraction) return p.groups * divide_up(p.k, c.tile_m) * divide_up(p.n, c.tile_n);
@@ -233,168 +187,6 @@ bool few_rows(const Problem& p) {
 
 int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, const RowEpilogue* epilogue) {
   return std::min(most_units(p, c, epilogue), clusters(c, target)) * c.cluster * c.split;
-}
-
-std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
-  const int out = out_argument(p);
-  if (p.mode == Mode::kContraction && p.scales != Scales::kNone) {
-    return {{0, matrices(0, p.k, p.m, p.lhs, kWarpgroupRows)},
-            {1, matrices(0, p.n, p.m, p.rhs, kWarpgroupRows)},
-            {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
-  }
-  if (p.mode == Mode::kContraction) {
-    return {{0, ragged(p.k, p.lhs, depth(p))},
-            {1, ragged(p.n, p.rhs, depth(p))},
-            {out, matrices(p.groups, p.k, p.n, p.out, kWarpgroupRows)}};
-  }
-  const bool blocks = p.scales == Scales::kBlocks;
-  const int64_t rhs_rows = blocks ? kWarpgroupRows : kRowsColumns / (epilogue ? epilogue->sums : 1);
-  const runtime::TensorLayout rhs =
-      p.transpose_rhs ? matrices(p.groups, p.n, p.k, p.rhs, rhs_rows) : matrices(p.groups, p.k, p.n, p.rhs, depth(p));
-  std::vector<CudaMap> maps{{1, rhs}};
-  if (p.lhs_rows == 0) maps.insert(maps.begin(), {0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)});
-  const bool several = epilogue && epilogue->several();
-  const int members = out + 2;
-  if (p.quantizes) {
-    // Threads store it.
-  } else if (several) {
-    for (size_t i = 0; i < epilogue->results.size(); ++i) {
-      const RowEpilogue::Result& result = epilogue->results[i];
-      maps.push_back({i == 0 ? out : members + static_cast<int>(epilogue->members.size() + i) - 1,
-                      matrices(0, p.m, result.columns, p.out, kPieceRows)});
-      // A copy ends where the result does, and does not go on into what lies beside it.
-      maps.back().layout.extents[0] = static_cast<uint64_t>(result.first + epilogue->n);
-    }
-  } else {
-    const int64_t rows = blocks ? kWarpgroupRows : store_rows(p);
-    maps.push_back({out, matrices(0, p.m, result_columns(p, epilogue), p.out, rows)});
-  }
-  for (size_t i = 0; epilogue && i < epilogue->tiles.size(); ++i) {
-    const RowEpilogue::Tile& tile = epilogue->tiles[i];
-    maps.push_back(
-        {members + tile.member, matrices(0, p.m, tile.columns, tile.dtype, several ? kPieceRows : kWarpgroupRows)});
-  }
-  return maps;
-}
-
-std::string_view header(const Problem& p) {
-  if (p.mode == Mode::kContraction) return p.scales == Scales::kNone ? "hopper_contraction" : "hopper_fp8_contraction";
-  switch (p.scales) {
-    case Scales::kNone: return "hopper_rows";
-    case Scales::kRows: return "hopper_fp8";
-    case Scales::kBlocks: return "hopper_fp8_blocks";
-  }
-  JF_CHECK(false, "scales ", static_cast<int>(p.scales));
-}
-
-// The types of the operands in memory, and of both for the kernel's class.
-struct OperandTypes {
-  std::string lhs, rhs, both;
-};
-OperandTypes operand_types(const Problem& p) {
-  if (p.scales == Scales::kNone) {
-    const std::string in(device_type(p.lhs));
-    return {in, in, in};
-  }
-  const auto e5m2 = [](DType d) { return d == DType::kF8E5M2 ? "true" : "false"; };
-  return {"unsigned char", "unsigned char", cat("jf::grouped::Fp8<", e5m2(p.lhs), ", ", e5m2(p.rhs), ">")};
-}
-
-constexpr std::string_view kQuantized = ", jf::grouped::RowsInOrder, jf::grouped::QuantizedRows";
-
-std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
-                 const RowEpilogue* epilogue) {
-  const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone, gathers = p.lhs_rows > 0;
-  const OperandTypes in = operand_types(p);
-  const std::string_view out = device_type(p.out);
-  const auto flag = [](bool value) { return value ? "true" : "false"; };
-
-  std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n");
-  s += p.quantizes ? "#include \"grouped/cuda/hopper_quantize.cuh\"\n\n" : "\n";
-  if (epilogue) s += cat(epilogue->text, "\n");
-  s += cat("// ", print(c), "\n");
-  if (contraction) {
-    s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
-             order_groups(p), ", ", flag(p.has_starts), scaled ? ", jf::grouped::ContractionScales" : "", ">;\n");
-  } else {
-    s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
-             c.tile_n == kSharedColumns ? ", true"
-             : c.split > 1              ? cat(", false, ", c.split)
-                                        : "",
-             ">;\n");
-    if (p.scales == Scales::kBlocks) {
-      s += cat("using Kernel = jf::grouped::HopperBlocks<", in.both, ", ", out, ", Tile, ", flag(p.has_starts), ">;\n");
-    } else {
-      s += cat("using Kernel = jf::grouped::HopperRows<", in.both, ", ", out, ", Tile, ", flag(p.transpose_rhs), ", ",
-               flag(p.has_starts),
-               epilogue ? ", Epilogue"
-               : scaled ? ", jf::grouped::RowColumnScales"
-                        : "",
-               gathers ? ", jf::grouped::RowsByNumber" : "");
-      if (p.quantizes) s += cat(epilogue ? "" : ", jf::grouped::NoEpilogue", kQuantized);
-      s += ">;\n";
-    }
-  }
-  s += cat("static_assert(Kernel::kSharedBytes == ", shared,
-           ", \"the launch gives the kernel its shared memory\");\n\n");
-  s += "extern \"C\" __global__ ";
-  if (const int blocks = c.cluster * c.split; blocks > 1) s += cat("__cluster_dims__(", blocks, ", 1, 1) ");
-  s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
-  s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
-           p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");
-  if (scaled) s += "const float* __restrict__ lhs_scale, const float* __restrict__ rhs_scale,\n    ";
-  s += cat(p.quantizes ? "unsigned char" : out, "* out,\n");
-  if (!contraction) s += "    unsigned* next,\n";
-  std::string members;
-  for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
-    s += cat("    ", epilogue->members[i], " __restrict__ e", i, ",\n");
-    members += cat(i > 0 ? ", e" : "e", i);
-  }
-  if (p.quantizes) s += "    float* scales,\n";
-  const bool several = epilogue && epilogue->several();
-  for (size_t i = 1; several && i < epilogue->results.size(); ++i) s += cat("    ", out, "* out", i, ",\n");
-  if (several && epilogue->folds) s += "    float* partial,\n";
-  s += cat("    ", gathers ? "" : "const __grid_constant__ jf::TensorMap lhs_map, ",
-           "const __grid_constant__ jf::TensorMap rhs_map,\n");
-  const bool tile = epilogue && !several && !epilogue->tiles.empty();
-  std::string maps_of_results, maps_of_tiles;
-  for (size_t i = 1; several && i < epilogue->results.size(); ++i) {
-    maps_of_results += cat(" const __grid_constant__ jf::TensorMap out_map", i, ",\n   ");
-  }
-  for (size_t i = 0; several && i < epilogue->tiles.size(); ++i) {
-    maps_of_tiles += cat(" const __grid_constant__ jf::TensorMap tile_map", i, ",\n   ");
-  }
-  s += cat("   ", p.quantizes ? "" : " const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
-           tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
-           " long long m, long long k, long long n, long long groups,\n");
-  s += cat("    long long", gathers ? " lhs_rows" : "", ") {\n");
-  s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
-  s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
-           ", static_cast<int>(groups), static_cast<int>(m)};\n");
-  s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
-                   : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, ",
-                         p.quantizes ? "rhs_map, ragged, nullptr" : "out_map, ragged, out", ", next, ");
-  s += "static_cast<int>(k), static_cast<int>(n)";
-  if (several) {
-    std::string places, tile_maps;
-    for (size_t i = 0; i < epilogue->results.size(); ++i) {
-      const std::string number = i == 0 ? "" : cat(i);
-      places += cat(i > 0 ? ", " : "", "{&out_map", number, ", out", number, ", ", epilogue->results[i].columns, ", ",
-                    epilogue->results[i].first, "}");
-    }
-    for (size_t i = 0; i < epilogue->tiles.size(); ++i) tile_maps += cat(i > 0 ? ", " : "", "&tile_map", i);
-    s += cat(", Epilogue{", members, "}, nullptr, {{", places, "}, {", tile_maps, "}, ",
-             epilogue->folds ? "partial" : "nullptr", "}");
-  } else if (epilogue) {
-    s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
-  }
-  if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
-  if (p.quantizes) s += cat(epilogue ? "" : ", {}", ", nullptr, {}, {}, {out, scales}");
-  if (scaled)
-    s += p.scales == Scales::kRows && !contraction ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}"
-                                                   : ", {lhs_scale, rhs_scale}";
-  s += ");\n}\n";
-  return s;
 }
 
 }  // namespace
