@@ -74,7 +74,9 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
         if isinstance(end, str):
             return end
         number = numbers_by_call.get(id(end))
-        return f"{end.primitive.name} of XLA" if number is None else f"[{number}]"
+        if number is not None:
+            return f"[{number}]"
+        return end.primitive.name + " of XLA" * (end.primitive.name not in _trace.OWN_CALLS)
 
     first = {key: call for key, call in reversed([*zip(keys, calls)])}
     regions = tuple(_region(first[key], counts[key], platform, label) for key in counts)
@@ -83,7 +85,7 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
         name,
         platform,
         regions,
-        tuple(CutReport(p, n, reason) for (p, reason), n in cuts.items()),
+        tuple(CutReport(p, n, reason, p in _trace.OWN_CALLS) for (p, reason), n in cuts.items()),
         _ffi.memory_bandwidth(platform),
     )
 
@@ -202,6 +204,8 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
             reason = "moves or casts data between ops of XLA"
         elif reason is None and any(0 in v.aval.shape for v in eqn.outvars):
             reason = "has no element"
+        elif reason is None and name in _trace.PRODUCTS:
+            reason = "a grouped product whose result is needed as it is"
         elif reason is None:
             reason = "outside of the fused function; put jf.fuse around the transform to fuse it"
         yield name, reason

@@ -124,9 +124,10 @@ def fuse(
     of the rows of each group fuse, too. Matrix products, scatters to several places and complex numbers stay with XLA
     between the regions; `explain` names them. So does control flow, whose bodies (`lax.scan`, `while_loop`, `cond`,
     `jax.checkpoint`, `shard_map`) have regions of their own. `jax.lax.ragged_dot` (and `ragged_dot_general`) becomes
-    `jax_fuser.ragged_dot`, which batches with any `in_axes`. A grouped matmul of bf16 or f16 that only one region reads
-    is part of it; on GPUs of compute capability 9.0 and on the CPU what follows is part of its kernel. In bf16 and f16
-    a region computes in f32 and rounds what it stores, so it is at least as exact as the function by itself.
+    `jax_fuser.ragged_dot`, which batches with any `in_axes`. A grouped matmul of bf16, f16 or f32 that only one
+    region reads is part of it; on the CPU, and of bf16 and f16 on GPUs of compute capability 9.0, what follows is part
+    of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the
+    function by itself.
 
     Args:
       f: a function of arrays and pytrees of arrays, NestedTensors among them, as for `jax.jit`. Arrays that it closes

@@ -8,7 +8,6 @@ Derivatives and batches are those of the parts.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi, _fused_primitive, _split, _trace, _trace_ops
+from jax_fuser import _ffi, _fused_primitive, _split, _trace
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, PLAIN, compiled_for_given
 from jax_fuser._eager import compile_when_eager
@@ -280,8 +279,7 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
         return mlir.lower_fun(how.of_unpacked, multiple_results=False)(ctx, *operands)
 
     def run(*operands: Any) -> list[Any]:
-        with _trace_ops.for_cpu() if platform == "cpu" else contextlib.nullcontext():
-            return _fused_primitive.run(jaxpr, operands, "grouped_matmul")
+        return _fused_primitive.run(jaxpr, operands, "grouped_matmul")
 
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 

@@ -154,7 +154,7 @@ def _refuse(eqn: Any) -> str | None:
     out = eqn.outvars[0].aval
     known = str(eqn.invars[0].aval.dtype) == "bfloat16" and str(out.dtype) in ("bfloat16", "float16", "float32")
     filled = all(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
-    return None if known and filled else "a matrix product"
+    return None if known and filled else "a grouped product of other types, or without elements"
 
 
 def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:

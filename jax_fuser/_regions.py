@@ -4,7 +4,7 @@
 2. Every equation is cut (no rule), a view, or computes. Views belong to whoever reads them: each region that needs
    one makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which
    folds it in. Only a view that the program returns is written by the region of its source. One element made of
-   constants is a view. A grouped product of 16-bit floats is part of the region that reads it, where nothing else
+   constants is a view. A grouped product of 16-bit floats or f32 is in the region that reads it, where nothing else
    does. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
    such values inside the reduction and never stores them. So does an update (x.at[i].set) of what a region neither
    makes nor alone reads: XLA may write it in place.

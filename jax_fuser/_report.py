@@ -138,11 +138,12 @@ def _flows(indent: str, flows: Sequence[Flow], where: Callable[[Flow], str]) -> 
 
 @dataclass(frozen=True)
 class CutReport:
-    """A primitive that stayed with XLA, how often, and why."""
+    """A primitive that is part of no fusion, how often, and why; `own_call`: a custom call of ours all the same."""
 
     primitive: str
     count: int
     reason: str
+    own_call: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,10 +218,10 @@ class Explanation:
         return lines + ([f"  run as plain XLA ops here: {reason}"] if reason is not None else [])
 
     def _left(self) -> list[str]:
-        if not self.cuts:
-            return []
-        width = max(len(f"{c.primitive} x{c.count}") for c in self.cuts)
-        return [
-            "  left to XLA:",
-            *(f"    {f'{c.primitive} x{c.count}':<{width}}  {c.reason}" for c in self.cuts),
-        ]
+        width = max((len(f"{c.primitive} x{c.count}") for c in self.cuts), default=0)
+        lines: list[str] = []
+        for title, own in (("calls of their own", True), ("left to XLA", False)):
+            cuts = [c for c in self.cuts if c.own_call == own]
+            if cuts:
+                lines += [f"  {title}:", *(f"    {f'{c.primitive} x{c.count}':<{width}}  {c.reason}" for c in cuts)]
+        return lines

@@ -32,9 +32,10 @@ from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
     "folds by a function of its own": "reduce",
-    "a matrix product": "dot_general ragged_dot_general conv_general_dilated jax_fuser_grouped_matmul "
-    "jax_fuser_scaled_grouped_matmul",
-    "a matrix product whose result is quantized": "jax_fuser_quantized_product",
+    "a matrix product": "dot_general ragged_dot_general conv_general_dilated",
+    "a grouped product of quantized operands": "jax_fuser_scaled_grouped_matmul",
+    "quantizes arrays for a product": "jax_fuser_quantize_groups jax_fuser_quantize_matrices",
+    "a grouped product whose result is quantized": "jax_fuser_quantized_product",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; what is inside fuses by itself": "scan while cond",
@@ -57,6 +58,9 @@ PACKED_PRODUCT = "jax_fuser_packed_matmul"
 PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
 QUANTIZED_PRODUCT = "jax_fuser_quantized_product"
+SCALED_PRODUCT = "jax_fuser_scaled_grouped_matmul"
+# What is a custom call of ours where it is part of no fusion.
+OWN_CALLS = {*PRODUCTS, QUANTIZED_PRODUCT, SCALED_PRODUCT, "jax_fuser_quantize_groups", "jax_fuser_quantize_matrices"}
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (

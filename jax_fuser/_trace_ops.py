@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,26 +152,14 @@ def grouped_rows(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.grouped_rows(x, p["transpose_rhs"], known_dtype_name(out.dtype), out.shape[1], w.label(eqn))]
 
 
-# While a program for CPUs alone is traced: there what follows joins products of f32, too.
-_for_cpu: contextvars.ContextVar[bool] = contextvars.ContextVar("for_cpu", default=False)
-
-
-@contextlib.contextmanager
-def for_cpu() -> Iterator[None]:
-    """Trace for CPUs alone."""
-    token = _for_cpu.set(True)
-    try:
-        yield
-    finally:
-        _for_cpu.reset(token)
-
-
 def refuse_product(eqn: Equation) -> str | None:
     # Only products that some kernel ends with what follows them are worth being parts of a fusion.
-    out = eqn.outvars[0].aval
-    joining = ("bfloat16", "float16", "float32") if _for_cpu.get() else ("bfloat16", "float16")
-    narrow = all(str(v.aval.dtype) in joining for v in eqn.invars[:2])
-    known = narrow and str(out.dtype) in ("bfloat16", "float16", "float32")
-    if eqn.params["mode"] == "rows" and known and all(math.prod(v.aval.shape) for v in eqn.invars):
-        return None
-    return "a matrix product"
+    if eqn.params["mode"] != "rows":
+        axis = "sums over the rows of groups" if eqn.params["mode"] == "contraction" else "has a ragged batch axis"
+        return f"a grouped product that {axis}"
+    for aval in (*(v.aval for v in eqn.invars[:2]), eqn.outvars[0].aval):
+        if str(aval.dtype) not in ("bfloat16", "float16", "float32"):
+            return f"a grouped product of {aval.dtype}"
+    if not all(math.prod(v.aval.shape) for v in eqn.invars):
+        return "a grouped product without elements"
+    return None

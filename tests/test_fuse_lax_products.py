@@ -71,6 +71,24 @@ def test_activation_is_in_the_kernel_of_the_product(device):
     assert "on its sums, which are not stored" in plan and "left to XLA" not in plan
 
 
+def test_activation_is_in_the_kernel_of_a_product_of_f32_on_the_cpu():
+    plan = str(jf.explain(experts, platform="cpu")(*operands()))
+    assert "on its sums, which are not stored" in plan and "left to XLA" not in plan
+
+
+def test_products_apart_are_calls_of_their_own():
+    x, w13, _, sizes = operands()
+    report = jf.explain(jax.grad(lambda *a: jf.fuse(jax.lax.ragged_dot)(*a, sizes).sum(), (0, 1)), platform="cpu")(
+        x, w13
+    )
+    assert {c.reason for c in report.cuts if c.own_call} == {
+        "a grouped product whose result is needed as it is",
+        "a grouped product that sums over the rows of groups",
+    }
+    assert "  calls of their own:\n    jax_fuser_grouped_matmul x" in repr(report)
+    assert "a grouped product of int32" in repr(jf.explain(jax.lax.ragged_dot)(x.astype(int), w13.astype(int), sizes))
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("inside", [True, False], ids=["fuse inside", "fuse outside"])
 def test_shard_map(inside, check_vma):
