@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split
+from jax_fuser._activations import compiled_for_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._quant import FORMATS, quantize
@@ -98,6 +99,7 @@ def product_and_quantize(
     return data, scales
 
 
+@compiled_for_given
 @functools.partial(jax.jit, static_argnames="how")
 def _bound(*operands: Any, how: _How) -> list[jax.Array]:
     closed = jax.make_jaxpr(how.product)(*operands)
