@@ -294,6 +294,7 @@ def test_explain():
 
 def test_what_is_exported_runs_on_every_gpu():
     """Where the kernel is depends on the number of multiprocessors, too."""
+
     def call(x, w, e):
         return jf.grouped_matmul(x, w, e, activation="swiglu", output_format="fp8_block")
 
