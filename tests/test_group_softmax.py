@@ -155,8 +155,8 @@ int main() {
 
 
 def test_its_threads_give_every_row_its_share(tmp_path):
-    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; a block
-    that begins late; extents below 0 and beyond the rows."""
+    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; a
+    block that begins late; extents below 0 and beyond the rows."""
     flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={20 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
     assert len(lines) == 13 and all(line.startswith("right") for line in lines), lines
@@ -183,8 +183,8 @@ def spreads(rows):
 @pytest.fixture
 def hopper():
     """The device, as the default."""
-    with jax.default_device(hopper_or_skip()) as device:
-        yield device
+    with jax.default_device(found := hopper_or_skip()):
+        yield found
 
 
 @pytest.mark.gpu
