@@ -221,8 +221,8 @@ def test_infinities_and_nan_on_the_device(hopper):
 
 @pytest.mark.gpu
 def test_captured_and_many_at_once_on_the_device(hopper):
-    """Eight whose order nothing says, in a graph of XLA, of other groups each time: none keeps another waiting, nor takes
-    words of the run before for its own."""
+    """Eight whose order nothing says, in a graph of XLA, of other groups each time: none keeps another waiting, nor
+    takes words of the run before for its own."""
     layouts = [[0, 20_000, 7, 12_000], [32_768, 0, 0, 0], [0, 0, 0, 0], [900, 1, 0, 31_000]]
     cases = [jnp.asarray(sizes, jnp.int32) for sizes in layouts]
     xs = [jax.random.normal(jax.random.key(i), (32_768, 256), jnp.bfloat16) for i in range(8)]
