@@ -15,7 +15,7 @@ from test_fp8_blocks import run_blocks_on_cpu
 from test_tma import hopper_or_skip
 
 import jax_fuser as jf
-from jax_fuser import _core, _quantized_product
+from jax_fuser import _core, _ffi, _quantized_product
 from jax_fuser._lowered import inner_jaxprs
 
 HOPPER = _core.cuda_target_for(90)
@@ -292,8 +292,11 @@ def test_explain():
     assert cut.reason.startswith("two steps, the product and then quantize: platform cpu")
 
 
-def test_what_is_exported_runs_on_every_gpu():
-    """Where the kernel is depends on the number of multiprocessors, too."""
+def test_what_is_exported_runs_on_every_gpu(monkeypatch):
+    """Which GPUs have the kernel depends on their number of multiprocessors, too."""
+    pytest.importorskip("flatbuffers")
+    own = _ffi.target_text
+    monkeypatch.setattr(_ffi, "target_text", lambda platform: HOPPER if platform == "cuda" else own(platform))
 
     def call(x, w, e):
         return jf.grouped_matmul(x, w, e, activation="swiglu", output_format="fp8_block")
