@@ -71,8 +71,8 @@ def grouped_matmul(
         output_format: returns `quantize(result, output_format)` instead, with the same bits; a name of a format.
             "fp8_block" is what `scaled_grouped_matmul` takes next. On GPUs of compute capability 9.0 that is one kernel
             with the product of 16-bit rows, where the result has columns in multiples of 128: nothing else is stored.
-            Elsewhere, and for other formats, gathered or inner rows, the product is stored and then quantized;
-            `explain` says which. Not differentiable: see `quantize`.
+            Elsewhere, in exported programs, and for other formats, gathered or inner rows, the product is stored and
+            then quantized; `explain` says which. Not differentiable: see `quantize`.
         validate: whether to check concrete `group_sizes`, or the order of gapped groups.
 
     Returns:

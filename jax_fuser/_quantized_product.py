@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split
+from jax_fuser._activations import compiled_for_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._quant import FORMATS, quantize
@@ -98,6 +99,7 @@ def product_and_quantize(
     return data, scales
 
 
+@compiled_for_given
 @functools.partial(jax.jit, static_argnames="how")
 def _bound(*operands: Any, how: _How) -> list[jax.Array]:
     closed = jax.make_jaxpr(how.product)(*operands)
@@ -145,8 +147,14 @@ def kernels(jaxpr: Any, platform: str, target: str) -> str:
     return f"one kernel multiplies and quantizes: {facts['parameters']}"
 
 
+def _is_exported(ctx: Any) -> bool:
+    exported: bool = ctx.module_context.lowering_parameters.for_export
+    return exported
+
+
 def _lower_for_cuda(ctx: Any, *operands: Any, jaxpr: Any, how: _How, mesh: Any) -> Sequence[Any]:
-    if not _split.is_on_a_mesh(ctx) and _ffi.can_compile("cuda") is None:
+    # What is exported may run on a GPU without the kernel: of another kind, or with more processors, where k is split.
+    if not _is_exported(ctx) and not _split.is_on_a_mesh(ctx) and _ffi.can_compile("cuda") is None:
         target = _ffi.target_text("cuda")
         if _ffi.why_no_kernel(lambda: program_of(jaxpr), target) is None:
             return _ffi.emit_program(ctx, operands, program_of(jaxpr), platform="cuda")
@@ -157,7 +165,11 @@ def _in_two_steps(*operands: Any, how: _How, **_: Any) -> list[jax.Array]:
     return how.in_two_steps(*operands)
 
 
-_lower_in_two_steps = mlir.lower_fun(_in_two_steps, multiple_results=True)
+def _lower_in_two_steps(ctx: Any, *operands: Any, **params: Any) -> Sequence[Any]:
+    # JAX lowers a jitted function inside once, for the platforms that it meets first: for all of them, then.
+    ctx = ctx.replace(platforms=None) if _is_exported(ctx) else ctx
+    return mlir.lower_fun(_in_two_steps, multiple_results=True)(ctx, *operands, **params)
+
 
 compile_when_eager(quantized_p, "jaxpr", "how", "mesh")
 quantized_p.def_abstract_eval(_abstract_eval)

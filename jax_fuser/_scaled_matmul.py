@@ -266,9 +266,10 @@ def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None
         or len(copies) != 2
         or not all(isinstance(c, ScaledTensor) for c in copies)
     ):
+        got = " and ".join(map(_kind, copies)) if isinstance(copies, (tuple, list)) else _kind(copies)
         raise TypeError(
-            f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {copies!r}; quantize makes "
-            "them of the weights and of jnp.swapaxes(weights, 1, 2)"
+            f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {got}; quantize makes them "
+            "of the weights and of jnp.swapaxes(weights, 1, 2)"
         )
     if k % ALIGNMENT or n % ALIGNMENT:
         raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")

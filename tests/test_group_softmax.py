@@ -11,7 +11,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core
+from jax_fuser import _core, _tuned
 
 HOPPER = _core.cuda_target_for(90)
 
@@ -61,8 +61,22 @@ def test_what_only_looks_like_it_keeps_its_kernels():
     assert len(kernels(traced(f=other))) > 1
 
 
+def test_parameters_that_it_does_not_have_are_refused():
+    """With more slots, those who fold could be two rounds of the results' ring ahead, and take one for the other."""
+    given = {"rows": 64, "bytes": 128, "slots": 12, "run": 1}
+    for wrong in ({}, {"slots": 13}, {"run": 12}, {"run": 0}, {"rows": 96}, {"bytes": 64}):
+        parameters = " ".join(f"{name}={value}" for name, value in {**given, **wrong}.items())
+        text = traced(shape=(8192, 2048), count=32) + _tuned.text_of({"soft_softmax": parameters})
+        if not wrong:
+            assert "slots=12 run=1" in kernels(text)[0][1]
+            continue
+        with pytest.raises(jf.UserError, match=r"expected tiles of .* at most 12 slots, .* got group softmax tile="):
+            kernels(text)
+
+
 # Truth is in f64; words of other launches cannot be told from all ones by accident, so they begin so.
 MAIN = """
+#include <climits>
 #include "codegen/cuda_lanes.cuh"
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline float logf(float x) { return std::log(x); }
@@ -85,20 +99,24 @@ template <class T> T narrow(float x) {
 }
 
 template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun>
-void run(int blocks, int rows, int columns, std::vector<int> extents, double tolerance) {
+void run(int blocks, int rows, int columns, std::vector<int> extents, double tolerance, int late = -1) {
   using Kernel = GroupSoftmax<T, kLog, kRows, kBytes, kSlots, kRun, 128>;
   const int groups = int(extents.size()), strips = (columns + Kernel::kColumns - 1) / Kernel::kColumns;
   std::vector<T> x(rows * columns), out(x.size(), narrow<T>(7));
+  const std::vector<int> given = extents;
   int end = 0;
-  for (int& n : extents) end += n;
+  for (int& n : extents) n = std::min(std::max(n, 0), rows - end), end += n;
   const auto number = [](unsigned i) { return (i * 40503u >> 4) % 997 / 50.f - 9; };
   for (int i = 0; i < rows * columns; ++i) x[i] = narrow<T>(i < end * columns ? number(i) : NAN);
   const int parts = rows / kRows * 3 + groups, joined = rows / kRows + 1;
   std::vector<unsigned long> words(long(strips) * Kernel::kColumns * (parts + joined), ~0ul);
-  const typename Kernel::Args args = {extents.data(), out.data(), words.data(), rows, columns, groups, parts, joined};
+  const typename Kernel::Args args = {given.data(), out.data(), words.data(), rows, columns, groups, parts, joined};
   const TensorMap map = {reinterpret_cast<unsigned char*>(x.data()), columns * int(sizeof(T)), rows, sizeof(T), kRows,
                          kBytes, false};
-  ptx::launch(blocks, 1, [&](unsigned char* memory) { Kernel::run(reinterpret_cast<char*>(memory), args, map); });
+  ptx::launch(blocks, 1, [&](unsigned char* memory) {
+    for (int i = 0; int(blockIdx.x) == late && i < 3000; ++i) __syncwarp();
+    Kernel::run(reinterpret_cast<char*>(memory), args, map);
+  });
   double worst = 0;
   for (int c = 0; c < columns; ++c) {
     for (int g = 0, row = 0; g < groups; row += extents[g++]) {
@@ -129,15 +147,19 @@ int main() {
   run<bf16, false, 128, 128, 12, 8>(6, 700, 136, mixed, 5e-3);
   run<bf16, false, 64, 256, 8, 3>(6, 700, 136, mixed, 5e-3);
   run<f32, false, 64, 256, 12, 9>(6, 1700, 132, {1500, 0, 3, 140}, 1e-5);
+  run<bf16, false, 64, 128, 12, 1>(6, 600, 832, {384, 64, 64}, 5e-3, 5);
+  run<bf16, false, 64, 256, 12, 9>(6, 3456, 136, {3456}, 5e-3, 3);
+  run<f32, false, 64, 256, 8, 3>(6, 700, 132, {-5, 100, INT_MIN, 300, INT_MAX, 30, INT_MAX}, 1e-5);
 }
 """
 
 
 def test_its_threads_give_every_row_its_share(tmp_path):
-    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns."""
+    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; a
+    block that begins late; extents below 0 and beyond the rows."""
     flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={20 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
-    assert len(lines) == 10 and all(line.startswith("right") for line in lines), lines
+    assert len(lines) == 13 and all(line.startswith("right") for line in lines), lines
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -158,12 +180,19 @@ def spreads(rows):
     }
 
 
+@pytest.fixture
+def hopper():
+    """The device, as the default."""
+    with jax.default_device(found := hopper_or_skip()):
+        yield found
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("f", [jf.nested.softmax, jf.nested.log_softmax])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("rows", "columns"), [(1300, 136), (40_000, 64), (20_011, 520)])
-def test_on_the_device(f, dtype, rows, columns):
+def test_on_the_device(f, dtype, rows, columns, hopper):
     """Results in memory that held NaN, of rows behind the sum that are NaN."""
-    hopper_or_skip()
     for sizes in spreads(rows).values():
         x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32) * 3
         x[sum(sizes) :] = np.nan
@@ -179,9 +208,9 @@ def test_on_the_device(f, dtype, rows, columns):
         np.testing.assert_array_equal(np.asarray(got)[sum(sizes) :], 0)
 
 
-def test_infinities_and_nan_on_the_device():
+@pytest.mark.gpu
+def test_infinities_and_nan_on_the_device(hopper):
     """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice."""
-    hopper_or_skip()
     x = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
     x[1500, 0], x[1600, 1], x[1000:2500, 2], x[1700, 3], x[1200:2400, 4] = np.inf, np.nan, -np.inf, -np.inf, -3e38
     sizes = [1000, 1500, 500]
@@ -190,14 +219,17 @@ def test_infinities_and_nan_on_the_device():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
-def test_captured_and_many_at_once_on_the_device():
-    """Eight whose order nothing says, many times, in a graph of XLA: none keeps another waiting."""
-    hopper_or_skip()
-    sizes = jnp.asarray([0, 20_000, 7, 12_000], jnp.int32)
+@pytest.mark.gpu
+def test_captured_and_many_at_once_on_the_device(hopper):
+    """Eight whose order nothing says, in a graph of XLA, of other groups each time: none keeps another waiting, nor
+    takes words of the run before for its own."""
+    layouts = [[0, 20_000, 7, 12_000], [32_768, 0, 0, 0], [0, 0, 0, 0], [900, 1, 0, 31_000]]
+    cases = [jnp.asarray(sizes, jnp.int32) for sizes in layouts]
     xs = [jax.random.normal(jax.random.key(i), (32_768, 256), jnp.bfloat16) for i in range(8)]
-    run = jax.jit(lambda xs: [jf.nested.softmax(jf.NestedTensor(x, sizes)).data for x in xs])
-    first = run(xs)
-    for _ in range(20):
-        last = run(xs)
-    for a, b in zip(first, last):
-        np.testing.assert_array_equal(np.asarray(a.astype("float32")), np.asarray(b.astype("float32")))
+    one = jax.jit(lambda x, sizes: jf.nested.softmax(jf.NestedTensor(x, sizes)).data)
+    want = [[np.asarray(one(x, sizes)) for x in xs] for sizes in cases]
+    run = jax.jit(lambda xs, sizes: [one(x, sizes) for x in xs])
+    for _ in range(5):
+        for sizes, results in zip(cases, want):
+            for got, alone in zip(run(xs, sizes), results):
+                np.testing.assert_array_equal(np.asarray(got).view(np.uint16), alone.view(np.uint16))

@@ -16,7 +16,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _activations, _core, _grouped_tail
+from jax_fuser import _activations, _core, _grouped_tail, _quantized_product
 
 HOPPER = _core.cuda_target_for(90)
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -153,6 +153,11 @@ def test_functions_that_are_new_for_each_call_do_not_fill_memory(monkeypatch):
         out = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i)
         assert out[0, 0] == 8 * i
     assert _grouped_tail._bound._cache_size() <= 3
+    x, w = jnp.ones((4, 8), BF16), jnp.ones((2, 8, 128), BF16)
+    for i in range(8):
+        made = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i, output_format="fp8_block")
+        assert round(float(jf.dequantize(made)[0, 0])) == 8 * i
+    assert _quantized_product._bound._cache_size() <= 3
 
 
 def test_an_activation_need_not_be_hashable():

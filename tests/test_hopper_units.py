@@ -108,7 +108,7 @@ int main() {
 """
 FORWARD = """
   run<Mxfp4, float, FourBitTile<32, 2, 2>, false>("mxfp4_32");
-  run<Nvfp4, bf16, FourBitTile<64, 2, 1>, true>("nvfp4_16");
+  run<Nvfp4, bf16, FourBitTile<64, 2, 2>, true>("nvfp4_16");
   run<Int4<32>, float, FourBitTile<128, 2, 1>, true>("int4_32");
   run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false>("int4_64");
   run<Mxfp4, bf16, FourBitTile<16, 3, 2>, true>("mxfp4_32");

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from grouped_reference import owned_rows
+from jax import export
 from test_cuda_sources import assert_no_spills, nvrtc_or_skip
+from test_export import ALLOWED
 from test_fp8_blocks import run_blocks_on_cpu
 from test_tma import hopper_or_skip
 
 import jax_fuser as jf
-from jax_fuser import _core, _quantized_product
+from jax_fuser import _core, _ffi, _quantized_product
 from jax_fuser._lowered import inner_jaxprs
 
 HOPPER = _core.cuda_target_for(90)
@@ -288,6 +290,22 @@ def test_explain():
     report = jf.explain(lambda x: jf.grouped_matmul(x, w, e, output_format="fp8_block"), platform="cpu")(x)
     [cut] = [c for c in report.cuts if c.primitive == "jax_fuser_quantized_product"]
     assert cut.reason.startswith("two steps, the product and then quantize: platform cpu")
+
+
+def test_what_is_exported_runs_on_every_gpu(monkeypatch):
+    """Which GPUs have the kernel depends on their number of multiprocessors, too."""
+    pytest.importorskip("flatbuffers")
+    own = _ffi.target_text
+    monkeypatch.setattr(_ffi, "target_text", lambda platform: HOPPER if platform == "cuda" else own(platform))
+
+    def call(x, w, e):
+        return jf.grouped_matmul(x, w, e, activation="swiglu", output_format="fp8_block")
+
+    arrays, _ = operands([100, 20, 90], {}, m=700)  # enough to be quantized by kernels of ours
+    assert "quantized fp8_block" in jax.jit(call).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    exported = export.export(jax.jit(call), platforms=["cpu", "cuda"], disabled_checks=ALLOWED)(*arrays)
+    assert "jax_fuser.program" in exported.mlir_module() and "quantized fp8_block" not in exported.mlir_module()
+    assert_same_bits(export.deserialize(bytearray(exported.serialize())).call(*arrays), call(*arrays))
 
 
 def test_facts_of_the_kernel():

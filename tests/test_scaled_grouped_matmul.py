@@ -237,6 +237,13 @@ def rows_of(k=32, n=16):
             r"quantized_rhs must hold fp8_row \(2, 32, 16\) with scales \(2, 32\), got ScaledTensor",
         ),
         (
+            lambda x, w, s: jf.scaled_grouped_matmul(
+                jf.dequantize(x), jf.dequantize(w), s, format="fp8_row", quantized_rhs=(w, s)
+            ),
+            TypeError,
+            r"must be two ScaledTensors, of .*, got fp8_row and int32; quantize makes them",
+        ),
+        (
             lambda x, w, s: jf.scaled_grouped_matmul(x, w, s, quantized_rhs=(w, w)),
             ValueError,
             "quantized_rhs= needs format=",

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kCapability = 90;
 // As in GroupSoftmax of group_softmax.cuh.
-constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kFinals = 6, kPartBytes = 8;
+constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kFinals = 6, kPartBytes = 8, kMostSlots = 2 * kFinals;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
@@ -70,10 +70,9 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
   }
   const auto& [rows, bytes, slots, run] = config;
   JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots &&
-                 slots <= 16,
-             "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, at most 16 slots, and runs of fewer "
-             "tiles than slots, got ",
-             print(config));
+                 slots <= kMostSlots,
+             "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, at most ", kMostSlots,
+             " slots, and runs of fewer tiles than slots, got ", print(config));
   return config;
 }
 

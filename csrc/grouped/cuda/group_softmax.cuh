@@ -33,6 +33,7 @@ struct GroupSoftmax {
   static_assert(kRows % (kFolding * kHeld) == 0 && kOwn % 2 == 0 && kColumnWarps <= kFolding,
                 "warps have equal shares");
   static_assert(kRun < kSlots, "a run fits the ring, and the next one's first tile");
+  static_assert(kSlots <= 2 * kFinals, "a wait tells neighbouring phases apart: those who fold are no further ahead");
 
   // The largest and the sum of powers relative to it; later the shift and what results are multiplied by, or lose.
   struct Part {
