@@ -50,13 +50,13 @@ class Stats:
 def stats_of(load: jax.Array, choices: int, clipped: Any) -> Stats:
     """Return the statistics of a load, int32 `(experts,)`, that was made of so many choices."""
     total = jnp.sum(load, dtype=jnp.int32)
-    mean = total / jnp.float32(max(load.shape[0], 1))
+    mean = total.astype(jnp.float32) / max(load.shape[0], 1)
     largest = jnp.max(load, initial=0)
     return Stats(
         load=load,
         mean=mean,
         max=largest,
-        imbalance=jnp.where(total > 0, largest / jnp.maximum(mean, 1e-9), 0.0),
+        imbalance=jnp.where(total > 0, largest.astype(jnp.float32) / jnp.maximum(mean, 1e-9), 0.0),
         empty=jnp.sum(load == 0, dtype=jnp.int32),
         dropped=choices - total,
         clipped=jnp.int32(clipped),

@@ -111,7 +111,7 @@ def ep_dispatch(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import jax_fuser as jf
-        >>> mesh = jax.make_mesh((1,), ("ep",), devices=jax.devices()[:1])
+        >>> mesh = jax.make_mesh((1,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
         >>> def f(x, experts):
         ...     nt, state = jf.moe.ep_dispatch(x, experts, num_experts=3, axis_name="ep")
         ...     return jf.moe.ep_combine(nt * 2, state, jnp.ones(4)), state.stats().load
@@ -143,7 +143,16 @@ def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
         TypeError: `nt` is not nested.
         ValueError: shapes do not fit.
 
-    Example: see `ep_dispatch`.
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import jax_fuser as jf
+        >>> mesh = jax.make_mesh((1,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+        >>> def f(x, experts, weights):
+        ...     nt, state = jf.moe.ep_dispatch(x, experts, num_experts=2, axis_name="ep", capacity=1.0)
+        ...     return jf.moe.ep_combine(nt, state, weights)
+        >>> on_mesh = jax.shard_map(f, mesh=mesh, in_specs=jax.P("ep"), out_specs=jax.P("ep"))
+        >>> jax.jit(on_mesh)(jnp.arange(3.0)[:, None], jnp.array([1, 0, 1]), jnp.full(3, 0.5))[:, 0].tolist()
+        [0.0, 0.5, 1.0]
     """
     require_nested("ep_combine", nt)
     if not isinstance(state, EpState):
@@ -195,7 +204,7 @@ def ep_mlp(
     Example:
         >>> import functools, jax, jax.numpy as jnp
         >>> import jax_fuser as jf
-        >>> mesh = jax.make_mesh((1,), ("ep",), devices=jax.devices()[:1])
+        >>> mesh = jax.make_mesh((1,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
         >>> layer = functools.partial(jf.moe.ep_mlp, axis_name="ep")
         >>> on_mesh = jax.shard_map(layer, mesh=mesh, in_specs=jax.P("ep"), out_specs=jax.P("ep"))
         >>> w13, w2 = jnp.ones((4, 8, 32)), jnp.ones((4, 16, 8))

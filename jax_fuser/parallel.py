@@ -60,7 +60,7 @@ def ragged_all_to_all(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> import jax_fuser as jf
-        >>> mesh = jax.make_mesh((1,), ("ep",), devices=jax.devices()[:1])
+        >>> mesh = jax.make_mesh((1,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
         >>> def send(x, output):
         ...     sizes, first = jnp.array([2]), jnp.array([1])
         ...     return jf.parallel.ragged_all_to_all(x, output, first, sizes, first, sizes, axis_name="ep")
