@@ -56,14 +56,16 @@ class End:
         return jnp.cumsum(self.sizes, axis=1, dtype=jnp.int32) - self.sizes
 
 
-def axis_size(fn: str, axis_name: Any) -> int:
-    """Return the number of devices along a manual mesh axis, or several of them."""
+def axis_size(fn: str, axis_name: Any, batched: bool = False) -> int:
+    """Return the number of devices along a manual mesh axis, or several of them; `batched`: one of `vmap` will do."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     try:
-        return jax.lax.axis_size(axis_name)
+        size = jax.lax.axis_size(axis_name)
     except NameError:
-        raise NameError(
-            f"{fn}: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis"
-        ) from None
+        size = None
+    if size is None or not (batched or set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)):
+        raise NameError(f"{fn}: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis")
+    return size
 
 
 def longest_stream(sizes: jax.Array, axis_name: Any) -> jax.Array:

@@ -23,7 +23,7 @@ def exchange(nt: NestedTensor, axis_name: Any) -> NestedTensor:
         nt: the groups of all devices, `[.., groups, ragged, ..]`, contiguous, with extents for each outer index.
         axis_name: an axis of the mesh of the `shard_map` around the call, or a tuple of them.
     """
-    devices = axis_size("merge", axis_name)
+    devices = axis_size("merge", axis_name, batched=True)
     dim, groups = nt.ragged_dim, nt.num_groups
     if groups % devices:
         raise ValueError(f"merge: {groups} experts not divisible by the {devices} devices of axis {axis_name!r}")

@@ -54,8 +54,9 @@ def ragged_all_to_all(
 
     Raises:
         NameError: the axis is not bound.
-        TypeError: dtypes do not fit, `axis_index_groups` is given.
+        TypeError: dtypes do not fit.
         ValueError: shapes do not fit, the axis does not divide the slices.
+        NotImplementedError: `axis_index_groups` is given.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -73,7 +74,9 @@ def ragged_all_to_all(
              "output_offsets": output_offsets, "recv_sizes": recv_sizes}  # fmt: skip
     check_sizes(_FN, operand=operand, output=output, **lists)
     if axis_index_groups is not None:
-        raise TypeError(f"{_FN}: axis_index_groups is not supported; give the mesh an axis for each level of groups")
+        raise NotImplementedError(
+            f"{_FN}: axis_index_groups is not supported; give the mesh an axis for each level of groups"
+        )
     if operand.dtype != output.dtype:
         raise TypeError(f"{_FN}: operand and output must have one dtype, got {operand.dtype} and {output.dtype}")
     if operand.ndim < 1 or output.ndim < 1 or operand.shape[1:] != output.shape[1:]:

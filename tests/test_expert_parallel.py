@@ -79,7 +79,7 @@ def arguments(devices, top_k, dtype="float32"):
 
 
 @functools.cache
-def value_and_grads(devices, rounds, activation="swiglu", **options):
+def value_and_grads(devices, rounds, activation="swiglu", wide=False, **options):
     """Return the layer with its gradients, of all tokens: on one device, or on several."""
     f = functools.partial(jf.moe.mlp, activation=activation)
     if devices > 1:
@@ -88,7 +88,7 @@ def value_and_grads(devices, rounds, activation="swiglu", **options):
     def both(x, weights, w13, w2, experts):
         def loss(*a):
             out = f(a[0], experts, *a[1:])
-            return jnp.sum(jnp.sin(out.astype(jnp.float32))), out
+            return jnp.sum(jnp.sin(out if wide else out.astype(jnp.float32))), out
 
         (_, out), slopes = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(x, weights, w13, w2)
         return out, *slopes
@@ -319,6 +319,17 @@ def test_no_tokens_no_columns_no_experts():
     assert_close(jax.jit(layer)(jnp.ones((4, D)), *ones, w13[:0], w2[:0]), jnp.zeros((4, D)))
 
 
+def test_wide_numbers(rounds):
+    with jax.enable_x64(True):
+        args = [np.asarray(a, np.float64) for a in arguments(2, 3)]
+        experts = choices(3).astype(np.int64)
+        experts[3, 1] = 2**40
+        got, want = (value_and_grads(n, rounds, wide=True)(*args, experts) for n in (2, 1))
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == np.float64
+            assert_close(a, b, scale=4)
+
+
 # Transforms.
 
 
@@ -410,6 +421,8 @@ def test_messages():
     unbound = "axis 'ep' is not bound; call inside jax.shard_map over a mesh with that axis"
     with pytest.raises(NameError, match=f"^ep_dispatch: {unbound}$"):
         dispatched()(x, experts)
+    with pytest.raises(NameError, match=f"^ep_dispatch: {unbound}"):
+        jax.vmap(dispatched(), axis_name="ep")(x[None], experts[None])
     with pytest.raises(NameError, match=f"^ep_mlp: {unbound}$"):
         layer(x, experts, weights, w13, w2)
     refused("ep_dispatch: 7 experts not divisible by the 2 devices of axis 'ep'", dispatched(num_experts=7), x, experts)

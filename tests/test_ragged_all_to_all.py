@@ -263,7 +263,9 @@ def test_messages():
     with pytest.raises(NameError, match=re.escape(message)):
         call(jnp.ones(3), jnp.ones(3), *[jnp.zeros(1, jnp.int32)] * 4)
     refused(
-        "ragged_all_to_all: axis_index_groups is not supported; give the mesh", TypeError, axis_index_groups=[[0, 1]]
+        "ragged_all_to_all: axis_index_groups is not supported; give the mesh",
+        NotImplementedError,
+        axis_index_groups=[[0, 1]],
     )
     refused(
         "operand and output must have one dtype, got float32 and int32", TypeError, output=jnp.ones((2, 3), "int32")
