@@ -248,11 +248,13 @@ def _weighted_rows(
 
 
 def _nested(state: EpState, x: jax.Array) -> NestedTensor:
+    """Return the rows of this device's experts."""
     rows = state.send(move_rows(x, state.source, state.target.reshape(-1), state.target.shape[1]))
     return as_nested(rows, extents=jnp.sum(state.receiver.sizes, axis=0, dtype=jnp.int32), validate=False)
 
 
 def _plan(fn: str, experts: jax.Array, num_experts: int, axis_name: Any, capacity: Any) -> EpState:
+    """Decide which rows go where, and let the receivers know how many come."""
     devices = axis_size(fn, axis_name)
     if num_experts % devices:
         raise ValueError(f"{fn}: {num_experts} experts not divisible by the {devices} devices of axis {axis_name!r}")

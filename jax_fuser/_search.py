@@ -44,14 +44,13 @@ def binary_search(table: Any, numbers: Any, side: str, along: Sequence[int]) -> 
 
 def _halve(table: Any, numbers: Any, side: str) -> Any:
     """Search one table. JAX 0.10's `searchsorted` fails where some axes of a mesh are manual and others are not."""
-    low = jnp.zeros_like(numbers, jnp.int32)
-    high = jnp.full_like(numbers, table.shape[0], jnp.int32)
+    low, high = (jnp.full_like(numbers, end, jnp.uint32) for end in (0, table.shape[0]))
     for _ in range(table.shape[0].bit_length()):
         middle = low + (high - low) // 2
         found = jnp.take(table, middle, mode="clip")
-        behind = (low < high) & (found <= numbers if side == "right" else found < numbers)
-        low, high = jnp.where(behind, middle + 1, low), jnp.where(behind, high, middle)
-    return low
+        before = found > numbers if side == "right" else found >= numbers
+        low, high = jnp.where(before, low, middle), jnp.where(before, middle, high)
+    return high.astype(jnp.int32)
 
 
 def _abstract_eval(table: Any, numbers: Any, *, side: str, along: tuple[int, ...]) -> Any:

@@ -218,6 +218,26 @@ def test_rows_are_those_of_dispatch(devices, rounds):
     np.testing.assert_array_equal(stats.load, np.bincount(experts[experts < EXPERTS], minlength=EXPERTS))
 
 
+def test_many_rows(rounds):
+    """Gathers by kernels of ours, in every round; device 0 gets most rows."""
+    tokens, columns = 2048, 512
+    experts = np.where(np.arange(tokens)[:, None] % 3 > 0, choices(2, tokens) % 4, choices(2, tokens))
+    x, weights, cotangent = random(tokens, columns), random(tokens, 2, seed=3), random(tokens, columns, seed=4)
+
+    def halves(dispatch, combine, x, experts, weights):
+        nt, state = dispatch(x, experts, num_experts=EXPERTS)
+        return combine(nt * 2, state, weights)
+
+    spread = functools.partial(jf.moe.ep_dispatch, axis_name="ep")
+    ours = on_mesh(functools.partial(halves, spread, jf.moe.ep_combine), 2)
+    got, want = (
+        jax.jit(lambda x, w, f=f: jax.vjp(lambda x, w: f(x, experts, w), x, w)[1](cotangent))(x, weights)
+        for f in (ours, functools.partial(halves, jf.moe.dispatch, jf.moe.combine))
+    )
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b)
+
+
 def kept_choices(experts, devices, room):
     """Return the experts without the choices that find no room."""
     kept = experts.copy()
