@@ -1,6 +1,6 @@
 """Fusion compiler, nested tensors and grouped matmuls for ragged JAX code, as XLA custom calls."""
 
-from . import _export_types, _ffi, _lax_products, ir, moe, nested  # noqa: F401 (`fuse` finds _lax_products)
+from . import _export_types, _ffi, _lax_products, ir, moe, nested, parallel  # noqa: F401 (`fuse` finds _lax_products)
 from ._autotune import autotune
 from ._core import InternalError, UserError
 from ._doctor import counters, doctor
@@ -35,6 +35,7 @@ __all__ = [
     "ir",
     "moe",
     "nested",
+    "parallel",
     "preprocess_grouped_matmul_input_sf",
     "quantize",
     "ragged_dot",

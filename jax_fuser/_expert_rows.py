@@ -56,8 +56,8 @@ def expert_rows(
 
     Args:
         x: tokens `(t, k)`. Differentiable.
-        take: int32 `(m,)`, the token that each row is, -1 for a row of no group.
-        back: int32 `(t, uses)`, the rows that each token is.
+        take: int32 `(m,)`, the token that each row is, -1 for a row of no group. None: `x` are the rows, `(m, k)`.
+        back: int32 `(t, uses)`, the rows that each token is. None with `take`.
         w13: `(groups, k, f)`, or `(groups, k, 2 f)` for a gated activation. Differentiable.
         w2: `(groups, f, n)`. Differentiable.
         scale: `(m,)`, zero in rows of no group. Differentiable.
@@ -67,32 +67,36 @@ def expert_rows(
     """
     how = _How(activation, jnp.dtype(dtype))
     scale = scale.astype(at_least_float32(dtype))
-    return _expert_rows(how, *same_varying(x, take, back, w13, w2, scale, extents))
+    gathered = () if take is None else (take, back)
+    return _expert_rows(how, *same_varying(x, w13, w2, scale, extents, *gathered))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _expert_rows(how: _How, x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any) -> jax.Array:
+def _expert_rows(how: _How, x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *gathered: Any) -> jax.Array:
+    take, back = gathered or (None, None)
     h = product_and_tail(x, w13, extents, None, None, scale, transpose_rhs=False, activation=how.function,
-                         gated=how.gated, dtype=how.dtype, index=take.astype(jnp.uint32), back=back)  # fmt: skip
+                         gated=how.gated, dtype=how.dtype, index=None if take is None else take.astype(jnp.uint32),
+                         back=back)  # fmt: skip
     return how.multiply(h, w2, extents)
 
 
 def _jvp(how: _How, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    tokens, take, back, *others = primals
-    # The derivative of w13 reads the rows again.
-    x = sum_rows(tokens, take[:, None], back)
-    primals = (x, *others)
-    moved_tokens, _, _, *moved = tangents
-    zero = isinstance(moved_tokens, jax.custom_derivatives.SymbolicZero)
-    tangents = (moved_tokens if zero else sum_rows(moved_tokens, take[:, None], back), *moved)
-    _, w13, w2, scale, extents = primals
+    x, w13, w2, scale, extents, *gathered = primals
+    moved, *others = tangents
+    if gathered:
+        take, back = gathered
+        # The derivative of w13 reads the rows again.
+        x = sum_rows(x, take[:, None], back)
+        if not isinstance(moved, jax.custom_derivatives.SymbolicZero):
+            moved = sum_rows(moved, take[:, None], back)
+    tangents = (moved, *others)
     before = how.multiply(x, w13, extents)
     out = how.multiply(how.tail(before, scale, extents), w2, extents)
     moving = tuple(i for i in range(4) if not isinstance(tangents[i], jax.custom_derivatives.SymbolicZero))
     if not moving:
         return out, jnp.zeros_like(out)
     given = [tangents[i] for i in moving]
-    return out, tangent_p.bind(*same_varying(*primals, before, *given), how=how, moving=moving)
+    return out, tangent_p.bind(*same_varying(x, w13, w2, scale, extents, before, *given), how=how, moving=moving)
 
 
 _expert_rows.defjvp(_jvp, symbolic_zeros=True)

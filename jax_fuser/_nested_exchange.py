@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._exchange import axis_size
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_rows import to_padded
 from jax_fuser._nested_tensor import NestedTensor
@@ -22,7 +23,7 @@ def exchange(nt: NestedTensor, axis_name: Any) -> NestedTensor:
         nt: the groups of all devices, `[.., groups, ragged, ..]`, contiguous, with extents for each outer index.
         axis_name: an axis of the mesh of the `shard_map` around the call, or a tuple of them.
     """
-    devices = _devices(axis_name)
+    devices = axis_size("merge", axis_name, batched=True)
     dim, groups = nt.ragged_dim, nt.num_groups
     if groups % devices:
         raise ValueError(f"merge: {groups} experts not divisible by the {devices} devices of axis {axis_name!r}")
@@ -41,12 +42,3 @@ def clip(nt: NestedTensor, capacity: int) -> NestedTensor:
     """Return the first `capacity` rows of contiguous groups, and what they hold of each group."""
     data = jax.lax.slice_in_dim(nt.data, 0, min(capacity, nt.capacity), axis=nt.ragged_dim)
     return NestedTensor(data, jnp.diff(jnp.minimum(nt.offsets, capacity), axis=-1), ragged_dim=nt.ragged_dim)
-
-
-def _devices(axis_name: Any) -> int:
-    try:
-        return jax.lax.axis_size(axis_name)
-    except NameError:
-        raise NameError(
-            f"merge: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis"
-        ) from None

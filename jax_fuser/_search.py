@@ -37,9 +37,20 @@ def search(table: jax.Array, numbers: jax.Array, side: str = "right", along: Seq
 def binary_search(table: Any, numbers: Any, side: str, along: Sequence[int]) -> Any:
     """Return the same by XLA's ops."""
     if not along:
-        return jnp.searchsorted(table, numbers, side=side, method="scan_unrolled").astype(jnp.int32)
+        return _halve(table, numbers, side)
     inner = [d - 1 for d in along[1:]]
     return jax.vmap(lambda t, x: binary_search(t, x, side, inner), (0, along[0]), along[0])(table, numbers)
+
+
+def _halve(table: Any, numbers: Any, side: str) -> Any:
+    """Search one table. JAX 0.10's `searchsorted` fails where some axes of a mesh are manual and others are not."""
+    low, high = (jnp.full_like(numbers, end, jnp.uint32) for end in (0, table.shape[0]))
+    for _ in range(table.shape[0].bit_length()):
+        middle = low + (high - low) // 2
+        found = jnp.take(table, middle, mode="clip")
+        before = found > numbers if side == "right" else found >= numbers
+        low, high = jnp.where(before, low, middle), jnp.where(before, middle, high)
+    return high.astype(jnp.int32)
 
 
 def _abstract_eval(table: Any, numbers: Any, *, side: str, along: tuple[int, ...]) -> Any:

@@ -1,13 +1,15 @@
-"""Mixture of experts on one device: route, dispatch, multiply, combine; or the whole layer with `mlp`.
+"""Mixture of experts: route, dispatch, multiply, combine; or the whole layer with `mlp`.
 
     weights, experts, aux = moe.route(logits, top_k=2)
     nt, state = moe.dispatch(x, experts, num_experts=8)      # rows sorted by expert, a nested tensor
     y = jf.grouped_matmul(jf.grouped_matmul(nt, w13, activation="swiglu"), w2)
     out = moe.combine(y, state, weights)
 
-No token is dropped and no capacity is set. Rows move by gathers, forward and backward, and are added in a fixed order
-in float32, so results and gradients are repeatable bit for bit. Every function works under `jit`, `grad`, `vmap`,
-`scan`, `checkpoint` and `shard_map`.
+`ep_dispatch`, `ep_combine` and `ep_mlp` are the same for experts that are spread over the devices of a mesh axis.
+
+No token is dropped and no capacity is set, unless one is given to them. Rows move by gathers, forward and backward, and
+are added in a fixed order in float32, so results and gradients are repeatable bit for bit. Every function works under
+`jit`, `grad`, `vmap`, `scan`, `checkpoint` and `shard_map`.
 """
 
 from __future__ import annotations
@@ -18,50 +20,33 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jax_fuser import _arguments
-from jax_fuser._accumulator import at_least_float32
-from jax_fuser._activations import GATED, Activation, activation_of
+from jax_fuser._activations import Activation
 from jax_fuser._automatic import automatically, names_of
+from jax_fuser._expert_layer import Stats, dispatch_arguments, layer_arguments, stats_of, weighted_sum, weights_of
+from jax_fuser._expert_parallel import EpState, ep_combine, ep_dispatch, ep_mlp
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import grouped_matmul
 from jax_fuser._nested import order_rows, sort_rows
-from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
-from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
 
-__all__ = ["DispatchState", "Routing", "Stats", "combine", "dispatch", "mlp", "route"]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Stats:
-    """How evenly rows are spread over experts.
-
-    Attributes:
-        load: int32 `(experts,)`, rows per expert.
-        mean: float32, rows per expert on average.
-        max: int32, rows of the fullest expert.
-        imbalance: float32, max / mean; 0 without rows.
-        empty: int32, experts without rows.
-        dropped: int32, choices that named no expert.
-    """
-
-    load: jax.Array
-    mean: jax.Array
-    max: jax.Array
-    imbalance: jax.Array
-    empty: jax.Array
-    dropped: jax.Array
-
-    def __repr__(self) -> str:
-        names = ("load", "mean", "max", "imbalance", "empty", "dropped")
-        return "Stats(" + ", ".join(f"{name}={spell(getattr(self, name))}" for name in names) + ")"
+__all__ = [
+    "DispatchState",
+    "EpState",
+    "Routing",
+    "Stats",
+    "combine",
+    "dispatch",
+    "ep_combine",
+    "ep_dispatch",
+    "ep_mlp",
+    "mlp",
+    "route",
+]
 
 
 @jax.tree_util.register_dataclass
@@ -81,17 +66,7 @@ class DispatchState:
 
     def stats(self) -> Stats:
         """Return the load per expert and what can be read from it; stays on the device."""
-        total = jnp.sum(self.extents, dtype=jnp.int32)
-        mean = total / jnp.float32(max(self.extents.shape[0], 1))
-        largest = jnp.max(self.extents, initial=0)
-        return Stats(
-            load=self.extents,
-            mean=mean,
-            max=largest,
-            imbalance=jnp.where(total > 0, largest / jnp.maximum(mean, 1e-9), 0.0),
-            empty=jnp.sum(self.extents == 0, dtype=jnp.int32),
-            dropped=self.target.size - total,
-        )
+        return stats_of(self.extents, self.target.size, 0)
 
     def __repr__(self) -> str:
         if getattr(self.target, "ndim", 0) != 2:
@@ -124,21 +99,7 @@ def dispatch(x: Any, experts: Any, *, num_experts: int) -> tuple[NestedTensor, D
         >>> state
         DispatchState(tokens=4, top_k=1, load=[1,1,2])
     """
-    x, experts = _arguments.array("dispatch", "x", x), _arguments.array("dispatch", "experts", experts)
-    num_experts = _arguments.integer("dispatch", "num_experts", num_experts, least=0, most=INT32_MAX)
-    check_sizes("dispatch", x=x, experts=experts)
-    _check_integers("dispatch", experts)
-    if x.ndim < 1 or experts.ndim not in (1, 2) or experts.shape[:1] != x.shape[:1]:
-        raise ValueError(
-            f"dispatch: experts must be (tokens, top_k) or (tokens,) for x (tokens, ..), "
-            f"got {experts.shape} and {x.shape}"
-        )
-    return _dispatch(x, experts[:, None] if experts.ndim == 1 else experts, num_experts)
-
-
-def _check_integers(fn: str, experts: jax.Array) -> None:
-    if not jnp.issubdtype(experts.dtype, jnp.integer):
-        raise TypeError(f"{fn}: experts must be integers, got {experts.dtype}")
+    return _dispatch(*dispatch_arguments("dispatch", x, experts, num_experts))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -176,27 +137,12 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
     require_nested("combine", nt)
     if not isinstance(state, DispatchState):
         raise TypeError(f"combine: state must be what dispatch returned, got a {type(state).__name__}")
-    weights = _arguments.array("combine", "weights", weights)
-    check_sizes("combine", weights=weights)
-    if weights.shape not in (state.target.shape, state.target.shape[:1] if state.target.shape[1] == 1 else None):
-        raise ValueError(f"combine: weights must be (tokens, top_k)={state.target.shape}, got {weights.shape}")
+    weights = weights_of("combine", weights, state.target)
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
         raise ValueError(
             f"combine: nt must have the {state.source.shape[0]} rows that dispatch returned, got data {nt.data.shape}"
         )
-    # Backward gathers again instead of keeping float32 copies of the rows.
-    weigh = jax.checkpoint(_weigh_and_add, prevent_cse=False)
-    operands = nt.data, weights.reshape(state.target.shape), state.source, state.target
-    out: jax.Array = automatically(weigh, *operands, like=lambda _: [[names_of(weights)[0], *names_of(nt.data)[1:]]])
-    return out
-
-
-@jax.jit
-def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-    wide = at_least_float32(rows.dtype)
-    per_row = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1)).astype(wide)
-    weighted = rows.astype(wide) * per_row.reshape(-1, *[1] * (rows.ndim - 1))
-    return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)
+    return weighted_sum(nt.data, weights, state.source, state.target)
 
 
 def mlp(
@@ -237,39 +183,7 @@ def mlp(
         >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
         (2, 8)
     """
-    x, experts = _arguments.array("mlp", "x", x), _arguments.array("mlp", "experts", experts)
-    weights, w13, w2 = (
-        _arguments.array("mlp", "weights", weights),
-        _arguments.array("mlp", "w13", w13),
-        _arguments.array("mlp", "w2", w2),
-    )
-    check_sizes("mlp", x=x, experts=experts, weights=weights, w13=w13, w2=w2)
-    _check_integers("mlp", experts)
-    if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
-        raise ValueError(
-            f"mlp: experts and weights must be (.., top_k) for x (.., d), "
-            f"got {experts.shape}, {weights.shape} and {x.shape}"
-        )
-    for name, given in (("w13", w13), ("w2", w2)):
-        if given.ndim != 3:
-            raise ValueError(f"mlp: {name} must be (num_experts, d, columns), got {given.shape}")
-    if w13.shape[1] != x.shape[-1] or w13.shape[0] != w2.shape[0]:
-        raise ValueError(
-            f"mlp: w13 must be (num_experts, d, columns) and w2 (num_experts, f, d) for x (.., d), "
-            f"got {w13.shape}, {w2.shape} and {x.shape}"
-        )
-    if not (isinstance(activation, str) and activation in NAMED):
-        activation = activation_of("mlp", activation)
-    width = w2.shape[1] * (2 if isinstance(activation, str) and activation in GATED else 1)
-    if w13.shape[2] != width:
-        what = (
-            f"activation {activation!r}"
-            if activation is None or isinstance(activation, str)
-            else "a pointwise function"
-        )
-        raise ValueError(
-            f"mlp: w13 must have {width} columns for {what} and w2 {w2.shape} as (num_experts, f, d), got {w13.shape}"
-        )
+    x, experts, weights, w13, w2, activation = layer_arguments("mlp", x, experts, weights, w13, w2, activation)
     run = functools.partial(_mlp, activation=activation)
     out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
     return out

@@ -184,7 +184,7 @@ def test_stats_and_repr(layer):
     _, state = jf.moe.dispatch(x, jnp.full((TOKENS, 1), 2).at[:4].set(EXPERTS), num_experts=EXPERTS)
     stats = state.stats()
     assert repr(state) == "DispatchState(tokens=24, top_k=1, load=[0,0,20,0,0])"
-    assert repr(stats) == "Stats(load=[0,0,20,0,0], mean=4, max=20, imbalance=5, empty=4, dropped=4)"
+    assert repr(stats) == "Stats(load=[0,0,20,0,0], mean=4, max=20, imbalance=5, empty=4, dropped=4, clipped=0)"
     seen = []
     jax.jit(lambda s: seen.append(repr(s)) or s.stats())(state)
     assert seen == ["DispatchState(tokens=24, top_k=1, load=?)"]

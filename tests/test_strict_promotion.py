@@ -43,12 +43,29 @@ def layer(x, w):
     return jf.moe.mlp(x, experts, weights, w, jnp.swapaxes(w[..., : N // 2], 1, 2)), aux.load
 
 
+def spread(x, w):
+    """Experts on two devices."""
+    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+
+    def local(x, w13, w2):
+        _, experts, _ = jf.moe.route(x[:, :4], 2)
+        _, state = jf.moe.ep_dispatch(x, experts, num_experts=4, axis_name="ep", capacity=1.5)
+        one = jnp.ones(2, jnp.int32)
+        sent = jf.parallel.ragged_all_to_all(x, x, one, one, one, one, axis_name="ep")
+        return jf.moe.ep_mlp(x, experts, jnp.ones(experts.shape), w13, w2, axis_name="ep"), sent, state.stats().load
+
+    f = jax.shard_map(local, mesh=mesh, in_specs=jax.P("ep"), out_specs=(jax.P("ep"), jax.P("ep"), jax.P()))
+    w13 = jnp.concatenate([w, w[:1]])
+    args = x[:-1], w13, jnp.swapaxes(w13[..., : N // 2], 1, 2)
+    return jax.jit(f)(*args), jax.jit(jax.grad(lambda *a: f(*a)[0].astype(jnp.float32).sum(), (0, 1)))(*args)
+
+
 def quantized(x, w):
     return [jf.dequantize(jf.quantize(w, name)) for name in ("mxfp8", "nvfp4", "mxfp4", "int4", "fp8_row")]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("f", [product, gradients, nested, outer, layer, quantized])
+@pytest.mark.parametrize("f", [product, gradients, nested, outer, layer, spread, quantized])
 def test_no_implicit_promotion(f, dtype):
     x, w = array(ROWS, K, dtype=dtype), array(GROUPS, K, N, dtype=dtype)
     want = f(x, w)

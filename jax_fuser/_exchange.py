@@ -1,0 +1,233 @@
+"""Rows from device to device inside `shard_map`, as many for each pair as the devices know: slabs of one static size.
+
+Each pair of devices has a stream of rows. A round moves the next rows of every stream by one dense `all_to_all`, which
+is fast on every platform; devices agree on the number of rounds, the longest stream's. Rows leave their array by a
+gather and arrive by a gather. Seen from both ends a stream is the same kind of list, so the transpose of an exchange is
+the exchange back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._accumulator import accumulator
+from jax_fuser._eager import compile_when_eager
+from jax_fuser._spread_sum import front, trailing
+from jax_fuser._sum_rows import sum_rows
+from jax_fuser._varying import same_varying
+
+# A round has room for this part more than streams of equal length need: mostly it is the only one.
+_ROOM = 1.25
+# A round of fewer bytes takes no longer than a smaller one.
+_MIN_ROUND_BYTES = 1 << 20
+
+exchange_p = jax.extend.core.Primitive("jax_fuser_exchange")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class End:
+    """This device's end of its streams: which rows of an array they are, in slices that follow one another.
+
+    Attributes:
+        starts: int32 `(peers, slices)`, first row of each slice.
+        sizes: int32 `(peers, slices)`, rows of each slice.
+        owner: int32 `(rows,)`, the slice that each row of the array belongs to, peer * slices + slice, or -1. Rows of
+            other slices are not sent, and zeros where they arrive nowhere.
+        shared: rows belong to every slice that has them, whatever `owner` says; those that arrive there are added.
+    """
+
+    starts: jax.Array
+    sizes: jax.Array
+    owner: jax.Array
+    shared: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def places(self) -> jax.Array:
+        """int32 `(peers, slices)`: where each slice begins in its stream."""
+        return jnp.cumsum(self.sizes, axis=1, dtype=jnp.int32) - self.sizes
+
+
+def axis_size(fn: str, axis_name: Any, batched: bool = False) -> int:
+    """Return the number of devices along a manual mesh axis, or several of them; `batched`: one of `vmap` will do."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    try:
+        size = jax.lax.axis_size(axis_name)
+    except NameError:
+        size = None
+    if size is None or not (batched or set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)):
+        raise NameError(f"{fn}: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis")
+    return size
+
+
+def longest_stream(sizes: jax.Array, axis_name: Any) -> jax.Array:
+    """Return the rows of the longest stream of all devices, int32, from `sizes` of this device's end."""
+    return jax.lax.pmax(jnp.max(jnp.sum(sizes, axis=1, dtype=jnp.int32), initial=0), axis_name)
+
+
+def exchange(
+    x: jax.Array, sender: End, receiver: End, longest: jax.Array, *, axis_name: Any, width: int, balanced: int
+) -> jax.Array:
+    """Return `(rows, ..)`, what other devices sent to each row; zero where none did.
+
+    Args:
+        x: `(n, ..)`, any dtype. Differentiable, to any order.
+        sender: streams of rows of `x`.
+        receiver: streams of rows of the result, of the lengths that the peers' ends have. Not `shared`.
+        longest: int32, from `longest_stream`.
+        axis_name: one manual mesh axis or several.
+        width: rows of the longest stream that may be, static; what is behind is lost.
+        balanced: rows of a stream where all are equal, static.
+    """
+    operands = same_varying(x, *_arrays(sender), *_arrays(receiver), longest)
+    if width == 0 or 0 in (*x.shape, *receiver.owner.shape):
+        return jnp.zeros_like(operands[0], shape=(receiver.owner.shape[0], *x.shape[1:]))
+    row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
+    slab = min(width, max(math.ceil(_ROOM * balanced), _MIN_ROUND_BYTES // (row_bytes * sender.sizes.shape[0]), 1))
+    result: jax.Array = exchange_p.bind(
+        *operands, axis_name=axis_name, slab=slab, rounds=-(-width // slab), shared=(sender.shared, receiver.shared)
+    )
+    return result
+
+
+def _arrays(end: End) -> tuple[jax.Array, ...]:
+    return end.starts, end.sizes, end.owner
+
+
+def _exchange(x: Any, *operands: Any, axis_name: Any, slab: int, rounds: int, shared: tuple[bool, bool]) -> jax.Array:
+    starts, sizes, owner, to_starts, to_sizes, to_owner, longest = operands
+    sender, receiver = End(starts, sizes, owner, shared[0]), End(to_starts, to_sizes, to_owner, shared[1])
+    peers = sender.sizes.shape[0]
+    positions = jnp.arange(slab, dtype=jnp.int32)
+
+    def arrived(number: Any) -> jax.Array:
+        rows = _gather(x, _rows_at(sender, number * slab + positions).reshape(-1))
+        slabs = jax.lax.all_to_all(rows.reshape(peers, slab, *x.shape[1:]), axis_name, 0, 0, tiled=True)
+        return slabs.reshape(rows.shape)
+
+    place = _add_to_slices(receiver, slab) if receiver.shared else _put(receiver, slab)
+    first = place(arrived(0), 0, None)
+
+    def step(state: Any) -> Any:
+        number, out = state
+        return number + 1, place(arrived(number), number, out)
+
+    if rounds > 1:
+        needed = -(-longest // slab)
+        first = jax.lax.while_loop(lambda state: state[0] < needed, step, (jnp.int32(1), first))[1]
+    return first[: receiver.owner.shape[0]].astype(x.dtype)
+
+
+def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Return rows of `x`, zero for -1. Nothing differentiates it here."""
+    return sum_rows(x, index[:, None], jnp.zeros((x.shape[0], 0), jnp.int32))
+
+
+def _rows_at(end: End, positions: jax.Array) -> jax.Array:
+    """Return the row at each position of each stream, int32 `(peers, positions)`; -1 where there is none."""
+    peers, slices = end.sizes.shape
+    positions = jnp.broadcast_to(positions, (peers, positions.shape[0]))
+    ends = end.places + end.sizes
+    number = jnp.sum(ends[:, :, None] <= positions[:, None, :], axis=1, dtype=jnp.int32)
+    inside, number = number < slices, jnp.minimum(number, slices - 1)
+    rows = jnp.take_along_axis(end.starts - end.places, number, axis=1) + positions
+    if not end.shared:
+        number += slices * jax.lax.broadcasted_iota(jnp.int32, (peers, 1), 0)
+        owner = jnp.take(end.owner, rows.astype(jnp.uint32), mode="fill", fill_value=-1)
+        inside &= owner == number
+    return jnp.where(inside, rows, -1)
+
+
+def _put(end: End, slab: int) -> Callable[[jax.Array, Any, jax.Array | None], jax.Array]:
+    """Return a function that puts the rows of a round where they belong."""
+    rows, slices = end.owner.shape[0], end.sizes.shape[1]
+    owned, owner = end.owner >= 0, jnp.maximum(end.owner, 0)
+    position = jnp.arange(rows, dtype=jnp.int32) + (end.places - end.starts).reshape(-1)[owner]
+
+    def put(arrived: jax.Array, number: Any, out: jax.Array | None) -> jax.Array:
+        place = position - number * slab
+        here = owned & (place >= 0) & (place < slab)
+        found = _gather(arrived, jnp.where(here, owner // slices * slab + place, -1))
+        return found if out is None else jnp.where(trailing(here, out.ndim), found, out)
+
+    return put
+
+
+def _add_to_slices(end: End, slab: int) -> Callable[[jax.Array, Any, jax.Array | None], jax.Array]:
+    """Return a function that adds the rows of a round to every slice they belong to, one slice after another.
+
+    The result has `slab` rows more, so that a slice's window fits everywhere.
+    """
+    rows, slices = end.owner.shape[0], end.sizes.shape[1]
+    starts, sizes, places = (a.reshape(-1) for a in (end.starts, end.sizes, end.places))
+    positions = jnp.arange(slab, dtype=jnp.int32)
+
+    def add(arrived: jax.Array, number: Any, out: jax.Array | None) -> jax.Array:
+        wide = jnp.concatenate([arrived, jnp.zeros_like(arrived[:slab])]).astype(accumulator(arrived.dtype))
+        if out is None:
+            out = jnp.zeros_like(wide, shape=(rows + slab, *wide.shape[1:]))
+
+        def one(k: Any, out: jax.Array) -> jax.Array:
+            begin = jnp.maximum(places[k], number * slab)
+            count = jnp.minimum(places[k] + sizes[k], (number + 1) * slab) - begin
+            part = jax.lax.dynamic_slice_in_dim(wide, k // slices * slab + begin - number * slab, slab)
+            part = jnp.where(trailing(positions < count, part.ndim), part, jnp.zeros((), part.dtype))
+            row = starts[k] + begin - places[k]
+            window = jax.lax.dynamic_slice_in_dim(out, row, slab)
+            return jax.lax.dynamic_update_slice_in_dim(out, window + part, row, 0)
+
+        return jax.lax.fori_loop(0, starts.shape[0], one, out)
+
+    return add
+
+
+def _batched(x: Any, *operands: Any, **params: Any) -> jax.Array:
+    """Do the same for operands with outer dimensions; all have the longest stream's length in common."""
+
+    def one(*arrays: Any) -> jax.Array:
+        return _exchange(*arrays, operands[-1], **params)
+
+    for _ in range(operands[0].ndim - 2):
+        one = jax.vmap(one)
+    return one(x, *operands[:-1])
+
+
+def _abstract_eval(x: Any, *operands: Any, **_: Any) -> Any:
+    outer, owner = operands[0].ndim - 2, operands[5]
+    shape = (*x.shape[:outer], owner.shape[-1], *x.shape[outer + 1 :])
+    return x.update(shape=shape, weak_type=False, sharding=x.sharding.update(spec=jax.P(*[None] * x.ndim)))
+
+
+def _transpose(cotangent: Any, x: Any, *operands: Any, shared: tuple[bool, bool], **params: Any) -> list[Any]:
+    nothing = [None] * len(operands)
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(x.aval.to_ct_aval()), *nothing]
+    back = exchange_p.bind(cotangent, *operands[3:6], *operands[:3], operands[6], shared=shared[::-1], **params)
+    return [back, *nothing]
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
+    *args, longest = args
+    *dims, dim = dims
+    if dim is not None:
+        longest = jnp.max(longest)
+    return exchange_p.bind(*front(args, dims), longest, **params), 0
+
+
+compile_when_eager(exchange_p, "axis_name", "slab", "rounds", "shared")
+exchange_p.def_abstract_eval(_abstract_eval)
+# Linear in x alone: the ends keep their values in tangents and cotangents.
+ad.defjvp(
+    exchange_p, lambda tangent, x, *operands, **params: exchange_p.bind(tangent, *operands, **params), *[None] * 7
+)
+ad.primitive_transposes[exchange_p] = _transpose
+batching.primitive_batchers[exchange_p] = _batch
+mlir.register_lowering(exchange_p, mlir.lower_fun(_batched, multiple_results=False))
