@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
+from jax_fuser._row_groups import spans
+
 INT32_MAX = 2**31 - 1
 
 # Above this many groups the read is no longer small.
@@ -160,9 +162,9 @@ def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
     values = readable(extents)
     if values is None:
         debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
-        debug_check(
-            lambda: jnp.all(jnp.sum(extents, axis=-1) <= rows), f"{fn}: extents exceed data.shape[{dim}]={rows}"
-        )
+        # A sum may wrap.
+        fit = f"{fn}: extents exceed data.shape[{dim}]={rows}"
+        debug_check(lambda: jnp.all(spans(extents, None, rows)[1] >= extents), fit)
         return
     if (values < 0).any():
         at = first(values < 0)

@@ -277,24 +277,25 @@ def _prod(nt: NestedTensor, kind: str, at: int) -> Any:
 def _mean(nt: NestedTensor, kind: str, at: int) -> Any:
     nt = _floating(nt)
     if kind == "dense":
-        return _in_wide("mean", lambda x: jnp.mean(x, at), nt)
+        # Of no columns 0, as of no rows.
+        columns = max(nt.data.shape[at], 1)
+        return _in_wide("mean", lambda x: jnp.sum(x, at) / columns, nt)
     return _average(_wide(nt), kind).astype(nt.dtype)
 
 
 def _average(nt: NestedTensor, kind: str) -> jax.Array:
     dense = nt.data.ndim - 1 - nt.ragged_dim
-    # Of groups that go on behind the array the rows that it has, as in the sum.
-    count = jnp.minimum(nt.extents, nt.capacity - nt.starts)
-    if kind == "group":
-        count = jnp.minimum(nt.total, nt.capacity) if not nt.gapped else jnp.sum(jnp.maximum(count, 0), axis=-1)
-    count = jnp.maximum(count, 1)
+    count = jnp.maximum(nt.total if kind == "group" else nt._spans()[1], 1)
     return _total(nt, kind) / count.reshape(*count.shape, *(1,) * dense).astype(nt.dtype)
 
 
 @_compiled
 def _extreme(nt: NestedTensor, kind: str, at: int, largest: bool) -> Any:
     if kind == "dense":
-        return elementwise("max" if largest else "min", lambda x: (jnp.max if largest else jnp.min)(x, at), nt)
+        reduce = jnp.max if largest else jnp.min
+        # Nothing else has to lose against it.
+        initial = None if nt.data.shape[at] else lowest(nt.dtype, largest)
+        return elementwise("max" if largest else "min", lambda x: reduce(x, at, initial=initial), nt)
     return _outermost(nt, kind, largest)
 
 

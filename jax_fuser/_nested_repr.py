@@ -92,7 +92,8 @@ def stats(nt: NestedTensor) -> Stats:
     """
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"stats: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
-    extents, total = nt.extents, nt.total
+    _, extents = nt._spans()
+    total = nt.total
     longest = jnp.max(extents, axis=-1, initial=0)
     mean = total.astype(jnp.float32) / max(nt.num_groups, 1)
     return Stats(

@@ -17,6 +17,7 @@ from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._row_groups import spans
 
 
 def merge(
@@ -96,8 +97,8 @@ def _merge_dense(nt: NestedTensor) -> NestedTensor:
     placed = names[: dim + 1] + names[dim + 2 :]
     reshape = functools.partial(jnp.reshape, shape=(*shape[:dim], nt.capacity * size, *shape[dim + 2 :]))
     data = automatically(reshape, nt.data, like=lambda _: [placed])
-    starts = nt.starts * size if nt.gapped else None
-    return NestedTensor(data, nt.extents * size, starts, dim)
+    starts, extents = nt._spans()
+    return NestedTensor(data, extents * size, starts * size if nt.gapped else None, dim)
 
 
 def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
@@ -107,13 +108,13 @@ def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
         raise ValueError(f"merge: {outer} times {capacity} rows do not fit in int32")
     data = jnp.moveaxis(nt.data, axis, dim - 1)
     data = data.reshape(*data.shape[: dim - 1], outer * capacity, *data.shape[dim + 1 :])
-    extents, starts = (jnp.moveaxis(x, axis, -1) for x in (nt.extents, nt.starts))
+    starts, extents = (jnp.moveaxis(x, axis, -1) for x in nt._spans())
     return _join(data, extents, starts + jnp.arange(outer, dtype=jnp.int32) * capacity, dim - 1)
 
 
 def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> NestedTensor:
     """Return groups made of chunks of rows: extents and starts are `[.., groups, chunks]`."""
-    flat_extents, flat_starts = (x.reshape(*x.shape[:-2], -1) for x in (extents, starts))
+    flat_extents, flat_starts = (jax.lax.collapse(x, x.ndim - 2) for x in (extents, starts))
     chunks = NestedTensor(data, flat_extents, flat_starts, dim)
     return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim)
 
@@ -183,7 +184,7 @@ def split(
     if nt.num_groups % size:
         raise ValueError(f"split: {nt.num_groups} experts not divisible by {size}")
     outer = nt.num_groups // size if num is None else size
-    extents = nt.extents.reshape(outer, nt.num_groups // outer)
+    extents = nt._spans()[1].reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
     made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
     return made if capacity is None else clip(made, made.capacity)
@@ -250,9 +251,9 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
     capacity = -(-bound // multiple) * multiple
     if capacity > INT32_MAX:
         raise ValueError(f"align: {capacity} rows do not fit in int32")
-    padded = (nt.extents + (multiple - 1)) // multiple * multiple
-    starts = jnp.cumsum(padded, axis=-1, dtype=jnp.int32) - padded
-    return NestedTensor(relocate(nt, starts, capacity), nt.extents, starts, nt.ragged_dim)
+    _, extents = nt._spans()
+    starts, _ = spans((extents + (multiple - 1)) // multiple * multiple, None, capacity)
+    return NestedTensor(relocate(nt, starts, capacity), extents, starts, nt.ragged_dim)
 
 
 def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
@@ -304,10 +305,12 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
             what = "shapes" if axis > dim else "outer dimensions"
             raise ValueError(f"concat: ragged_dim or {what} of extents differ: {shapes[0]} vs {shape}")
     bases = [0, *np.cumsum([nt.capacity for nt in nts])]
-    all_starts = [nt.starts + np.int32(base) for nt, base in zip(nts, bases)]
+    all_spans = [nt._spans() for nt in nts]
+    all_starts = [starts + np.int32(base) for (starts, _), base in zip(all_spans, bases)]
+    all_extents = [extents for _, extents in all_spans]
     data = jnp.concatenate([nt.data for nt in nts], axis=dim)
     if axis > dim:
-        return _join(data, jnp.stack([nt.extents for nt in nts], axis=-1), jnp.stack(all_starts, axis=-1), dim)
+        return _join(data, jnp.stack(all_extents, axis=-1), jnp.stack(all_starts, axis=-1), dim)
     starts = jnp.concatenate(all_starts, axis=-1)
-    extents = jnp.concatenate([nt.extents for nt in nts], axis=-1)
+    extents = jnp.concatenate(all_extents, axis=-1)
     return NestedTensor(as_flattened(NestedTensor(data, extents, starts, dim)), extents, ragged_dim=dim)

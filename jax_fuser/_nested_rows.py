@@ -48,7 +48,7 @@ def as_flattened(nt: NestedTensor) -> jax.Array:
         [0.0, 1.0, 2.0]
     """
     require_nested("as_flattened", nt)
-    return relocate(nt, nt.replace(starts=None).starts, nt.capacity) if nt.gapped else nt.data
+    return relocate(nt, nt.offsets[..., :-1], nt.capacity) if nt.gapped else nt.data
 
 
 def relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
@@ -84,9 +84,10 @@ def over_rows(mask: jax.Array, ndim: int, row_dim: int) -> jax.Array:
 def over_outer(nt: NestedTensor, fn: Callable[..., Any], *more: jax.Array) -> Any:
     """Call `fn(data, extents, starts, row_ids, *more)` for each outer index, rows in front, and stack the results.
 
-    `more` has the outer dimensions of extents.
+    Extents and starts are those of `nt._spans()`. `more` has the outer dimensions of extents.
     """
-    layout = (nt.extents, nt.starts, nt.row_ids(), *more)
+    starts, extents = nt._spans()
+    layout = (extents, starts, nt.row_ids(), *more)
     axis = None if nt.extents.ndim == 1 else 0
     for _ in range(nt.ragged_dim):
         fn = jax.vmap(fn, in_axes=(0, *(axis for _ in layout)))
@@ -105,7 +106,7 @@ def spread(nt: NestedTensor, values: jax.Array) -> jax.Array:
         lead, layout_axis = len(outer), 0
     for _ in range(lead):
         fn = jax.vmap(fn, in_axes=(0, layout_axis, layout_axis, layout_axis))
-    return fn(values, nt.row_ids(), nt.starts, nt.extents)
+    return fn(values, nt.row_ids(), *nt._spans())
 
 
 def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) -> jax.Array:
@@ -237,9 +238,10 @@ def getitem(nt: NestedTensor, index: Any) -> Any:
     extents, starts = concrete(nt.extents), concrete(nt._starts)
     if extents is None or (nt.gapped and starts is None):
         raise TypeError(_needs_size(index))
-    start = int(extents[:group].sum()) if starts is None else int(starts[group])
+    before = extents[:group].clip(0, nt.capacity).sum(dtype=np.int64) if starts is None else starts[group]
+    start = int(before.clip(0, nt.capacity))
     # The start is an operand, so that groups of one length share a compiled slice.
-    return jax.lax.dynamic_slice_in_dim(nt.data, start, int(extents[group]))
+    return jax.lax.dynamic_slice_in_dim(nt.data, start, int(extents[group].clip(0, nt.capacity - start)))
 
 
 def _needs_size(i: Any) -> str:
