@@ -155,7 +155,8 @@ def rms_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> NestedT
         >>> jf.nested.rms_norm(jf.as_nested(jnp.full((2, 3), 5.0), extents=[1]), eps=0.0).data.tolist()
         [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
-    result: NestedTensor = _normalise(nt, *_axis("rms_norm", nt, axis), float(eps), False)
+    eps = _arguments.real("rms_norm", "eps", eps)
+    result: NestedTensor = _normalise(nt, *_axis("rms_norm", nt, axis), eps, False)
     return result
 
 
@@ -168,7 +169,8 @@ def layer_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> Neste
         >>> jf.nested.layer_norm(jf.as_nested(jnp.array([[1.0, 3.0]]), extents=[1]), eps=0.0).data.tolist()
         [[-1.0, 1.0]]
     """
-    result: NestedTensor = _normalise(nt, *_axis("layer_norm", nt, axis), float(eps), True)
+    eps = _arguments.real("layer_norm", "eps", eps)
+    result: NestedTensor = _normalise(nt, *_axis("layer_norm", nt, axis), eps, True)
     return result
 
 

@@ -14,7 +14,7 @@ from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_exchange import clip, exchange
-from jax_fuser._nested_map import check_same_layout
+from jax_fuser._nested_map import check_same_layout, spell_shape
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._row_groups import spans
@@ -256,19 +256,25 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
     return NestedTensor(relocate(nt, starts, capacity), extents, starts, nt.ragged_dim)
 
 
-def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
+def _apart_from(axis: int, dim: int, nt: NestedTensor) -> tuple[int, ...]:
+    """Return the dense dimensions but `axis`, with their number."""
+    dense = nt.data.shape[dim + 1 :]
+    return (len(dense), *(n for i, n in enumerate(dense, dim + 2) if i != axis))
+
+
+def concat(nts: Sequence[NestedTensor], axis: int | str = 0) -> NestedTensor:
     """Join nested tensors along a dense dimension, or one tensor's groups (or each group's rows) after the other's.
 
     Args:
         nts: nested tensors. Along a dense dimension they share one layout; along the group and the ragged dimension
             the dense dimensions agree, and capacities add up.
-        axis: dimension of `nt.shape`.
+        axis: dimension of `nt.shape`, by number or name as for `merge`.
 
     Returns:
         A contiguous nested tensor (along a dense dimension: the layout of the first). Differentiable.
 
     Raises:
-        ValueError: no tensors, layouts that differ, or an outer axis.
+        ValueError: no tensors, layouts or dense dimensions that differ, or an outer axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -283,18 +289,21 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
     """
     if not isinstance(nts, list | tuple):
         raise TypeError(f"concat: expected a list of NestedTensors, got a {type(nts).__name__}")
-    axis = _arguments.integer("concat", "axis", axis)
     if not nts:
         raise ValueError("concat: needs at least one NestedTensor")
     for nt in nts:
         require_nested("concat", nt)
     head, dim = nts[0], nts[0].ragged_dim
-    if not -head.ndim <= axis < head.ndim:
+    at = dimension("concat", head, axis)
+    if not 0 <= at < head.ndim:
         raise ValueError(f"concat: axis {axis} is out of range for {head.ndim} dimensions")
-    axis %= head.ndim
-    if axis > dim + 1:
-        for other in nts[1:]:
+    axis = at
+    for other in nts[1:]:
+        if axis > dim + 1:
             check_same_layout("concat", head, other)
+        if _apart_from(axis, dim, head) != _apart_from(axis, dim, other):
+            raise ValueError(f"concat: dense dimensions differ: {spell_shape(head)} vs {spell_shape(other)}")
+    if axis > dim + 1:
         return head.replace(data=jnp.concatenate([nt.data for nt in nts], axis=axis - 1))
     if axis < dim:
         raise ValueError(f"concat: axis {axis} is outer; join the groups (axis {dim}), their rows or a dense dimension")

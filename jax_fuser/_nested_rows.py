@@ -189,7 +189,11 @@ def select(nt: NestedTensor, i: Any, max_extent: int | None = None) -> jax.Array
         raise IndexError("select: the nested tensor has no groups")
     if isinstance(i, jax.Array) and (i.ndim or not jnp.issubdtype(i.dtype, jnp.integer)):
         raise TypeError(f"select: the group index must be one integer, got {i.dtype}{list(i.shape)}")
-    group = i if isinstance(i, jax.core.Tracer) else _index("group index", i, nt.num_groups)
+    group = i if isinstance(i, jax.core.Tracer) else _arguments.integer("select", "the group index", i)
+    if isinstance(group, int):
+        if not -nt.num_groups <= group < nt.num_groups:
+            raise IndexError(f"select: group index {group} out of range, the size is {nt.num_groups}")
+        group %= nt.num_groups
     if max_extent is None and (isinstance(group, jax.Array) or concrete(nt.extents) is None):
         raise TypeError(_needs_size(i))
     size = _static_extent("select", nt, max_extent, None if isinstance(group, jax.Array) else group)
@@ -252,6 +256,8 @@ def _needs_size(i: Any) -> str:
 def _index(kind: str, index: Any, size: int) -> int:
     try:
         at = operator.index(index)
+        if isinstance(index, bool):
+            raise TypeError
     except TypeError:
         raise TypeError(f"nt[...]: expected an int {kind}, got {type(index).__name__}; slice nt.data instead") from None
     if not -size <= at < size:
@@ -268,12 +274,9 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
         if values is None:
             raise TypeError(traced)
         return int(values[..., part].max(initial=0))
-    try:
-        size = operator.index(max_extent)
-    except TypeError:
-        if isinstance(max_extent, jax.core.Tracer):
-            raise TypeError(traced) from None
-        raise TypeError(f"{fn}: max_extent must be a Python int, got {type(max_extent).__name__}") from None
+    if isinstance(max_extent, jax.core.Tracer):
+        raise TypeError(traced)
+    size = _arguments.integer(fn, "max_extent", max_extent)
     if not 0 <= size <= INT32_MAX:
         raise ValueError(f"{fn}: max_extent must be in 0..{INT32_MAX}, got {size}")
     values = readable(nt.extents)
