@@ -109,7 +109,8 @@ def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
     data = jnp.moveaxis(nt.data, axis, dim - 1)
     data = data.reshape(*data.shape[: dim - 1], outer * capacity, *data.shape[dim + 1 :])
     starts, extents = (jnp.moveaxis(x, axis, -1) for x in nt._spans())
-    return _join(data, extents, starts + jnp.arange(outer, dtype=jnp.int32) * capacity, dim - 1)
+    begins = jax.lax.broadcast_to_rank(jnp.arange(outer, dtype=jnp.int32) * capacity, starts.ndim)
+    return _join(data, extents, starts + begins, dim - 1)
 
 
 def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> NestedTensor:
