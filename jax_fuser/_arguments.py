@@ -44,6 +44,16 @@ def integer(fn: str, name: str, value: Any, least: int | None = None, most: int 
     return number
 
 
+def real(fn: str, name: str, value: Any) -> float:
+    """Return an argument that is a number known now."""
+    try:
+        if isinstance(value, str):
+            raise TypeError
+        return float(value)
+    except TypeError:
+        raise TypeError(f"{fn}: {name} must be a number, got {_spell(value)}") from None
+
+
 def flag(fn: str, name: str, value: Any) -> bool:
     """Return an argument that is true or false."""
     if not isinstance(value, (bool, np.bool_)):

@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text
 from jax_fuser._core import Fusion, UserError
+from jax_fuser._row_groups import spans
 from jax_fuser._search import search
 
 # Low-precision floats are computed in f32 and rounded where they are stored or converted, as in kernels.
@@ -248,7 +249,7 @@ def _neutral(kind: str, dtype: Any) -> Any:
 def _grouped(op: _ir_text.Op, x: list[Any]) -> Any:
     """A grouped product as one product for each group, between zeros where the rows are of other groups."""
     lhs, rhs, extents = x[:3]
-    starts = x[3] if len(x) == 4 else jnp.cumsum(extents) - extents
+    starts, extents = spans(extents, x[3] if len(x) == 4 else None, lhs.shape[0])
     mode, groups, rows = op.attributes["mode"], extents.shape[0], jnp.arange(lhs.shape[0])
     if "transpose_rhs" in op.attributes:
         rhs = rhs.swapaxes(1, 2)

@@ -307,7 +307,8 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
             raise ValueError(f"{fn}: extents[{checks.spell(at)}]={values[at]} is not in 0..{length}")
     elif validate:
         inside = f"{fn}: extents must be in 0..{length}"
-        checks.debug_check(lambda: jnp.all((extents >= 0) & (extents <= length)), inside)
+        counts = checks.to_int32(extents)
+        checks.debug_check(lambda: jnp.all((counts >= 0) & (counts <= length)), inside)
     extents = jnp.clip(checks.to_int32(extents), 0, length)
     starts = jnp.arange(groups, dtype=jnp.int32) * length
     names = names_of(padded)

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
+from jax_fuser._row_groups import spans
+
 INT32_MAX = 2**31 - 1
 
 # Above this many groups the read is no longer small.
@@ -91,8 +93,12 @@ def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
 
 
 def to_int32(array: Any) -> jax.Array:
+    """Return integers as int32; traced ones that do not fit become the nearest that do."""
     if isinstance(array, np.ndarray):
         return jnp.asarray(array.astype(np.int32))
+    info = jnp.iinfo(array.dtype)
+    if info.max > INT32_MAX:
+        array = jnp.clip(array, max(int(info.min), -INT32_MAX - 1), INT32_MAX)
     return array if array.dtype == jnp.int32 else array.astype(jnp.int32)
 
 
@@ -127,8 +133,9 @@ def check_offsets(fn: str, offsets: Any, rows: int, dim: int) -> None:
     """Check values: offsets start at 0, never fall, and end within the rows."""
     values = readable(offsets)
     if values is None:
+        # Narrow integers do not hold the rows to compare with, and unsigned ones no differences.
+        offsets = to_int32(offsets)
         debug_check(lambda: jnp.all(offsets[..., 0] == 0), f"{fn}: offsets[0] must be 0")
-        # Unsigned offsets have no negative differences.
         rising = f"{fn}: offsets must be non-decreasing"
         debug_check(lambda: jnp.all(offsets[..., 1:] >= offsets[..., :-1]), rising)
         debug_check(lambda: jnp.all(offsets[..., -1] <= rows), f"{fn}: offsets[-1] exceeds data.shape[{dim}]={rows}")
@@ -159,10 +166,11 @@ def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
     """Check values: extents are non-negative and sum to at most the rows."""
     values = readable(extents)
     if values is None:
+        extents = to_int32(extents)
         debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
-        debug_check(
-            lambda: jnp.all(jnp.sum(extents, axis=-1) <= rows), f"{fn}: extents exceed data.shape[{dim}]={rows}"
-        )
+        # A sum may wrap.
+        fit = f"{fn}: extents exceed data.shape[{dim}]={rows}"
+        debug_check(lambda: jnp.all(spans(extents, None, rows)[1] >= extents), fit)
         return
     if (values < 0).any():
         at = first(values < 0)

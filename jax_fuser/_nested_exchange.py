@@ -29,7 +29,7 @@ def exchange(nt: NestedTensor, axis_name: Any) -> NestedTensor:
         raise ValueError(f"merge: {groups} experts not divisible by the {devices} devices of axis {axis_name!r}")
     if devices * nt.capacity > INT32_MAX:
         raise ValueError(f"merge: {devices} times {nt.capacity} rows do not fit in int32")
-    extents = nt.extents.reshape(*nt.extents.shape[:-1], devices, groups // devices)
+    extents = nt._spans()[1].reshape(*nt.extents.shape[:-1], devices, groups // devices)
     blocks = to_padded(nt.replace(extents=jnp.sum(extents, axis=-1, dtype=jnp.int32)), nt.capacity)
 
     def swap(x: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ def map_nested(f: Callable[..., Any], nt: NestedTensor, *others: Any) -> Any:
 
     Raises:
         ValueError: layouts differ, or `f` changed the dimensions up to the rows.
-        TypeError: another operand has a shape that does not fit.
+        TypeError: another operand has a shape that does not fit, or `f` returned no arrays.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,6 +130,8 @@ def _check_dense_broadcast(name: str, nested: list[NestedTensor]) -> None:
 
 
 def _wrap(name: str, nt: NestedTensor, out: Any, mask: jax.Array) -> NestedTensor:
+    if not hasattr(out, "shape"):
+        raise TypeError(f"{name}: the function must return arrays, it returned a {type(out).__name__}")
     dim = nt.ragged_dim
     lead = nt.data.shape[: dim + 1]
     # Shared extents let an operand add or widen outer dimensions; the rows themselves must stay.

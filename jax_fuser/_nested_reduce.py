@@ -155,7 +155,8 @@ def rms_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> NestedT
         >>> jf.nested.rms_norm(jf.as_nested(jnp.full((2, 3), 5.0), extents=[1]), eps=0.0).data.tolist()
         [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
-    result: NestedTensor = _normalise(nt, *_axis("rms_norm", nt, axis), float(eps), False)
+    eps = _arguments.real("rms_norm", "eps", eps)
+    result: NestedTensor = _normalise(nt, *_axis("rms_norm", nt, axis), eps, False)
     return result
 
 
@@ -168,7 +169,8 @@ def layer_norm(nt: NestedTensor, axis: Axis = -1, *, eps: float = 1e-6) -> Neste
         >>> jf.nested.layer_norm(jf.as_nested(jnp.array([[1.0, 3.0]]), extents=[1]), eps=0.0).data.tolist()
         [[-1.0, 1.0]]
     """
-    result: NestedTensor = _normalise(nt, *_axis("layer_norm", nt, axis), float(eps), True)
+    eps = _arguments.real("layer_norm", "eps", eps)
+    result: NestedTensor = _normalise(nt, *_axis("layer_norm", nt, axis), eps, True)
     return result
 
 
@@ -277,24 +279,25 @@ def _prod(nt: NestedTensor, kind: str, at: int) -> Any:
 def _mean(nt: NestedTensor, kind: str, at: int) -> Any:
     nt = _floating(nt)
     if kind == "dense":
-        return _in_wide("mean", lambda x: jnp.mean(x, at), nt)
+        # Of no columns 0, as of no rows.
+        columns = max(nt.data.shape[at], 1)
+        return _in_wide("mean", lambda x: jnp.sum(x, at) / columns, nt)
     return _average(_wide(nt), kind).astype(nt.dtype)
 
 
 def _average(nt: NestedTensor, kind: str) -> jax.Array:
     dense = nt.data.ndim - 1 - nt.ragged_dim
-    # Of groups that go on behind the array the rows that it has, as in the sum.
-    count = jnp.minimum(nt.extents, nt.capacity - nt.starts)
-    if kind == "group":
-        count = jnp.minimum(nt.total, nt.capacity) if not nt.gapped else jnp.sum(jnp.maximum(count, 0), axis=-1)
-    count = jnp.maximum(count, 1)
+    count = jnp.maximum(nt.total if kind == "group" else nt._spans()[1], 1)
     return _total(nt, kind) / count.reshape(*count.shape, *(1,) * dense).astype(nt.dtype)
 
 
 @_compiled
 def _extreme(nt: NestedTensor, kind: str, at: int, largest: bool) -> Any:
     if kind == "dense":
-        return elementwise("max" if largest else "min", lambda x: (jnp.max if largest else jnp.min)(x, at), nt)
+        reduce = jnp.max if largest else jnp.min
+        # Nothing else has to lose against it.
+        initial = None if nt.data.shape[at] else lowest(nt.dtype, largest)
+        return elementwise("max" if largest else "min", lambda x: reduce(x, at, initial=initial), nt)
     return _outermost(nt, kind, largest)
 
 

@@ -49,9 +49,9 @@ def _short_dtype(dtype: Any) -> str:
 def html(nt: NestedTensor) -> str:
     """Return a picture of the storage and a bar per group, empty groups flagged, padding hatched."""
     extents = concrete(nt.extents) if hasattr(nt.extents, "shape") else None
-    starts = None if extents is None or extents.ndim == 0 else concrete(nt.starts)
-    if extents is None or starts is None:
+    if extents is None or extents.ndim == 0 or (nt.gapped and concrete(nt._starts) is None):
         return f"<code>{escape(text(nt))}</code>"
+    starts, extents = (np.asarray(x) for x in nt._spans())
     return _nested_picture.html(text(nt), extents, starts, nt.capacity)
 
 
@@ -92,7 +92,8 @@ def stats(nt: NestedTensor) -> Stats:
     """
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"stats: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
-    extents, total = nt.extents, nt.total
+    _, extents = nt._spans()
+    total = nt.total
     longest = jnp.max(extents, axis=-1, initial=0)
     mean = total.astype(jnp.float32) / max(nt.num_groups, 1)
     return Stats(

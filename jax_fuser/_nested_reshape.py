@@ -14,9 +14,10 @@ from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_exchange import clip, exchange
-from jax_fuser._nested_map import check_same_layout
+from jax_fuser._nested_map import check_same_layout, spell_shape
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._row_groups import spans
 
 
 def merge(
@@ -96,8 +97,8 @@ def _merge_dense(nt: NestedTensor) -> NestedTensor:
     placed = names[: dim + 1] + names[dim + 2 :]
     reshape = functools.partial(jnp.reshape, shape=(*shape[:dim], nt.capacity * size, *shape[dim + 2 :]))
     data = automatically(reshape, nt.data, like=lambda _: [placed])
-    starts = nt.starts * size if nt.gapped else None
-    return NestedTensor(data, nt.extents * size, starts, dim)
+    starts, extents = nt._spans()
+    return NestedTensor(data, extents * size, starts * size if nt.gapped else None, dim)
 
 
 def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
@@ -107,13 +108,14 @@ def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
         raise ValueError(f"merge: {outer} times {capacity} rows do not fit in int32")
     data = jnp.moveaxis(nt.data, axis, dim - 1)
     data = data.reshape(*data.shape[: dim - 1], outer * capacity, *data.shape[dim + 1 :])
-    extents, starts = (jnp.moveaxis(x, axis, -1) for x in (nt.extents, nt.starts))
-    return _join(data, extents, starts + jnp.arange(outer, dtype=jnp.int32) * capacity, dim - 1)
+    starts, extents = (jnp.moveaxis(x, axis, -1) for x in nt._spans())
+    begins = jax.lax.broadcast_to_rank(jnp.arange(outer, dtype=jnp.int32) * capacity, starts.ndim)
+    return _join(data, extents, starts + begins, dim - 1)
 
 
 def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> NestedTensor:
     """Return groups made of chunks of rows: extents and starts are `[.., groups, chunks]`."""
-    flat_extents, flat_starts = (x.reshape(*x.shape[:-2], -1) for x in (extents, starts))
+    flat_extents, flat_starts = (jax.lax.collapse(x, x.ndim - 2) for x in (extents, starts))
     chunks = NestedTensor(data, flat_extents, flat_starts, dim)
     return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim)
 
@@ -183,7 +185,7 @@ def split(
     if nt.num_groups % size:
         raise ValueError(f"split: {nt.num_groups} experts not divisible by {size}")
     outer = nt.num_groups // size if num is None else size
-    extents = nt.extents.reshape(outer, nt.num_groups // outer)
+    extents = nt._spans()[1].reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
     made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
     return made if capacity is None else clip(made, made.capacity)
@@ -250,24 +252,30 @@ def align(nt: NestedTensor, multiple: int) -> NestedTensor:
     capacity = -(-bound // multiple) * multiple
     if capacity > INT32_MAX:
         raise ValueError(f"align: {capacity} rows do not fit in int32")
-    padded = (nt.extents + (multiple - 1)) // multiple * multiple
-    starts = jnp.cumsum(padded, axis=-1, dtype=jnp.int32) - padded
-    return NestedTensor(relocate(nt, starts, capacity), nt.extents, starts, nt.ragged_dim)
+    _, extents = nt._spans()
+    starts, _ = spans((extents + (multiple - 1)) // multiple * multiple, None, capacity)
+    return NestedTensor(relocate(nt, starts, capacity), extents, starts, nt.ragged_dim)
 
 
-def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
+def _apart_from(axis: int, dim: int, nt: NestedTensor) -> tuple[int, ...]:
+    """Return the dense dimensions but `axis`, with their number."""
+    dense = nt.data.shape[dim + 1 :]
+    return (len(dense), *(n for i, n in enumerate(dense, dim + 2) if i != axis))
+
+
+def concat(nts: Sequence[NestedTensor], axis: int | str = 0) -> NestedTensor:
     """Join nested tensors along a dense dimension, or one tensor's groups (or each group's rows) after the other's.
 
     Args:
         nts: nested tensors. Along a dense dimension they share one layout; along the group and the ragged dimension
             the dense dimensions agree, and capacities add up.
-        axis: dimension of `nt.shape`.
+        axis: dimension of `nt.shape`, by number or name as for `merge`.
 
     Returns:
         A contiguous nested tensor (along a dense dimension: the layout of the first). Differentiable.
 
     Raises:
-        ValueError: no tensors, layouts that differ, or an outer axis.
+        ValueError: no tensors, layouts or dense dimensions that differ, or an outer axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -282,18 +290,21 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
     """
     if not isinstance(nts, list | tuple):
         raise TypeError(f"concat: expected a list of NestedTensors, got a {type(nts).__name__}")
-    axis = _arguments.integer("concat", "axis", axis)
     if not nts:
         raise ValueError("concat: needs at least one NestedTensor")
     for nt in nts:
         require_nested("concat", nt)
     head, dim = nts[0], nts[0].ragged_dim
-    if not -head.ndim <= axis < head.ndim:
+    at = dimension("concat", head, axis)
+    if not 0 <= at < head.ndim:
         raise ValueError(f"concat: axis {axis} is out of range for {head.ndim} dimensions")
-    axis %= head.ndim
-    if axis > dim + 1:
-        for other in nts[1:]:
+    axis = at
+    for other in nts[1:]:
+        if axis > dim + 1:
             check_same_layout("concat", head, other)
+        if _apart_from(axis, dim, head) != _apart_from(axis, dim, other):
+            raise ValueError(f"concat: dense dimensions differ: {spell_shape(head)} vs {spell_shape(other)}")
+    if axis > dim + 1:
         return head.replace(data=jnp.concatenate([nt.data for nt in nts], axis=axis - 1))
     if axis < dim:
         raise ValueError(f"concat: axis {axis} is outer; join the groups (axis {dim}), their rows or a dense dimension")
@@ -304,10 +315,12 @@ def concat(nts: Sequence[NestedTensor], axis: int = 0) -> NestedTensor:
             what = "shapes" if axis > dim else "outer dimensions"
             raise ValueError(f"concat: ragged_dim or {what} of extents differ: {shapes[0]} vs {shape}")
     bases = [0, *np.cumsum([nt.capacity for nt in nts])]
-    all_starts = [nt.starts + np.int32(base) for nt, base in zip(nts, bases)]
+    all_spans = [nt._spans() for nt in nts]
+    all_starts = [starts + np.int32(base) for (starts, _), base in zip(all_spans, bases)]
+    all_extents = [extents for _, extents in all_spans]
     data = jnp.concatenate([nt.data for nt in nts], axis=dim)
     if axis > dim:
-        return _join(data, jnp.stack([nt.extents for nt in nts], axis=-1), jnp.stack(all_starts, axis=-1), dim)
+        return _join(data, jnp.stack(all_extents, axis=-1), jnp.stack(all_starts, axis=-1), dim)
     starts = jnp.concatenate(all_starts, axis=-1)
-    extents = jnp.concatenate([nt.extents for nt in nts], axis=-1)
+    extents = jnp.concatenate(all_extents, axis=-1)
     return NestedTensor(as_flattened(NestedTensor(data, extents, starts, dim)), extents, ragged_dim=dim)

@@ -48,7 +48,7 @@ def as_flattened(nt: NestedTensor) -> jax.Array:
         [0.0, 1.0, 2.0]
     """
     require_nested("as_flattened", nt)
-    return relocate(nt, nt.replace(starts=None).starts, nt.capacity) if nt.gapped else nt.data
+    return relocate(nt, nt.offsets[..., :-1], nt.capacity) if nt.gapped else nt.data
 
 
 def relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
@@ -84,9 +84,10 @@ def over_rows(mask: jax.Array, ndim: int, row_dim: int) -> jax.Array:
 def over_outer(nt: NestedTensor, fn: Callable[..., Any], *more: jax.Array) -> Any:
     """Call `fn(data, extents, starts, row_ids, *more)` for each outer index, rows in front, and stack the results.
 
-    `more` has the outer dimensions of extents.
+    Extents and starts are those of `nt._spans()`. `more` has the outer dimensions of extents.
     """
-    layout = (nt.extents, nt.starts, nt.row_ids(), *more)
+    starts, extents = nt._spans()
+    layout = (extents, starts, nt.row_ids(), *more)
     axis = None if nt.extents.ndim == 1 else 0
     for _ in range(nt.ragged_dim):
         fn = jax.vmap(fn, in_axes=(0, *(axis for _ in layout)))
@@ -105,7 +106,7 @@ def spread(nt: NestedTensor, values: jax.Array) -> jax.Array:
         lead, layout_axis = len(outer), 0
     for _ in range(lead):
         fn = jax.vmap(fn, in_axes=(0, layout_axis, layout_axis, layout_axis))
-    return fn(values, nt.row_ids(), nt.starts, nt.extents)
+    return fn(values, nt.row_ids(), *nt._spans())
 
 
 def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) -> jax.Array:
@@ -188,7 +189,11 @@ def select(nt: NestedTensor, i: Any, max_extent: int | None = None) -> jax.Array
         raise IndexError("select: the nested tensor has no groups")
     if isinstance(i, jax.Array) and (i.ndim or not jnp.issubdtype(i.dtype, jnp.integer)):
         raise TypeError(f"select: the group index must be one integer, got {i.dtype}{list(i.shape)}")
-    group = i if isinstance(i, jax.core.Tracer) else _index("group index", i, nt.num_groups)
+    group = i if isinstance(i, jax.core.Tracer) else _arguments.integer("select", "the group index", i)
+    if isinstance(group, int):
+        if not -nt.num_groups <= group < nt.num_groups:
+            raise IndexError(f"select: group index {group} out of range, the size is {nt.num_groups}")
+        group %= nt.num_groups
     if max_extent is None and (isinstance(group, jax.Array) or concrete(nt.extents) is None):
         raise TypeError(_needs_size(i))
     size = _static_extent("select", nt, max_extent, None if isinstance(group, jax.Array) else group)
@@ -237,9 +242,10 @@ def getitem(nt: NestedTensor, index: Any) -> Any:
     extents, starts = concrete(nt.extents), concrete(nt._starts)
     if extents is None or (nt.gapped and starts is None):
         raise TypeError(_needs_size(index))
-    start = int(extents[:group].sum()) if starts is None else int(starts[group])
+    before = extents[:group].clip(0, nt.capacity).sum(dtype=np.int64) if starts is None else starts[group]
+    start = int(before.clip(0, nt.capacity))
     # The start is an operand, so that groups of one length share a compiled slice.
-    return jax.lax.dynamic_slice_in_dim(nt.data, start, int(extents[group]))
+    return jax.lax.dynamic_slice_in_dim(nt.data, start, int(extents[group].clip(0, nt.capacity - start)))
 
 
 def _needs_size(i: Any) -> str:
@@ -250,6 +256,8 @@ def _needs_size(i: Any) -> str:
 def _index(kind: str, index: Any, size: int) -> int:
     try:
         at = operator.index(index)
+        if isinstance(index, bool):
+            raise TypeError
     except TypeError:
         raise TypeError(f"nt[...]: expected an int {kind}, got {type(index).__name__}; slice nt.data instead") from None
     if not -size <= at < size:
@@ -266,12 +274,9 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
         if values is None:
             raise TypeError(traced)
         return int(values[..., part].max(initial=0))
-    try:
-        size = operator.index(max_extent)
-    except TypeError:
-        if isinstance(max_extent, jax.core.Tracer):
-            raise TypeError(traced) from None
-        raise TypeError(f"{fn}: max_extent must be a Python int, got {type(max_extent).__name__}") from None
+    if isinstance(max_extent, jax.core.Tracer):
+        raise TypeError(traced)
+    size = _arguments.integer(fn, "max_extent", max_extent)
     if not 0 <= size <= INT32_MAX:
         raise ValueError(f"{fn}: max_extent must be in 0..{INT32_MAX}, got {size}")
     values = readable(nt.extents)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fuser._row_groups import row_groups
+from jax_fuser._row_groups import row_groups, rows_used, spans
 
 
 class _Ragged:
@@ -193,22 +193,27 @@ class NestedTensor:
 
     @property
     def offsets(self) -> jax.Array:
-        """int32 `[.., groups + 1]`: 0, then the running sum of extents; positions after `as_flattened`."""
+        """int32 `[.., groups + 1]`: 0, then the running sum of extents; positions after `as_flattened`.
+
+        Where traced extents lead past the array, groups have the rows that are left: nothing exceeds the capacity.
+        """
+        starts, extents = spans(self._spans()[1], None, self.capacity)
         zero = jnp.zeros_like(self.extents[..., :1], shape=(*self.extents.shape[:-1], 1))
-        return jnp.concatenate([zero, jnp.cumsum(self.extents, axis=-1, dtype=jnp.int32)], axis=-1)
+        return jnp.concatenate([zero, starts + extents], axis=-1)
 
     @property
     def starts(self) -> jax.Array:
         """int32 `[.., groups]`: first row of each group in `data`."""
-        if self._starts is not None:
-            return self._starts
-        # Without a shift, which would be a kernel of its own.
-        return jnp.cumsum(self.extents, axis=-1, dtype=jnp.int32) - self.extents
+        return self._spans()[0] if self._starts is None else self._starts
 
     @property
     def total(self) -> jax.Array:
-        """int32 `[..]`: valid rows, the sum of extents."""
-        return jnp.sum(self.extents, axis=-1, dtype=jnp.int32)
+        """int32 `[..]`: valid rows, the sum of extents; no more than the capacity."""
+        return rows_used(self.extents if self._starts is None else self._spans()[1], self.capacity)
+
+    def _spans(self) -> tuple[jax.Array, jax.Array]:
+        """Return `starts` and `extents`, clipped to rows that there are: without gaps, that earlier groups leave."""
+        return spans(self.extents, self._starts, self.capacity)
 
     def row_ids(self) -> jax.Array:
         """Return the group of each row, int32 `[.., capacity]`; `num_groups` for padding rows.

@@ -7,16 +7,36 @@ import jax.numpy as jnp
 
 from jax_fuser._search import search
 
+_INT32_MAX = 2**31 - 1
+
 
 def spans(extents: jax.Array, starts: jax.Array | None, m: int) -> tuple[jax.Array, jax.Array]:
-    """Return (starts, extents) of int32 `[.., groups]`, clipped so that every group lies within `m` rows."""
+    """Return (starts, extents) of int32 `[.., groups]`, clipped so that every group lies within `m` rows.
+
+    Without `starts` each group has the rows that those before it leave, whatever the extents hold.
+    """
     extents = jnp.clip(extents, 0, m)
     if starts is None:
-        ends = jnp.minimum(jnp.cumsum(extents, axis=-1, dtype=jnp.int32), m)
-        starts = jnp.concatenate([jnp.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
-        return starts, ends - starts
-    starts = jnp.clip(starts, 0, m)
+        # Without a shift, which would be a kernel of its own.
+        starts = _up_to(m, jnp.cumsum(extents, axis=-1, dtype=jnp.int32) - extents)
+    else:
+        starts = jnp.clip(starts, 0, m)
     return starts, jnp.minimum(extents, m - starts)
+
+
+def rows_used(extents: jax.Array, m: int) -> jax.Array:
+    """Return how many of `m` rows the groups have that lie one after another, int32 `[..]`."""
+    if extents.shape[-1] * m > _INT32_MAX:
+        return jnp.sum(spans(extents, None, m)[1], axis=-1, dtype=jnp.int32)
+    return jnp.minimum(jnp.sum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32), m)
+
+
+def _up_to(m: int, sums: jax.Array) -> jax.Array:
+    """Return running sums of int32 in [0, m], exact below `m` and `m` from there on."""
+    if sums.shape[-1] * m <= _INT32_MAX:
+        return jnp.minimum(sums, m)
+    # The first one that is too large is less than 2 * m, so negative if it wrapped; later ones may be anything.
+    return jax.lax.cummax(jnp.where(sums < 0, m, jnp.minimum(sums, m)), axis=sums.ndim - 1)
 
 
 def ordered_starts(starts: jax.Array, extents: jax.Array, m: int) -> jax.Array:
@@ -35,8 +55,8 @@ def row_groups(extents: jax.Array, starts: jax.Array | None, m: int, ordered: bo
         return jnp.zeros_like(rows)
     along = range(len(outer))
     if starts is None:
-        ends = jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32)
-        return search(jnp.minimum(ends, m), rows, along=along)
+        ends = _up_to(m, jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32))
+        return search(ends, rows, along=along)
     starts, extents = spans(extents, starts, m)
     ends = starts + extents
     if ordered:

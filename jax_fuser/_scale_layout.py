@@ -49,8 +49,8 @@ def block_scale_starts(extents: Any) -> jax.Array:
             raise ValueError(f"block_scale_starts: extents must be non-negative, got {known.tolist()}")
         if (total := int(_filled_up(known, _ROWS).sum())) > INT32_MAX:
             raise ValueError(f"block_scale_starts: the groups need {total} rows, more than int32 counts, {INT32_MAX}")
-    rows = _filled_up(to_int32(sizes), _ROWS)
-    return jnp.cumsum(rows, dtype=jnp.int32) - rows
+    most = INT32_MAX // _ROWS * _ROWS
+    return spans(_filled_up(jnp.clip(to_int32(sizes), 0, most), _ROWS), None, most)[0]
 
 
 def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_starts: Any) -> jax.Array:

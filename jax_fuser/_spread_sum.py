@@ -34,7 +34,7 @@ def spread_groups(values: jax.Array, ids: jax.Array, starts: jax.Array, extents:
         values: `[*outer, groups, ..]`. Differentiable, to any order.
         ids: int32 `[*outer, rows]`, the group of each row; `groups` for padding.
         starts: int32 `[*outer, groups]`, first row of each group; the rows of a group are consecutive.
-        extents: int32 `[*outer, groups]`, rows of each group.
+        extents: int32 `[*outer, groups]`, rows of each group: no group leads past the rows that there are.
     """
     return spread_p.bind(*same_varying(values, ids, starts, extents))
 
@@ -146,8 +146,6 @@ def last_rows(
 ) -> jax.Array:
     """Reduce each group with the associative `combine`. Values never cross groups; one without rows has `empty`, or 0.
 
-    Of groups that go on behind the array there are the rows that it has.
-
     A scan that restarts where the group changes: its tree depends on the number of rows alone.
     """
     if rows.shape[0] == 0:
@@ -159,9 +157,8 @@ def last_rows(
         return jnp.where(fresh, right[0], combine(left[0], right[0])), left[1] | right[1]
 
     running, _ = jax.lax.associative_scan(step, (rows, restart))
-    last = jnp.minimum(extents, rows.shape[0] - starts) + starts - 1
-    filled = (extents > 0) & (starts < rows.shape[0])
-    found = take_rows(running, jnp.where(filled, last, rows.shape[0]))
+    filled = extents > 0
+    found = take_rows(running, jnp.where(filled, starts + extents - 1, rows.shape[0]))
     return found if empty is None else jnp.where(trailing(filled, found.ndim), found, empty)
 
 

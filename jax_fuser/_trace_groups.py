@@ -53,15 +53,12 @@ def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
 def _fold(w: Writer, eqn: Equation, op: str, x: Ids) -> int:
     rows, ids, starts, extents = x
     shape = eqn.invars[3].aval.shape
-    # Of groups that go on behind the array there are the rows that it has.
-    behind = w.full(eqn.invars[3].aval, eqn.invars[0].aval.shape[len(shape) - 1])
-    present = w.op("min", [extents, w.op("sub", [behind, starts], eqn)], eqn)
     own = w.builder.iota("s32", list(shape), len(shape) - 1)
     always = w.builder.broadcast(w.constant(np.bool_, True), list(shape), [])
     known = {ids: own, _owned(w, eqn, ids): always, **w.spread.get((ids, starts, extents), {})}
     for at_rows, of_groups in known.items():
-        w.builder.note_groups(at_rows, of_groups, starts, present)
-    return w.builder.fold_groups(op, rows, starts, present, w.label(eqn))
+        w.builder.note_groups(at_rows, of_groups, starts, extents)
+    return w.builder.fold_groups(op, rows, starts, extents, w.label(eqn))
 
 
 refuse = _trace_moves.refuse_taking

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -602,8 +603,12 @@ class Kernel:
             side_by_side(self.cluster, functools.partial(Block, self), place)
 
 
-def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[np.ndarray]:
+def run(
+    schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda", wholes: Mapping[str, Buffer] = MappingProxyType({})
+) -> list[np.ndarray]:
     """Return the outputs of a schedule's kernel for a platform, run as its loops say.
+
+    `wholes`: by the name of an output that is a part of a larger array, that array, which other kernels store, too.
 
     Kernels before it fill outputs with zeros that it stores in part.
     """
@@ -616,7 +621,7 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
     for is_input, name in kernel.parameters:
         value, data = next(values) if is_input else (next(outputs), None)
         flat = None if data is None else np.asarray(data).reshape(-1)
-        buffer = Buffer(name, fusion.dtype(value), math.prod(fusion.shape(value)), flat)
+        buffer = wholes.get(value) or Buffer(name, fusion.dtype(value), math.prod(fusion.shape(value)), flat)
         kernel.buffers[name] = buffer
         if not is_input:
             made.append((buffer, fusion.shape(value)))
@@ -630,5 +635,6 @@ def run(schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda") -> list[
         filled[-1].written[:] = False
     kernel.run()
     for buffer, _ in made:
-        assert buffer.written.all() or buffer in filled, f"{buffer.name} is not written everywhere"
-    return [buffer.data.reshape(shape) for buffer, shape in made]
+        elsewhere = buffer in filled or buffer in wholes.values()
+        assert buffer.written.all() or elsewhere, f"{buffer.name} is not written everywhere"
+    return [buffer.data if buffer in wholes.values() else buffer.data.reshape(shape) for buffer, shape in made]

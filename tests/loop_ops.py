@@ -23,16 +23,40 @@ DTYPES = {
         for bits in (8, 16, 32, 64)
     },
 }
+
+
+def rem(x: Any, y: Any) -> Any:
+    """Return the remainder of a division towards zero; that of an integer by zero is the integer."""
+    return np.fmod(x, y) if np.issubdtype(x.dtype, np.floating) else np.where(y == 0, x, np.fmod(x, y))
+
+
+def shift(x: Any, count: Any, how: Callable[..., Any]) -> Any:
+    """Shift bits; by as many as there are, or more, all of them go."""
+    inside = count.view(f"u{count.itemsize}") < 8 * x.itemsize
+    return np.where(inside, how(x, np.where(inside, count, 0)), 0)
+
+
+def shift_right_logical(x: Any, count: Any) -> Any:
+    unsigned = f"u{x.itemsize}"
+    return shift(x.view(unsigned), count.view(unsigned), np.right_shift).view(x.dtype)
+
+
+def shift_right_arithmetic(x: Any, count: Any) -> Any:
+    return np.right_shift(x, np.minimum(count.view(f"u{count.itemsize}"), 8 * x.itemsize - 1).astype(x.dtype))
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "rem": rem,
     "clamp": lambda low, x, high: np.clip(x, low, high),
     "max": np.maximum,
     "min": np.minimum,
     "neg": np.negative,
     "abs": np.abs,
+    "sign": np.sign,
     "square": np.square,
     "tanh": np.tanh,
     "exp": np.exp,
@@ -47,7 +71,13 @@ OPS: dict[str, Callable[..., Any]] = {
     "gt": np.greater,
     "ge": np.greater_equal,
     "eq": np.equal,
+    "ne": np.not_equal,
     "and_": np.bitwise_and,
+    "or_": np.bitwise_or,
+    "xor_": np.bitwise_xor,
+    "shift_left": lambda x, count: shift(x, count, np.left_shift),
+    "shift_right_logical": shift_right_logical,
+    "shift_right_arithmetic": shift_right_arithmetic,
     "not_": lambda x: ~x,
     "select": np.where,
     "copy": lambda x: x,
@@ -59,6 +89,7 @@ FOLDS = {
     "max": (np.maximum, None),
     "min": (np.minimum, None),
     "or_": (np.bitwise_or, 0),
+    "and_": (np.bitwise_and, -1),
 }
 
 

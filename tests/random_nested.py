@@ -7,6 +7,8 @@ import jax_fuser as jf
 UNARY = {"neg": np.negative, "tanh": np.tanh, "sin": np.sin, "abs": np.abs}
 BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "max": np.maximum}
 FOLDS = {"sum": (np.sum, 0.0), "max": (np.max, -np.inf), "min": (np.min, np.inf)}
+PRODUCTS = {"prod": (np.prod, 1.0)}
+LARGEST = 100  # product of what exceeds one
 
 
 class Nested:
@@ -24,10 +26,11 @@ class Program:
     """`fusion`, its `inputs`, and `want`, one array for each output.
 
     `size`: the largest number that they are computed with. The terms of a sum count together: what they cancel to is
-    as wrong as they are, however small it is.
+    as wrong as they are, however small it is. `products`: whether folds may multiply.
     """
 
-    def __init__(self, seed):
+    def __init__(self, seed, products=False):
+        self.folds = FOLDS | PRODUCTS if products else FOLDS
         self.rng = np.random.default_rng(seed)
         rng = self.rng
         self.groups, self.rows = int(rng.integers(1, 6)), int(rng.choice([1, 7, 20, 150]))
@@ -50,11 +53,19 @@ class Program:
     def note(self, parts):
         self.size = max(self.size, *(np.abs(p[np.isfinite(p)]).max(initial=0.0) for p in parts))
 
+    def fold(self, parts):
+        """Return which fold to take."""
+        op = str(self.rng.choice(list(self.folds)))
+        large = max(np.maximum(np.abs(p), 1).prod() for p in parts)
+        return "sum" if op == "prod" and not large < LARGEST else op
+
     def folded(self, op, parts, axis):
         """Return each part folded."""
-        fold, nothing = FOLDS[op]
+        fold, nothing = self.folds[op]
         if op == "sum":
             self.note([np.abs(p).sum(axis) for p in parts])
+        if op == "prod":  # a factor is as wrong as the size says, and the others multiply that
+            self.size *= LARGEST
         return [fold(p, axis=axis, initial=nothing) for p in parts]
 
     def pick(self):
@@ -87,7 +98,7 @@ class Program:
             like = b.broadcast_like(value, x.value, [0, *range(2, 2 + rank)])
             return Nested(b.pointwise("mul", [x.value, like]), [p * v for p, v in zip(x.parts, w)])
         if kind in ("fold", "centre") and rank:
-            op = str(rng.choice(list(FOLDS)))
+            op = self.fold(x.parts)
             folded = b.reduce(f"reduce_{op}", x.value, [2 + axis])
             parts = self.folded(op, x.parts, 1 + axis)
             if kind == "fold":
@@ -145,7 +156,7 @@ class Program:
             turned = b.transpose(b.transpose(x.value, order), list(np.argsort(order)))
             self.output(b.combine(turned, self.s, self.rows + 2), self.whole(x.parts, self.rows + 2))
         elif kind == "fold":
-            op = str(rng.choice(list(FOLDS)))
+            op = self.fold(x.parts)
             dims = [1, *(2 + a for a in range(len(x.dense)) if rng.random() < 0.5)]
             want = self.folded(op, x.parts, tuple(d - 1 for d in dims))
             self.output(b.reduce(f"reduce_{op}", x.value, dims), np.stack(want))

@@ -25,6 +25,7 @@ GROUP_FOLDS = [
     (lambda nt: jf.nested.mean(nt), lambda x: x.sum(0) / max(len(x), 1)),
     (lambda nt: jnp.maximum(jf.nested.max(nt), -4), lambda x: x.max(0, initial=-4)),
     (lambda nt: jnp.minimum(jf.nested.min(nt), 4), lambda x: x.min(0, initial=4)),
+    (lambda nt: jf.nested.prod(nt), lambda x: x.prod(0)),
 ]
 
 

@@ -158,3 +158,24 @@ def test_checks_work_under_transforms(name):
     with jf.debug_checks():
         error, _ = jax.jit(checkify.checkify(f))(*args)
     assert "ascending order" in str(error.get())
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_integers_of_other_widths(dtype):
+    """Rows that the dtype of sizes does not hold are no reason to refuse them; sizes beyond int32 are refused."""
+    x, extents = jnp.ones(325), jnp.array([100, 20], dtype)
+
+    def build(extents):
+        offsets = jnp.concatenate([jnp.zeros(1, dtype), jnp.cumsum(extents, dtype=dtype)])
+        nested = jf.as_nested(x, extents=extents), jf.as_nested(x, offsets)
+        return nested, jf.nested.from_padded(x[None], extents[:1])
+
+    def error(extents):
+        with jf.debug_checks():
+            return jax.jit(checkify.checkify(build))(extents)[0].get()
+
+    assert error(extents) is None
+    if dtype == "uint32":
+        assert "extents exceed data.shape[0]=325" in error(jnp.array([100, 2**32 - 1], dtype))
+        nt = jax.jit(lambda e: jf.as_nested(x, extents=e))(jnp.array([100, 2**32 - 1, 5], dtype))
+        assert nt.offsets.tolist() == [0, 100, 325, 325]

@@ -264,6 +264,17 @@ CASES = [
         "select: the group index must be one integer, got int32[2]",
         lambda: jf.nested.select(nt, jnp.arange(2)),
     ),
+    (TypeError, "select: the group index must be an int, got 1.0", lambda: jf.nested.select(nt, 1.0)),
+    (IndexError, "select: group index 3 out of range, the size is 3", lambda: jf.nested.select(nt, 3)),
+    (TypeError, "nt[...]: expected an int group index, got bool; slice nt.data instead", lambda: nt[True]),
+    (TypeError, "to_padded: max_extent must be an int, got True", lambda: jf.nested.to_padded(nt, True)),
+    (TypeError, "rms_norm: eps must be a number, got 'small'", lambda: jf.nested.rms_norm(nt, eps="small")),
+    (TypeError, "map: the function must return arrays, it returned a float", lambda: jf.nested.map(lambda x: 1.0, nt)),
+    (
+        ValueError,
+        "concat: dense dimensions differ: [3, ragged, 512] vs [3, ragged, 2]",
+        lambda: jf.nested.concat([nt, nt.replace(data=x325[:, :2])]),
+    ),
     (IndexError, "nt[9]: group index out of range, the size is 3", lambda: nt[jnp.int32(9)]),
     (
         TypeError,

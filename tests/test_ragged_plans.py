@@ -1,15 +1,18 @@
 """What the compiler plans by itself for nested values: folds of rows in parts, and rows combined, on every platform."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import loop_interpreter
+import loop_ops
 import numpy as np
 import pytest
 from test_cuda_sources import nvrtc_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core
+from jax_fuser import _core, _ir_text
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16, "s32": jnp.int32}
 FOLDS = {
@@ -70,10 +73,19 @@ def fold_truth(arrays, ops):
 
 def interpreted(fusion, *arrays):
     """Run the planned kernels for CUDA one after the other as their loops say."""
-    known = dict(zip(fusion.inputs, arrays))
-    for schedule in jf.ir.propose(fusion, "cuda"):
-        made = loop_interpreter.run(schedule, *(known[name] for name in schedule.fusion.inputs))
+    known, wholes = dict(zip(fusion.inputs, arrays)), {}
+    schedules = jf.ir.propose(fusion, "cuda")
+    stored = {name for schedule in schedules for name in schedule.fusion.outputs}
+    for op in _ir_text.ops(fusion):
+        # Each part of it is stored by a kernel, which may be another one than that of the others.
+        if op.kind == "concat" and op.result not in stored:
+            whole = loop_interpreter.Buffer(op.result, op.dtype, math.prod(op.shape))
+            known[op.result] = whole.data.reshape(op.shape)
+            wholes |= dict.fromkeys(op.operands, whole)
+    for schedule in schedules:
+        made = loop_interpreter.run(schedule, *(known[name] for name in schedule.fusion.inputs), wholes=wholes)
         known.update(zip(schedule.fusion.outputs, made))
+    assert all(whole.written.all() for name, whole in wholes.items() if name in stored)
     return [known[name] for name in fusion.outputs]
 
 
@@ -271,8 +283,9 @@ def contiguous(groups, rows, columns, dtype="f32"):
     """Softmax over the rows of groups that follow each other: starts are computed from the sizes."""
     b = jf.ir.Builder("contiguous")
     x, e = b.input("x", dtype, [rows, columns]), b.input("sizes", "s32", [groups])
-    s = b.pointwise("sub", [b.scan("scan_sum", e, 0), e])
-    behind = b.pointwise("sub", [b.broadcast(b.constant("s32", rows), [groups], []), s])
+    end = b.broadcast(b.constant("s32", rows), [groups], [])
+    s = b.pointwise("min", [b.pointwise("sub", [b.scan("scan_sum", e, 0), e]), end])
+    behind = b.pointwise("sub", [end, s])
     nested = b.convert(b.partition(x, s, b.pointwise("min", [e, behind]), 0, rows), "f32")
     largest = b.reduce("reduce_max", nested, [1])
     power = b.pointwise("exp", [b.pointwise("sub", [nested, b.broadcast_like(largest, nested, [0, 2])])])
@@ -451,3 +464,39 @@ def test_sums_go_along_whole_rows_on_the_cpu(device):
 def test_strategies_say_where_nested_values_are_planned():
     reason = jf.ir.can_schedule(folds(3, 5, 4), "reduction", "cpu")[1]
     assert "is nested; see propose" in reason
+
+
+def test_kernels_that_place_parts_of_one_output():
+    """Folds of unlike arrays are two kernels, whose results are parts of one array that a third one reads."""
+    b = jf.ir.Builder("parts")
+    x, y = b.input("x", "f32", [6, 40]), b.input("y", "f32", [5, 40])
+    total = b.broadcast(b.reduce("reduce_sum", x, [1]), [6, 40], [0])
+    largest = b.broadcast(b.reduce("reduce_max", y, [0]), [5, 40], [1])
+    whole = b.concat([b.pointwise("sub", [x, total]), b.pointwise("sub", [y, largest])], 0)
+    for output in (whole, b.reduce("reduce_max", whole, [0])):
+        b.output(output)
+    fusion = b.finish()
+    x, y = (np.random.default_rng(n).normal(size=(n, 40)).astype(np.float32) for n in (6, 5))
+    want = np.concatenate([x - x.sum(1, keepdims=True), y - y.max(0)])
+    assert any("place(" in str(schedule.fusion) for schedule in jf.ir.propose(fusion, "cuda"))
+    for got, right in zip(interpreted(fusion, x, y), (want, want.max(0)), strict=True):
+        assert_close(got, right)
+
+
+BINARY = ["ne", "eq", "or_", "xor_", "and_", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic"]
+
+
+@pytest.mark.parametrize("dtype", ["s32", "u8", "s16", "f32"])
+def test_ops_of_loop_programs(dtype):
+    """What the loops are run with is what kernels compute."""
+    b = jf.ir.Builder("ops")
+    x, y = b.input("x", dtype, [256]), b.input("y", dtype, [256])
+    for op in [op for op in BINARY if dtype != "f32" or op in ("ne", "eq", "rem")]:
+        b.output(b.pointwise(op, [x, y]))
+    if dtype != "u8":
+        b.output(b.pointwise("sign", [x]))
+    fusion = b.finish()
+    draw, low = np.random.default_rng(0), 0 if dtype == "u8" else -40
+    x, y = (draw.integers(low, 40, 256).astype(loop_ops.DTYPES[dtype]) for _ in "xy")
+    for got, want in zip(interpreted(fusion, x, y), jf.ir.run(fusion, x, y), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -39,6 +39,15 @@ def test_random_programs_op_by_op(seed):
     check(program, jf.ir.evaluate(program.fusion, *program.operands()))
 
 
+@pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])
+def test_products(run):
+    programs = [Program(seed, products=True) for seed in range(48)]
+    programs = [p for p in programs if "reduce_prod" in str(p.fusion)]
+    assert len(programs) >= 6
+    for program in programs[:10]:
+        check(program, run(program.fusion, *program.operands()))
+
+
 # A dense axis folded that its consumer has another way round; x with its dense axes in both orders; x less x, summed.
 @pytest.mark.parametrize("seed", [92000025, 97754150, 93929273])
 @pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])

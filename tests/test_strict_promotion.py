@@ -35,7 +35,8 @@ def nested(x, w):
 
 def outer(x, w):
     nt = jf.as_nested(jnp.stack([x, x]), extents=jnp.asarray(np.stack([EXTENTS, EXTENTS[::-1]])), ragged_dim=1)
-    return nt.row_mask(), jf.nested.sum(nt), jf.nested.allclose(nt, nt)
+    joined = jf.nested.merge(nt, "outer", "ragged"), jf.nested.concat([nt, nt], "ragged"), jf.nested.align(nt, 4)
+    return nt.row_mask(), jf.nested.sum(nt), jf.nested.allclose(nt, nt), joined
 
 
 def layer(x, w):

@@ -32,20 +32,20 @@ std::string softmax_text(const grouped::GroupSoftmax& s) {
   };
   const std::string count = type("s32", groups), numbers = type("s32", cat("b", groups));
   // Where groups begin and how many rows they have, within the array; the group of each row.
-  add("ends", count, "scan_sum(extents) {axis=0}");
-  add("starts", count, "sub(ends, extents)");
-  add("row", type("s32", rows), "iota() {dims=[0]}");
   constant("none", "s32", "0");
   add("nones", numbers, "broadcast(none) {dims=[]}");
   add("not_negative", count, "max(nones, extents)");
   constant("rows", "s32", rows);
   add("all_rows", numbers, "broadcast(rows) {dims=[]}");
   add("clipped", count, "min(all_rows, not_negative)");
-  add("clipped_ends", count, "scan_sum(clipped) {axis=0}");
-  add("inside_ends", count, "min(clipped_ends, all_rows)");
-  add("group", type("s32", rows), "search(inside_ends, row) {side=right}");
+  add("ends", count, "scan_sum(clipped) {axis=0}");
+  add("begins", count, "sub(ends, clipped)");
+  add("starts", count, "min(begins, all_rows)");
   add("room", count, "sub(all_rows, starts)");
-  add("own", count, "min(extents, room)");
+  add("own", count, "min(clipped, room)");
+  add("row", type("s32", rows), "iota() {dims=[0]}");
+  add("inside_ends", count, "min(ends, all_rows)");
+  add("group", type("s32", rows), "search(inside_ends, row) {side=right}");
   constant("groups", "s32", groups);
   add("all_groups", type("s32", cat("b", rows)), "broadcast(groups) {dims=[]}");
   add("has_group", type("pred", rows), "lt(group, all_groups)");
@@ -82,7 +82,8 @@ std::string softmax_text(const grouped::GroupSoftmax& s) {
   add("of_row", type("f32", of_rows), "select(has, of_group, zeros_of_rows)");
   if (!wide) add("wide", type("f32", of_rows), "convert(x)");
   add("difference", type("f32", of_rows), cat("sub(", wide ? "x" : "wide", ", of_row)"));
-  add("used", type("s32", ""), "reduce_sum(extents) {dims=[0]}");
+  add("all_wanted", type("s32", ""), "reduce_sum(clipped) {dims=[0]}");
+  add("used", type("s32", ""), "min(all_wanted, rows)");
   add("one_used", type("s32", "b1"), "broadcast(used) {dims=[]}");
   add("all_used", type("s32", cat("b", rows)), "broadcast(one_used) {dims=[0]}");
   add("is_used", type("pred", rows), "lt(row, all_used)");

@@ -164,7 +164,7 @@ class Builder {
   ValueId combined(ValueId value, const Groups& groups, ValueId starts, int64_t rows);
   ValueId partitioned_beside(ValueId value, const Groups& groups, int64_t more);
   ValueId times(ValueId value, int64_t factor);
-  ValueId one_after_another(ValueId extents);
+  ValueId one_after_another(ValueId extents, int64_t most, int64_t rows);
   ValueId that_fit(ValueId extents, ValueId starts, int64_t rows);
   void check_dense(ValueId value, int64_t axis, const char* op, const char* does, const char* instead) const;
   ValueId spread_nested(const Op& op, const ir::Pad& where, const std::vector<int64_t>& to);

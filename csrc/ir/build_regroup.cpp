@@ -79,7 +79,8 @@ Builder::Groups Builder::groups_of(ValueId x, const char* call, int64_t axis) {
     if (each == axis) continue;
     const int64_t most = nested.axes[each].extent;
     const ValueId extents = within(nested.axes[each]);
-    groups.beside.push_back({each, most, std::max(rows_behind(x, each), most), extents, one_after_another(extents)});
+    const int64_t rows = std::max(rows_behind(x, each), most);
+    groups.beside.push_back({each, most, rows, extents, one_after_another(extents, most, rows)});
   }
   return groups;
 }
@@ -115,10 +116,17 @@ ValueId Builder::times(ValueId x, int64_t factor) {
   return pointwise(OpKind::kMul, std::array{x, full(DType::kS32, shape(fusion_.values[x]), {factor})});
 }
 
-// Where components begin that lie one after another.
-ValueId Builder::one_after_another(ValueId extents) {
-  const int64_t last = std::ssize(fusion_.values[extents].axes) - 1;
-  return pointwise(OpKind::kSub, std::array{scan(OpKind::kScanSum, extents, last, false), extents});
+// Where components of at most `most` rows begin that lie one after another; at `rows` where those before fill them.
+ValueId Builder::one_after_another(ValueId extents, int64_t most, int64_t rows) {
+  const std::vector<int64_t> own = shape(fusion_.values[extents]);
+  const int64_t last = std::ssize(own) - 1;
+  const auto all = [&](int64_t number) { return full(DType::kS32, own, {number}); };
+  const ValueId sums = pointwise(OpKind::kSub, std::array{scan(OpKind::kScanSum, extents, last, false), extents});
+  const ValueId starts = pointwise(OpKind::kMin, std::array{sums, all(rows)});
+  if (most <= kMostRows / std::max<int64_t>(own[last], 1)) return starts;
+  // The first sum that wraps is negative; later ones may be anything.
+  const ValueId wrapped = pointwise(OpKind::kLt, std::array{sums, all(0)});
+  return scan(OpKind::kScanMax, pointwise(OpKind::kSelect, std::array{wrapped, all(rows), starts}), last, false);
 }
 
 // What fits: the rest of components that share rows, or go on behind an array, is cut off.
@@ -140,7 +148,7 @@ Builder::Nested Builder::split(ValueId x, int64_t axis, int64_t factor) {
   const ValueId filled =
       pointwise(OpKind::kAdd, std::array{groups.extents, full(DType::kS32, groups.shape, {factor - 1})});
   const ValueId counts = pointwise(OpKind::kDiv, std::array{filled, full(DType::kS32, groups.shape, {factor})});
-  const ValueId starts = one_after_another(counts);
+  const ValueId starts = one_after_another(counts, divide_up(groups.most, factor), parts);
   const ValueId stored = combined(x, groups, times(starts, factor), std::max(parts * factor, groups.most));
   std::vector<int64_t> to = shape(fusion_.values[stored]);
   const int64_t at = groups.first();
@@ -159,8 +167,9 @@ Builder::Nested Builder::merge(ValueId x, int64_t first, int64_t second) {
   const std::vector<int64_t> from = shape(fusion_.values[x]);
   const int64_t component = groups.axis - 1, outer = groups.axis - 2;
   if (first == component && second == groups.axis) {
-    const ValueId starts = one_after_another(groups.extents);
-    const ValueId rows = combined(x, groups, starts, std::max(groups.rows, groups.most));
+    const int64_t all = std::max(groups.rows, groups.most);
+    const ValueId starts = one_after_another(groups.extents, groups.most, all);
+    const ValueId rows = combined(x, groups, starts, all);
     return {partitioned_beside(rows, groups, -1), starts, groups.extents};
   }
   const bool is_component = std::any_of(groups.beside.begin(), groups.beside.end(),
@@ -169,8 +178,9 @@ Builder::Nested Builder::merge(ValueId x, int64_t first, int64_t second) {
     const int64_t size = from[second];
     JF_REQUIRE(groups.rows <= kMostRows / std::max<int64_t>(size, 1), "[merge] ", groups.rows, " rows times ", size,
                " do not fit in s32");
-    const ValueId starts = one_after_another(groups.extents);
-    const ValueId stored = combined(x, groups, starts, std::max(groups.rows, groups.most));
+    const int64_t all = std::max(groups.rows, groups.most);
+    const ValueId starts = one_after_another(groups.extents, groups.most, all);
+    const ValueId stored = combined(x, groups, starts, all);
     std::vector<int64_t> to = shape(fusion_.values[stored]);
     const int64_t at = groups.first();
     to[at] *= size;
@@ -186,7 +196,7 @@ Builder::Nested Builder::merge(ValueId x, int64_t first, int64_t second) {
   const int64_t along = std::ssize(groups.shape) - 2, rows = groups.rows * groups.shape[along];
   JF_REQUIRE(rows <= kMostRows, "[merge] ", groups.shape[along], " times ", groups.rows, " rows do not fit in s32");
   const ValueId counts = reduce(OpKind::kReduceSum, groups.extents, std::array{along});
-  const ValueId starts = one_after_another(counts);
+  const ValueId starts = one_after_another(counts, groups.most * groups.shape[along], rows);
   std::vector<int64_t> dims(groups.shape.size() - 1);
   std::iota(dims.begin(), dims.end(), 0);
   dims.back() += 1;

@@ -19,7 +19,7 @@ bool share_no_rows(const std::vector<const Op*>& defined_by, const ir::Fusion& w
   const ValueId sizes = of(present, 0);
   const Op* room = defined(of(present, 1), OpKind::kSub);
   const Op* all = defined(of(defined(of(room, 0), OpKind::kBroadcast), 0), OpKind::kConstant);
-  const Op* starts = defined(of(room, 1), OpKind::kSub);
+  const Op* starts = defined(of(defined(of(room, 1), OpKind::kMin), 0), OpKind::kSub);
   const Op* ends = defined(of(starts, 0), OpKind::kScanSum);
   if (all == nullptr || ends == nullptr || starts->inputs[1] != sizes || ends->inputs[0] != sizes) return false;
   const auto* most = std::get_if<int64_t>(&std::get<ir::Constant>(all->attribute).value);
