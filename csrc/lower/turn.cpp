@@ -23,6 +23,8 @@ using loops::Vector;
 
 // Registers of a tile, and loops so short that turning them does not pay.
 constexpr int64_t kMostElements = 128, kFewestElements = 4;
+// Of a row that tiles follow each other along, what is on its way.
+constexpr int64_t kAheadBytes = 256;
 
 class Turner {
  public:
@@ -33,12 +35,15 @@ class Turner {
  private:
   void visit(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
-      if (auto* loop = std::get_if<For>(&body[i].node)) {
-        Body before = tiles(*loop);
+      const auto* loop = std::get_if<For>(&body[i].node);
+      if (loop != nullptr) {
+        Body before = tiles(std::get<For>(body[i].node));
         body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), before.begin(), before.end());
         i += before.size();
+        around_.push_back(std::get<For>(body[i].node).variable);
       }
       loops::visit_body(body[i], [&](Body& inner) { visit(inner); });
+      if (loop != nullptr) around_.pop_back();
     }
   }
 
@@ -81,7 +86,7 @@ class Turner {
       const IndexPtr first = replace(load->offset, loop.variable, loops::constant(0));
       filled.body.push_back(
           {loops::TurnedLoad{array, load->buffer, replace(first, vector.variable, loops::variable(filled.variable)),
-                             load->lane_stride, limits}});
+                             load->lane_stride, ahead(*load, loop.extent), limits}});
       result.push_back({loops::Declare{array, std::nullopt}});
       stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
     }
@@ -93,8 +98,16 @@ class Turner {
     return result;
   }
 
+  // Where tiles follow each other along the rows that they load, a few of them on; else the next rows.
+  int64_t ahead(const Load& load, int64_t tile) const {
+    const bool along = std::any_of(around_.begin(), around_.end(),
+                                   [&](int variable) { return step_of(load.offset, variable) == tile; });
+    return along ? kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype) : kernel_.width * load.lane_stride;
+  }
+
   Kernel& kernel_;
   int next_variable_;
+  std::vector<int> around_;  // the variables of loops
 };
 
 }  // namespace
