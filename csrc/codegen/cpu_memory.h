@@ -86,12 +86,11 @@ JF_FUNCTION Part<u16> encode(bf16, Part<f32> x) {
 // Two parts as one vector of memory, where the machine has that in one instruction.
 template <class M>
 inline constexpr bool encodes_two = false;
-typedef u16 TwoParts __attribute__((vector_size(4 * JF_PART)));
 #if !defined(__clang__) && defined(__AVX512BF16__) && JF_PART == 16
 template <>
 inline constexpr bool encodes_two<bf16> = true;
-JF_FUNCTION TwoParts encode_two(bf16, Part<f32> low, Part<f32> high) {
-  return (TwoParts)__builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
+JF_FUNCTION auto encode_two(bf16, Part<f32> low, Part<f32> high) {
+  return __builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
 }
 #endif
 
@@ -252,7 +251,7 @@ JF_FUNCTION void store_strided(M* p, Stride stride, Lanes<T, W> x, On on) {
   if constexpr (W <= JF_PART) {
     write<W>(p, stride, encode(M{}, x.v), on);
   } else if constexpr (W == 2 * JF_PART && encodes_two<M> && is_same<Stride, One> && is_same<On, All>) {
-    const TwoParts both = encode_two(M{}, x.lo.v, x.hi.v);
+    const auto both = encode_two(M{}, x.lo.v, x.hi.v);
     __builtin_memcpy(p, &both, sizeof(both));
   } else {
     store_strided(p, stride, x.lo, on);

@@ -46,6 +46,17 @@ JF_FUNCTION void load_turned_pairs(At at, const bf16* p, long stride, int count)
   }
 }
 
+// Fetches what is `ahead` of element e of rows, at p, where it begins a line. Rows that are multiples of a page apart
+// have no room in the first-level cache together.
+template <class M>
+JF_FUNCTION void fetch_line(const M* p, long stride, long ahead, int e) {
+  if (e * sizeof(M) % 64 != 0) return;
+  for (int l = 0; l < JF_PART; ++l) {
+    const M* const line = p + l * stride + ahead;
+    stride * sizeof(M) % 4096 == 0 ? __builtin_prefetch(line, 0, 2) : __builtin_prefetch(line);
+  }
+}
+
 // at(e) is where element e goes; rows are those of its lanes, `columns` how many elements of each exist.
 template <int E, int W, class T, class At, class M, class Columns, class On>
 JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long stride, long ahead, Columns columns,
@@ -58,21 +69,17 @@ JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long st
         rest(on, W / 2));
   } else if constexpr (W == JF_PART && E % JF_PART == 0) {
     const int count = active<W>(on);
-    // To the second-level cache, one line of each row at a time: rows that are powers of two apart do not have room in
-    // the first one together.
-    constexpr int kLine = 64 / sizeof(M);
-    for (int e = 0; e < E; e += kLine) {
-      for (int l = 0; l < JF_PART; ++l) __builtin_prefetch(p + l * stride + e + ahead, 0, 2);
-    }
     if constexpr (is_same<M, bf16> && E % (2 * JF_PART) == 0) {
       if (active<E>(columns) == E) {
         for (int e = 0; e < E; e += 2 * JF_PART) {
+          fetch_line(p + e, stride, ahead, e);
           load_turned_pairs([=](int i) JF_LAMBDA -> auto& { return at(e + i); }, p + e, stride, count);
         }
         return;
       }
     }
     for (int e = 0; e < E; e += JF_PART) {
+      fetch_line(p + e, stride, ahead, e);
       Part<T> rows[JF_PART];
       JF_UNROLL
       for (int l = 0; l < JF_PART; ++l) {

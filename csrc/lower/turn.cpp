@@ -23,8 +23,13 @@ using loops::Vector;
 
 // Registers of a tile, and loops so short that turning them does not pay.
 constexpr int64_t kMostElements = 128, kFewestElements = 4;
-// Of a row that tiles follow each other along, what is on its way.
-constexpr int64_t kAheadBytes = 256;
+// Of a row that tiles follow each other along, what is on its way; and how many may be beside each other.
+constexpr int64_t kAheadBytes = 256, kMostBeside = 8;
+
+struct Around {
+  int variable;
+  int64_t extent;
+};
 
 class Turner {
  public:
@@ -35,15 +40,17 @@ class Turner {
  private:
   void visit(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
-      const auto* loop = std::get_if<For>(&body[i].node);
-      if (loop != nullptr) {
-        Body before = tiles(std::get<For>(body[i].node));
+      const size_t around = around_.size();
+      if (auto* loop = std::get_if<For>(&body[i].node)) {
+        const Around here{loop->variable, loop->extent};
+        const bool serial = loop->parallel == loops::Parallel::kSerial;
+        Body before = tiles(*loop);
         body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), before.begin(), before.end());
         i += before.size();
-        around_.push_back(std::get<For>(body[i].node).variable);
+        if (serial) around_.push_back(here);
       }
       loops::visit_body(body[i], [&](Body& inner) { visit(inner); });
-      if (loop != nullptr) around_.pop_back();
+      around_.resize(around);
     }
   }
 
@@ -98,16 +105,21 @@ class Turner {
     return result;
   }
 
-  // Where tiles follow each other along the rows that they load, a few of them on; else the next rows.
+  // Where tiles follow each other along the rows that they load, but for a few beside each other, a few of them on;
+  // else the next rows.
   int64_t ahead(const Load& load, int64_t tile) const {
-    const bool along = std::any_of(around_.begin(), around_.end(),
-                                   [&](int variable) { return step_of(load.offset, variable) == tile; });
-    return along ? kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype) : kernel_.width * load.lane_stride;
+    for (auto loop = around_.rbegin(); loop != around_.rend(); ++loop) {
+      if (step_of(load.offset, loop->variable) == tile) {
+        return kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype);
+      }
+      if (loop->extent > kMostBeside) break;
+    }
+    return kernel_.width * load.lane_stride;
   }
 
   Kernel& kernel_;
   int next_variable_;
-  std::vector<int> around_;  // the variables of loops
+  std::vector<Around> around_;  // serial loops, the innermost last
 };
 
 }  // namespace
