@@ -28,7 +28,9 @@ def test_transposes_are_exact(device, dtype, shape):
             jax.tree.map(np.testing.assert_array_equal, jax.jit(fused)(x), f(np, x))
 
 
-@pytest.mark.parametrize(("rows", "order"), [(4096, "along_rows vectors=2"), (4128, "along_rows vectors=1"), (4099, "")])
+@pytest.mark.parametrize(
+    ("rows", "order"), [(4096, "along_rows vectors=2"), (4128, "along_rows vectors=1"), (4099, "")]
+)
 def test_tiles_follow_long_rows_where_they_store_whole_lines(rows, order):
     fusion = jf.ir.trace(lambda x: x.T * 2, jnp.ones((rows, 512), jnp.bfloat16))
     schedule = _core.stages(str(fusion), "cpu isa=avx512 vector_bytes=64")["schedule"]
