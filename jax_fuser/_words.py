@@ -26,6 +26,8 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "tasks": lambda _: None,
     "tile_loop": lambda n: None if n == "-1" else f"tiles along loop {n}",
     "tile": lambda n: _several(n, "iterations in a tile"),
+    "along_rows": lambda _: "tiles that follow each other along rows",
+    "vectors": lambda n: _several(n, "tiles side by side"),
     "along": lambda n: _ALONG.get(n, f"threads along {n}"),
     "threads": lambda _: None,
     "threads_y": lambda _: None,

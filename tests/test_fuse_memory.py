@@ -9,8 +9,10 @@ import pytest
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser import _core
 
-SHAPES = [(64, 64), (33, 70), (100, 37), (5, 200), (257, 129), (17, 1000)]
+# The last ones have rows so long that tiles follow each other along them, alone and two beside each other.
+SHAPES = [(64, 64), (33, 70), (100, 37), (5, 200), (257, 129), (17, 1000), (96, 1030), (128, 600)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -24,6 +26,15 @@ def test_transposes_are_exact(device, dtype, shape):
         for f in (lambda xp, x: (x.T, x.T[0] == x.T), lambda xp, x: xp.swapaxes(xp.stack([x, x]), 1, 2) == x[0, 0]):
             fused = jf.fuse(functools.partial(f, jnp), name="turned")
             jax.tree.map(np.testing.assert_array_equal, jax.jit(fused)(x), f(np, x))
+
+
+@pytest.mark.parametrize(
+    ("rows", "order"), [(4096, "along_rows vectors=2"), (4128, "along_rows vectors=1"), (4099, "")]
+)
+def test_tiles_follow_long_rows_where_they_store_whole_lines(rows, order):
+    fusion = jf.ir.trace(lambda x: x.T * 2, jnp.ones((rows, 512), jnp.bfloat16))
+    schedule = _core.stages(str(fusion), "cpu isa=avx512 vector_bytes=64")["schedule"]
+    assert ("along_rows" in schedule) == bool(order) and order in schedule
 
 
 def test_a_tile_reads_nothing_outside_of_its_array():

@@ -68,6 +68,7 @@ def test_strategies_by_name(case):
 EDITED_PARAMETERS = [
     ("row", "pointwise", {"lanes": 4, "lane_loop": 0}),
     ("row", "pointwise", {"collapse": [2], "lane_loop": 0, "tasks": 3}),
+    ("row", "pointwise", {"lanes": 4, "tile_loop": 0, "tile": 2, "along_rows": True, "vectors": 3}),
     ("across", "pointwise", {"tile": 1, "tile_loop": -1}),
     ("softmax", "reduction", {"keep": "nothing", "lane_loop": 0, "chunk": 2, "lanes": 4}),
     ("softmax", "reduction", {"keep": "rows", "lanes": 1, "tasks": 5}),
@@ -109,6 +110,7 @@ BAD_PARAMETERS = {
     "loop": ("row", "pointwise", "cpu", {"lane_loop": 2}, r"lane_loop: expected a loop in \[0, 2\), got 2"),
     "zero": ("row", "pointwise", "cpu", {"tasks": 0}, r"tasks: expected an integer from 1 to"),
     "tile": ("row", "pointwise", "cpu", {"tile": 4}, r"tile: a tile of 4 needs a tile_loop"),
+    "rows": ("row", "pointwise", "cpu", {"along_rows": True}, r"along_rows: tiles along rows need a tile_loop"),
     "threads": ("row", "pointwise", "cuda", {"threads": 2048}, r"threads: expected at most 1024, got 2048"),
     "other platform": ("row", "pointwise", "cuda", {"tasks": 2}, r"no parameter 'tasks' here"),
     "word": ("softmax", "reduction", "cpu", {"keep": "all"}, r"keep: expected nothing, dear or rows, got 'all'"),

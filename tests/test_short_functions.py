@@ -1,10 +1,12 @@
-"""Short forms of functions for results of 16 bits: their error over all of float32, with g++ for a GPU's compiler."""
+"""Short forms of functions for results of 16 bits: their error over all of float32, on CPUs, and for GPUs with g++."""
+
+import pathlib
 
 import numpy as np
 import pytest
 from device_text import run_on_cpu
 
-MAIN = """
+GPU = """
 #include "codegen/cuda_math.cuh"
 #include <cstdio>
 int main() {
@@ -14,28 +16,111 @@ int main() {
   }
 }
 """
+CPU = """
+#include "codegen/cpu_prelude.h"
+#include "codegen/cpu_math.h"
+#include <cstdio>
+using M = jf::MODEL;
+int main() {
+  using Lanes = jf::Lanes<jf::f32, JF_PART>;
+  for (Lanes x; std::fread(&x, sizeof(x), 1, stdin) == 1;) {
+    const Lanes y[] = {jf::exp<M>(x), jf::tanh<M>(x), jf::logistic<M>(x), jf::sin(x), jf::cos(x)};
+    for (int i = 0; i < JF_PART; ++i) {
+      for (const Lanes& of : y) std::fwrite((const float*)&of + i, 4, 1, stdout);
+    }
+  }
+}
+"""
+FLAGS = ["-O2", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+# What a CPU must have, the lanes of a part, and what tells the compiler.
+MACHINES = {
+    "portable": (set(), 4, []),
+    "avx2": ({"avx2", "fma"}, 8, ["-mavx2", "-mfma"]),
+    "avx512": ({"avx512bw", "avx512dq", "avx512vl"}, 16, ["-mfma", *(f"-mavx512{s}" for s in ("f", "bw", "dq", "vl"))]),
+}
+# The error of exp and logistic, apart from |x| / 2 units, of tanh, and of tanh not relative to its value.
+ERRORS = {"bf16": (2.0**-18, 2.0**-13, 2.0**-13), "Loose": (2.0**-21, 2.0**-20, 2.0**-21)}
+
+
+def numbers():
+    """float32 numbers of every size, a multiple of 16: [N]."""
+    x = np.concatenate([np.geomspace(1e-44, 3e38, 40_001), np.geomspace(1e-3, 20, 40_001), [0, np.inf]])
+    return np.concatenate([x, -x, np.full(8, np.nan)]).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """float32 numbers of every size, and what the functions make of them: [N], [N, 3]."""
-    x = np.concatenate([np.geomspace(1e-44, 3e38, 40_001), np.geomspace(1e-3, 20, 40_001), [0, np.inf]])
-    x = np.concatenate([x, -x, [np.nan]]).astype(np.float32)
-    raw = run_on_cpu(MAIN, tmp_path_factory.mktemp("short"), input=x.tobytes())
+    """Numbers, and what a GPU's functions make of them: [N], [N, 3]."""
+    x = numbers()
+    raw = run_on_cpu(GPU, tmp_path_factory.mktemp("short"), input=x.tobytes())
     return x, np.frombuffer(raw, np.float32).reshape(-1, 3)
+
+
+@pytest.fixture(scope="module", params=[(m, d) for m in MACHINES for d in ERRORS], ids="-".join)
+def cpu_values(request, tmp_path_factory):
+    """Numbers, what a CPU's functions make of them, and for which dtype: [N], [N, 5]."""
+    machine, dtype = request.param
+    needs, part, flags = MACHINES[machine]
+    info = pathlib.Path("/proc/cpuinfo")
+    if not needs <= set(info.read_text().split() if info.exists() else ()):
+        pytest.skip(f"this CPU has not all of {sorted(needs)}")
+    x = numbers()
+    defined = [*FLAGS, *flags, f"-DJF_PART={part}", f"-DMODEL={dtype}"]
+    raw = run_on_cpu(CPU, tmp_path_factory.mktemp("cpu"), flags=defined, headers=(), input=x.tobytes())
+    return x, np.frombuffer(raw, np.float32).reshape(-1, 5), dtype
+
+
+def truth(name, x):
+    with np.errstate(over="ignore"):
+        return {"exp": np.exp(x), "tanh": np.tanh(x), "logistic": 1 / (1 + np.exp(-x))}[name]
+
+
+def relative_error(got, want):
+    """Return where `want` is a normal number, and the error there. NaN and infinities must be the same."""
+    infinite = want > np.finfo(np.float32).max
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(got[infinite], np.float32(np.inf))
+    normal = np.isfinite(want) & ~infinite & (np.abs(want) > 1e-37)
+    return normal, np.abs(got[normal] / want[normal] - 1)
 
 
 @pytest.mark.parametrize(("column", "name"), list(enumerate(["exp", "tanh", "logistic"])))
 def test_error_of_short_forms(values, column, name):
     x, got = values[0].astype(np.float64), values[1][:, column]
-    with np.errstate(over="ignore"):
-        want = {"exp": np.exp(x), "tanh": np.tanh(x), "logistic": 1 / (1 + np.exp(-x))}[name]
-    infinite = want > np.finfo(np.float32).max
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    np.testing.assert_array_equal(got[infinite], np.float32(np.inf))
-    normal = np.isfinite(want) & ~infinite & (np.abs(want) > 1e-37)
-    error = np.abs(got[normal] / want[normal] - 1)
+    want = truth(name, x)
+    normal, error = relative_error(got, want)
     assert error.max() < 2.0**-17
     if name == "tanh":
-        np.testing.assert_array_equal(np.signbit(got[:-1]), np.signbit(x[:-1]))
+        numbers = ~np.isnan(x)
+        np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(x[numbers]))
         assert np.abs(got - want)[normal].max() < 2.0**-21
+
+
+@pytest.mark.parametrize(("column", "name"), list(enumerate(["exp", "tanh", "logistic"])))
+def test_error_of_short_forms_on_cpus(cpu_values, column, name):
+    x, got = cpu_values[0].astype(np.float64), cpu_values[1][:, column]
+    of_power, of_tanh, absolute = ERRORS[cpu_values[2]]
+    want = truth(name, x)
+    normal, error = relative_error(got, want)
+    if name != "tanh":
+        assert (error < of_power + np.abs(x[normal]) * 2.0**-23).all()
+        np.testing.assert_array_equal(got[x == 0], want[x == 0].astype(np.float32))
+        assert (got >= 0)[~np.isnan(x)].all()
+        return
+    numbers, large = ~np.isnan(x), np.abs(x) > 10
+    np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(x[numbers]))
+    np.testing.assert_array_equal(got[large], np.sign(x[large]))
+    assert np.abs(got)[numbers].max() <= 1
+    assert error.max() < of_tanh
+    assert np.abs(got - want)[normal].max() < absolute
+
+
+@pytest.mark.parametrize(("column", "name"), [(3, "sin"), (4, "cos")])
+def test_sines_are_as_exact_as_float32(cpu_values, column, name):
+    # Near multiples of pi / 2, too, where few digits are left.
+    x, got = cpu_values[0].astype(np.float64), cpu_values[1][:, column]
+    np.testing.assert_array_equal(np.isnan(got), ~np.isfinite(x))
+    finite = np.abs(x) < 1e6  # NumPy's own of more are no truth everywhere
+    want = {"sin": np.sin, "cos": np.cos}[name](x[finite])
+    np.testing.assert_allclose(got[finite], want, rtol=4e-7, atol=1e-37)
+    np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(want[x[finite] == 0]))

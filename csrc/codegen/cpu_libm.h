@@ -59,15 +59,15 @@ JF_PARTS_OR_LIBM(cos, __builtin_cos(x))
 JF_PARTS_OR_LIBM(tanh, __builtin_tanh(x))
 JF_PARTS_OR_LIBM(erf, __builtin_erf(x))
 JF_PARTS_OR_LIBM(erfc, __builtin_erfc(x))
-// What CUDA computes with fewer digits for values of the dtype M.
-#define JF_FOR_DTYPE(name)                      \
-  template <class M, class T, int W>            \
-  JF_FUNCTION Lanes<T, W> name(Lanes<T, W> a) { \
-    return name(a);                             \
+// With fewer digits, for values of the dtype M: see cpu_math.h.
+#define JF_SHORT(name, expression)                                               \
+  template <class M, int W>                                                      \
+  JF_FUNCTION Lanes<f32, W> name(Lanes<f32, W> a) {                              \
+    return map<f32>([](Part<f32> x) JF_LAMBDA { return parts::expression; }, a); \
   }
-JF_FOR_DTYPE(exp)
-JF_FOR_DTYPE(logistic)
-JF_FOR_DTYPE(tanh)
+JF_SHORT(exp, short_exp<M>(x))
+JF_SHORT(logistic, short_logistic<M>(x))
+JF_SHORT(tanh, short_tanh(M{}, x))
 JF_LIBM(cbrt)
 JF_LIBM(tan)
 JF_LIBM(asin)

@@ -149,11 +149,11 @@ JF_FUNCTION F with_sign_of(F sign, F x) { return bits_as<f32>(bits_as<u32>(x) | 
 
 // x p(x^2) / q(x^2), fitted to 7e-9 of the value up to 9; in floats 5 units in the last place, and 1 from 8.75 on.
 JF_FUNCTION F tanh(F x) {
-  const F bounded = at_least(-8.75f, at_most(8.75f, x)), z = bounded * bounded;
+  const F z = at_most(8.75f * 8.75f, x * x);
   const F p = polynomial(z, splat(-8.48868027e-14f), 5.27793503e-11f, -2.0225194e-8f, 1.11542995e-5f, 3.10395542e-3f,
                          1.30840093e-1f, 1.0f);
   const F q = polynomial(z, splat(2.54614395e-4f), 2.44951751e-2f, 4.64173377e-1f, 1.0f);
-  return at_least(-1.0f, at_most(1.0f, bounded * p / q));
+  return at_least(-1.0f, at_most(1.0f, x * p / q));
 }
 
 // After N. Juffa's erff: x + x p(x^2) near zero, 1 - exp(q(|x|)) further out.
@@ -191,34 +191,62 @@ JF_FUNCTION F erf_inv(F x) {
   return x * (w < 5.0f ? centre : end);
 }
 
-template <bool kCosine>
-__attribute__((noinline, cold)) static void sine_of_large(f32* lanes) {
-  for (int i = 0; i < JF_PART; ++i) lanes[i] = kCosine ? __builtin_cosf(lanes[i]) : __builtin_sinf(lanes[i]);
+// How many quarter turns x has, and what is left of x without them.
+struct Turns {
+  F quarters, rest;
+};
+JF_FUNCTION F quarters_of(F x) { return nearest(x * 0.636619772f); }
+// f64 holds so many quarters of 33 bits exactly enough.
+constexpr f32 kManyTurns = 0x1p18f;
+JF_FUNCTION Turns turns_of_many(F x) {
+  const F n = quarters_of(x);
+  const D turns = value_as<f64>(n);
+  return {n, value_as<f32>(value_as<f64>(x) - turns * 0x1.921fb544p+0 - turns * 0x1.0b4611a626331p-34)};
 }
+#if defined(__FMA__)
+// f32 fewer of 21 bits, where products are not rounded.
+constexpr f32 kFewTurns = 0x1p15f;
+JF_FUNCTION Turns turns_of(F x) {
+  const F n = quarters_of(x);
+  return {n, x - n * 0x1.921fb0p+0f - n * 0x1.5110b4p-22f - n * 0x1.846988p-48f};
+}
+#else
+constexpr f32 kFewTurns = kManyTurns;
+JF_FUNCTION Turns turns_of(F x) { return turns_of_many(x); }
+#endif
 
 template <bool kCosine>
-JF_FUNCTION F sine(F x) {
-  const F a = magnitude<f32>(x);
-  // f64 holds n pi/2 exactly enough only for so many turns.
-  if (__builtin_expect(any(a > 0x1p18f), 0)) {
-    f32 lanes[JF_PART];
-    __builtin_memcpy(lanes, &x, sizeof(x));
-    sine_of_large<kCosine>(lanes);
-    __builtin_memcpy(&x, lanes, sizeof(x));
-    return x;
-  }
-  const F n = nearest(x * 0.636619772f);
-  const D turns = value_as<f64>(n);
-  // pi/2 in 33 bits and the rest.
-  const F r = value_as<f32>(value_as<f64>(x) - turns * 0x1.921fb544p+0 - turns * 0x1.0b4611a626331p-34);
-  const F z = r * r;
+JF_FUNCTION F sine_of(const Turns& turns) {
+  const F r = turns.rest, z = r * r;
   // Cephes.
   const F s = polynomial(z, splat(-1.9515295891e-4f), 8.3321608736e-3f, -1.6666654611e-1f) * (z * r) + r;
   const F c = polynomial(z, splat(2.443315711809948e-5f), -1.388731625493765e-3f, 4.166664568298827e-2f) * (z * z) -
               0.5f * z + 1.0f;
-  const I quarter = value_as<s32>(n) + s32(kCosine);
+  const I quarter = value_as<s32>(turns.quarters) + s32(kCosine);
   const F result = (quarter & 1) != 0 ? c : s;
   return bits_as<f32>(bits_as<u32>(result) ^ bits_as<u32>((quarter & 2) << 30));
+}
+template <bool kCosine>
+__attribute__((noinline, cold)) static void sine_of_large(f32* lanes) {
+  F x;
+  __builtin_memcpy(&x, lanes, sizeof(x));
+  if (any(magnitude<f32>(x) > kManyTurns)) {
+    for (int i = 0; i < JF_PART; ++i) lanes[i] = kCosine ? __builtin_cosf(lanes[i]) : __builtin_sinf(lanes[i]);
+  } else {
+    x = sine_of<kCosine>(turns_of_many(x));
+    __builtin_memcpy(lanes, &x, sizeof(x));
+  }
+}
+template <bool kCosine>
+JF_FUNCTION F sine(F x) {
+  F result = sine_of<kCosine>(turns_of(x));
+  if (__builtin_expect(any(magnitude<f32>(x) > kFewTurns), 0)) {
+    f32 lanes[JF_PART];
+    __builtin_memcpy(lanes, &x, sizeof(x));
+    sine_of_large<kCosine>(lanes);
+    __builtin_memcpy(&result, lanes, sizeof(x));
+  }
+  return result;
 }
 JF_FUNCTION F sin(F x) {
   const F result = sine<false>(x);
@@ -245,6 +273,45 @@ JF_FUNCTION F pow(F x, F y) {
 }
 
 JF_FUNCTION F rsqrt(F x) { return 1.0f / sqrt(x); }
+
+// What values of the dtype M = bf16, which keeps 8 bits of them, are computed with, and M = Loose: of what is only
+// summed, or rounded to 16 bits, |x| / 2 units in the last place average out, or go unseen.
+//
+// 2^r for r in [0, 1], exact at both ends: to 18 bits, and to 22.
+JF_FUNCTION F short_power(bf16, F r) {
+  return polynomial(r, splat(1.3555747e-2f), 5.203237e-2f, 2.4137977e-1f, 6.9303215e-1f, 1.0f);
+}
+JF_FUNCTION F short_power(Loose, F r) {
+  return polynomial(r, splat(1.8793186e-3f), 8.9909956e-3f, 5.5818677e-2f, 2.4015927e-1f, 6.931517e-1f, 1.0f);
+}
+template <class M>
+JF_FUNCTION F short_exp2(F x) {
+#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16
+  // The rest of a division by 1, which is 0 for infinities; scaling takes the whole below x by itself.
+  const F r = __builtin_ia32_reduceps512_mask(x, 1, F{}, -1);
+  return __builtin_ia32_scalefps512_mask(short_power(M{}, r), x, F{}, -1, 4);
+#else
+  x = at_least(-151.0f, at_most(129.0f, x));
+  const F n = nearest(x - 0.5f);
+  return scaled(short_power(M{}, x - n), n);
+#endif
+}
+template <class M>
+JF_FUNCTION F short_exp(F x) {
+  return short_exp2<M>(x * kLog2E);
+}
+template <class M>
+JF_FUNCTION F short_logistic(F x) {
+  return 1.0f / (1.0f + short_exp2<M>(x * -kLog2E));
+}
+JF_FUNCTION F short_tanh(Loose, F x) { return tanh(x); }
+// As tanh: to 13 bits, and 1 from 5.2 on.
+JF_FUNCTION F short_tanh(bf16, F x) {
+  const F z = at_most(5.2f * 5.2f, x * x);
+  const F p = polynomial(z, splat(6.508775e-4f), 1.0177166e-1f, 9.999349e-1f);
+  const F q = polynomial(z, splat(1.2622987e-2f), 4.3471843e-1f, 1.0f);
+  return at_least(-1.0f, at_most(1.0f, x * p / q));
+}
 
 // For every float type: adding 2^(digits) drops the fraction, ties to even.
 template <class T>

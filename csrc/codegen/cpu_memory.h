@@ -51,7 +51,19 @@ JF_FUNCTION Part<u32> widened(Part<u16> x) {
   return value_as<u32>(x);
 #endif
 }
+#if !defined(__clang__) && defined(__AVX512BW__) && JF_PART == 16
+// Each word becomes the upper half of a lane, in one permutation.
+JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) {
+  typedef short Words32 __attribute__((vector_size(64)));
+  typedef int Half __attribute__((vector_size(32)));
+  constexpr Words32 kFrom = {0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+                             0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+  const Words32 words = (Words32)__builtin_ia32_si512_256si((Half)x);
+  return (Part<f32>)__builtin_ia32_permvarhi512_mask(words, kFrom, Words32{}, 0xaaaaaaaa);
+}
+#else
 JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(widened(x) << 16); }
+#endif
 JF_FUNCTION Part<u16> encode_exactly(bf16, Part<f32> x) {
   const Part<u32> bits = bits_as<u32>(x);
   const Part<u32> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -70,6 +82,17 @@ JF_FUNCTION Part<u16> encode(bf16, Part<f32> x) {
   return encode_exactly(bf16{}, x);
 #endif
 }
+
+// Two parts as one vector of memory, where the machine has that in one instruction.
+template <class M>
+inline constexpr bool encodes_two = false;
+#if !defined(__clang__) && defined(__AVX512BF16__) && JF_PART == 16
+template <>
+inline constexpr bool encodes_two<bf16> = true;
+JF_FUNCTION auto encode_two(bf16, Part<f32> low, Part<f32> high) {
+  return __builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
+}
+#endif
 
 JF_FUNCTION Part<f32> decode(f16, Part<u16> x) {
 #if defined(__F16C__) && defined(__clang__)
@@ -227,6 +250,9 @@ template <class M, class T, int W, class Stride, class On>
 JF_FUNCTION void store_strided(M* p, Stride stride, Lanes<T, W> x, On on) {
   if constexpr (W <= JF_PART) {
     write<W>(p, stride, encode(M{}, x.v), on);
+  } else if constexpr (W == 2 * JF_PART && encodes_two<M> && is_same<Stride, One> && is_same<On, All>) {
+    const auto both = encode_two(M{}, x.lo.v, x.hi.v);
+    __builtin_memcpy(p, &both, sizeof(both));
   } else {
     store_strided(p, stride, x.lo, on);
     store_strided(p + W / 2 * stride, stride, x.hi, rest(on, W / 2));

@@ -91,36 +91,38 @@ JF_FUNCTION Part<T> sign_of(Part<T> x) {
 }
 JF_UNARY(sign, sign_of<T>(x))
 
-// y where y > x (y < x), else x, which g++ does not know to be one instruction.
+// y where y > x (y < x) or y is NaN, else x: NaN wins, since one in x fails the comparison and stays. Only y is asked
+// for NaN, because folds keep their result in x and wait for it. g++ does not know the comparison to be one
+// instruction.
 template <class V>
-JF_FUNCTION V greater_of(const V& x, const V& y) {
-  return y > x ? y : x;
+JF_FUNCTION V greater_or_nan(const V& x, const V& y) {
+  return (y > x) | (y != y) ? y : x;
 }
 template <class V>
-JF_FUNCTION V lesser_of(const V& x, const V& y) {
-  return y < x ? y : x;
+JF_FUNCTION V lesser_or_nan(const V& x, const V& y) {
+  return (y < x) | (y != y) ? y : x;
 }
 #if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
-JF_FUNCTION Part<f32> greater_of(const Part<f32>& x, const Part<f32>& y) {
-  return __builtin_ia32_maxps512_mask(y, x, x, -1, 4);
+JF_FUNCTION Part<f32> greater_or_nan(const Part<f32>& x, const Part<f32>& y) {
+  return __builtin_ia32_maxps512_mask(y, x, y, __builtin_ia32_cmpps512_mask(y, y, 7, -1, 4), 4);
 }
-JF_FUNCTION Part<f32> lesser_of(const Part<f32>& x, const Part<f32>& y) {
-  return __builtin_ia32_minps512_mask(y, x, x, -1, 4);
+JF_FUNCTION Part<f32> lesser_or_nan(const Part<f32>& x, const Part<f32>& y) {
+  return __builtin_ia32_minps512_mask(y, x, y, __builtin_ia32_cmpps512_mask(y, y, 7, -1, 4), 4);
 }
 #elif !defined(__clang__) && defined(__AVX__) && JF_PART == 8
-JF_FUNCTION Part<f32> greater_of(const Part<f32>& x, const Part<f32>& y) { return __builtin_ia32_maxps256(y, x); }
-JF_FUNCTION Part<f32> lesser_of(const Part<f32>& x, const Part<f32>& y) { return __builtin_ia32_minps256(y, x); }
+JF_FUNCTION Part<f32> greater_or_nan(const Part<f32>& x, const Part<f32>& y) {
+  return y != y ? y : __builtin_ia32_maxps256(y, x);
+}
+JF_FUNCTION Part<f32> lesser_or_nan(const Part<f32>& x, const Part<f32>& y) {
+  return y != y ? y : __builtin_ia32_minps256(y, x);
+}
 #endif
-// NaN wins: one in x fails the comparison and stays. Only y is asked for NaN, because folds keep their result in x and
-// wait for it.
 template <class T>
 JF_FUNCTION Part<T> larger(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x | y;
   } else {
-    const Part<T> result = greater_of(x, y);
-    if constexpr (is_float<T>) return y != y ? y : result;
-    return result;
+    return greater_or_nan(x, y);
   }
 }
 template <class T>
@@ -128,9 +130,7 @@ JF_FUNCTION Part<T> smaller(Part<T> x, Part<T> y) {
   if constexpr (is_same<T, pred>) {
     return x & y;
   } else {
-    const Part<T> result = lesser_of(x, y);
-    if constexpr (is_float<T>) return y != y ? y : result;
-    return result;
+    return lesser_or_nan(x, y);
   }
 }
 JF_BINARY(max, larger<T>(x, y))
@@ -163,21 +163,28 @@ JF_BINARY(div, quotient<T>(x, y))
 JF_UNARY(reciprocal, 1 / x)
 
 // The same where a loop divides by one y: its reciprocal is computed once, and what a product with that misses is put
-// in, after P. Markstein.
+// in, after P. Markstein; not in what is rounded to 16 bits or only summed (M = Loose), which may miss a unit.
+template <class M>
 JF_FUNCTION Part<f32> quotient_by_same(const Part<f32>& x, const Part<f32>& y) {
 #if defined(__FMA__)
   const Part<f32> size = magnitude<f32>(y), reciprocal = 1.0f / y;
   if (__builtin_expect(!any(~((size > 0x1p-100f) & (size < 0x1p100f))), 1)) {
     const Part<f32> q = x * reciprocal, missing = x - q * y;
+    if constexpr (is_same<M, Loose>) return q;
+    // Minus zero and infinities stay.
+#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16
+    return __builtin_ia32_vfmaddps512_mask3(missing, reciprocal, q, ~__builtin_ia32_fpclassps512_mask(q, 0x1e, -1), 4);
+#else
     const Part<f32> large = magnitude<f32>(q);
-    return ((large > 0.0f) & (large < f32(kInfinity))) ? q + missing * reciprocal : q;  // minus zero stays
+    return ((large > 0.0f) & (large < f32(kInfinity))) ? q + missing * reciprocal : q;
+#endif
   }
 #endif
   return x / y;
 }
-template <int W>
+template <class M = f32, int W>
 JF_FUNCTION Lanes<f32, W> divide_by_same(Lanes<f32, W> a, Lanes<f32, W> b) {
-  return map<f32>([](Part<f32> x, Part<f32> y) JF_LAMBDA { return quotient_by_same(x, y); }, a, b);
+  return map<f32>([](Part<f32> x, Part<f32> y) JF_LAMBDA { return quotient_by_same<M>(x, y); }, a, b);
 }
 
 template <class T, int W>

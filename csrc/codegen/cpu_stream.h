@@ -31,7 +31,13 @@ JF_FUNCTION void write_past_caches(void* p, V x) {
 // As store; the offset is a multiple of W and the caller asks for it only where p is aligned to a cache line.
 template <class M, class T, int W>
 JF_FUNCTION void stream(bool past_caches, M* p, long offset, Lanes<T, W> x, All on = {}) {
-  if constexpr (W > JF_PART) {
+  if constexpr (W == 2 * JF_PART && encodes_two<M>) {
+    if (past_caches) {
+      write_past_caches(p + offset, encode_two(M{}, x.lo.v, x.hi.v));
+    } else {
+      store(p, offset, x, on);
+    }
+  } else if constexpr (W > JF_PART) {
     stream(past_caches, p, offset, x.lo);
     stream(past_caches, p, offset + W / 2, x.hi);
   } else if constexpr (W == JF_PART && W * sizeof(M) >= 16 && W * sizeof(M) <= 64) {

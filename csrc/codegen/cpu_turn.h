@@ -29,23 +29,58 @@ JF_FUNCTION void turn(Part<T>* rows) {
   }
 }
 
+// Rows of twice as many bf16: turned as pairs, of which one half is widened by a shift and the other by a mask.
+template <class At>
+JF_FUNCTION void load_turned_pairs(At at, const bf16* p, long stride, int count) {
+  Part<u32> rows[JF_PART];
+  JF_UNROLL
+  for (int l = 0; l < JF_PART; ++l) {
+    rows[l] = Part<u32>{};
+    if (l < count) __builtin_memcpy(&rows[l], p + l * stride, sizeof(Part<u32>));
+  }
+  turn<JF_PART / 2, u32>(rows);
+  JF_UNROLL
+  for (int l = 0; l < JF_PART; ++l) {
+    at(2 * l).v = bits_as<f32>(rows[l] << 16);
+    at(2 * l + 1).v = bits_as<f32>(rows[l] & 0xffff0000);
+  }
+}
+
+// Fetches what is `ahead` of element e of rows, at p, where it begins a line. Rows that are multiples of a page apart
+// have no room in the first-level cache together.
+template <class M>
+JF_FUNCTION void fetch_line(const M* p, long stride, long ahead, int e) {
+  if (e * sizeof(M) % 64 != 0) return;
+  for (int l = 0; l < JF_PART; ++l) {
+    const M* const line = p + l * stride + ahead;
+    stride * sizeof(M) % 4096 == 0 ? __builtin_prefetch(line, 0, 2) : __builtin_prefetch(line);
+  }
+}
+
 // at(e) is where element e goes; rows are those of its lanes, `columns` how many elements of each exist.
-template <int E, int kNext, int W, class T, class At, class M, class Columns, class On>
-JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long stride, Columns columns, On on) {
+template <int E, int W, class T, class At, class M, class Columns, class On>
+JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long stride, long ahead, Columns columns,
+                                   On on) {
   if constexpr (W > JF_PART) {
     using Half = Type<Lanes<T, W / 2>>;
-    load_turned_lanes<E, kNext>(Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).lo; }, p, stride, columns, on);
-    load_turned_lanes<E, kNext>(
-        Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).hi; }, p + W / 2 * stride, stride, columns,
+    load_turned_lanes<E>(Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).lo; }, p, stride, ahead, columns, on);
+    load_turned_lanes<E>(
+        Half{}, [=](int e) JF_LAMBDA -> auto& { return at(e).hi; }, p + W / 2 * stride, stride, ahead, columns,
         rest(on, W / 2));
   } else if constexpr (W == JF_PART && E % JF_PART == 0) {
     const int count = active<W>(on);
-    for (int e = 0; e < E; e += JF_PART) {
-      Part<T> rows[JF_PART];
-      // The tile that follows along the lanes, one line of each row at a time.
-      if (e * sizeof(M) % 64 == 0) {
-        for (int l = 0; l < JF_PART; ++l) __builtin_prefetch(p + (kNext + l) * stride + e);
+    if constexpr (is_same<M, bf16> && E % (2 * JF_PART) == 0) {
+      if (active<E>(columns) == E) {
+        for (int e = 0; e < E; e += 2 * JF_PART) {
+          fetch_line(p + e, stride, ahead, e);
+          load_turned_pairs([=](int i) JF_LAMBDA -> auto& { return at(e + i); }, p + e, stride, count);
+        }
+        return;
       }
+    }
+    for (int e = 0; e < E; e += JF_PART) {
+      fetch_line(p + e, stride, ahead, e);
+      Part<T> rows[JF_PART];
       JF_UNROLL
       for (int l = 0; l < JF_PART; ++l) {
         rows[l] = l < count ? decode(M{}, read<JF_PART>(p + l * stride + e, One{}, rest(columns, e))) : Part<T>{};
@@ -60,10 +95,11 @@ JF_FUNCTION void load_turned_lanes(Type<Lanes<T, W>>, At at, const M* p, long st
   }
 }
 template <int E, class T, int W, class M, class Columns, class On = All>
-JF_FUNCTION void load_turned(Lanes<T, W> (&to)[E], const M* p, long offset, long stride, Columns columns, On on = {}) {
+JF_FUNCTION void load_turned(Lanes<T, W> (&to)[E], const M* p, long offset, long stride, long ahead, Columns columns,
+                             On on = {}) {
   Lanes<T, W>* const first = to;
-  load_turned_lanes<E, W>(
-      Type<Lanes<T, W>>{}, [=](int e) JF_LAMBDA -> auto& { return first[e]; }, p + offset, stride, columns, on);
+  load_turned_lanes<E>(
+      Type<Lanes<T, W>>{}, [=](int e) JF_LAMBDA -> auto& { return first[e]; }, p + offset, stride, ahead, columns, on);
 }
 
 }  // namespace jf

@@ -157,7 +157,8 @@ void MemoryStatements::operator()(const TurnedLoad& load) {
   std::string count = cat(size);
   for (const Below& b : load.limits) count = cat("jf::below(", count, ", ", index(b.index), ", ", b.bound, ")");
   line("jf::load_turned<", size, ">(", array(load.array), ", ", buffers.at(load.buffer), ", ", offset(load.offset),
-       ", ", load.lane_stride, ", ", load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
+       ", ", load.lane_stride, ", ", load.ahead, ", ",
+       load.limits.empty() ? "jf::All{}" : cat("jf::First{", count, "}"), on(), ");");
 }
 
 void MemoryStatements::operator()(const TurnTile& turn) {

@@ -158,8 +158,10 @@ struct Printer : MemoryStatements {
     } else {
       const bool same = compute.op == ir::OpKind::kDiv && compute_dtype(dtype) == DType::kF32 &&
                         dialect.divides_by_same && loops_around.at(compute.operands[1]) < loops_now;
-      line(definition, "jf::", same ? "divide_by_same" : ir::info(compute.op).name, dtype_arguments(compute, dtype),
-           "(", arguments, ");", comment);
+      const bool loose = size_of(dtype) == 2 || compute.loose;
+      line(definition,
+           "jf::", same ? cat("divide_by_same", loose ? "<jf::Loose>" : "") : cat(ir::info(compute.op).name),
+           dtype_arguments(compute, dtype), "(", arguments, ");", comment);
     }
   }
   std::string fold(ir::OpKind op) const { return cat("jf::fold::", ir::info(op).name); }

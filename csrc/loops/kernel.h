@@ -169,12 +169,13 @@ struct Store {
   std::optional<Rows> rows = {};  // lanes behind the last row store nothing
 };
 // Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
-// all elements of the array, those e for which index + e is below every limit.
+// all elements of the array, those e for which index + e is below every limit. Each line that it loads has it fetch the
+// one `ahead` elements on.
 struct TurnedLoad {
   int array;
   int buffer;
   IndexPtr offset;  // elements, of lane 0
-  int64_t lane_stride;
+  int64_t lane_stride, ahead;
   Condition limits = {};
 };
 // All threads of the block bring a tile of an array to shared memory: element (r, c) of the tile, 0 <= c < tile and

@@ -136,7 +136,8 @@ struct Printer {
   void operator()(const TurnedLoad& load) {
     std::string limits;
     for (const Below& b : load.limits) limits += cat(" while ", text(b.index), " + element < ", b.bound);
-    line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits);
+    line(kernel.arrays.at(load.array).name, " = turned ", access(load.buffer, load.offset, load.lane_stride), limits,
+         " ahead ", load.ahead);
   }
   void operator()(const Prefetch& prefetch) {
     line("prefetch ", access(prefetch.buffer, prefetch.offset, 1), steps(prefetch.steps));

@@ -23,6 +23,13 @@ using loops::Vector;
 
 // Registers of a tile, and loops so short that turning them does not pay.
 constexpr int64_t kMostElements = 128, kFewestElements = 4;
+// Of a row that tiles follow each other along, what is on its way; and how many may be beside each other.
+constexpr int64_t kAheadBytes = 256, kMostBeside = 8;
+
+struct Around {
+  int variable;
+  int64_t extent;
+};
 
 class Turner {
  public:
@@ -33,12 +40,17 @@ class Turner {
  private:
   void visit(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
+      const size_t around = around_.size();
       if (auto* loop = std::get_if<For>(&body[i].node)) {
+        const Around here{loop->variable, loop->extent};
+        const bool serial = loop->parallel == loops::Parallel::kSerial;
         Body before = tiles(*loop);
         body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), before.begin(), before.end());
         i += before.size();
+        if (serial) around_.push_back(here);
       }
       loops::visit_body(body[i], [&](Body& inner) { visit(inner); });
+      around_.resize(around);
     }
   }
 
@@ -81,7 +93,7 @@ class Turner {
       const IndexPtr first = replace(load->offset, loop.variable, loops::constant(0));
       filled.body.push_back(
           {loops::TurnedLoad{array, load->buffer, replace(first, vector.variable, loops::variable(filled.variable)),
-                             load->lane_stride, limits}});
+                             load->lane_stride, ahead(*load, loop.extent), limits}});
       result.push_back({loops::Declare{array, std::nullopt}});
       stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
     }
@@ -93,8 +105,21 @@ class Turner {
     return result;
   }
 
+  // Where tiles follow each other along the rows that they load, but for a few beside each other, a few of them on;
+  // else the next rows.
+  int64_t ahead(const Load& load, int64_t tile) const {
+    for (auto loop = around_.rbegin(); loop != around_.rend(); ++loop) {
+      if (step_of(load.offset, loop->variable) == tile) {
+        return kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype);
+      }
+      if (loop->extent > kMostBeside) break;
+    }
+    return kernel_.width * load.lane_stride;
+  }
+
   Kernel& kernel_;
   int next_variable_;
+  std::vector<Around> around_;  // serial loops, the innermost last
 };
 
 }  // namespace

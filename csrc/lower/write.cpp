@@ -30,8 +30,10 @@ class Writer : Operands {
       : Operands(fusion, schedule, tree, kernel),
         is_operand_(fusion.values.size(), false),
         loose_(loose_values(fusion)) {
-    for (const ir::Op& op : fusion.ops) {
-      for (ValueId id : op.inputs) is_operand_[id] = true;
+    // What is only put in its place is only stored.
+    for (auto op = fusion.ops.rbegin(); op != fusion.ops.rend(); ++op) {
+      if (op->kind == ir::OpKind::kPlace && !is_operand_[op->output]) continue;
+      for (ValueId id : op->inputs) is_operand_[id] = true;
     }
   }
 

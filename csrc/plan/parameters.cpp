@@ -25,6 +25,8 @@ void fields(CpuPointwise& p, Visitor& visit) {
   visit("lanes", p.lanes);
   visit("tile_loop", p.tile_loop);
   visit("tile", p.tile);
+  visit("along_rows", p.along_rows);
+  visit("vectors", p.vectors);
   visit("tasks", p.tasks);
 }
 template <class Visitor>
@@ -186,7 +188,9 @@ struct Checker {
     loop("lane_loop", p.lane_loop, loops);
     loop("tile_loop", p.tile_loop, loops, -1);
     JF_REQUIRE(p.tile == 1 || p.tile_loop >= 0, "[pointwise] tile: a tile of ", p.tile, " needs a tile_loop");
+    JF_REQUIRE(!p.along_rows || p.tile_loop >= 0, "[pointwise] along_rows: tiles along rows need a tile_loop");
     lanes(p.lanes);
+    at_most("vectors", p.vectors, kMaxUnroll);
   }
   void operator()(const CudaPointwise& p, const CudaPointwise& proposed) const {
     collapse(p.collapse, proposed.collapse);

@@ -17,7 +17,8 @@ std::string print_list(const std::vector<int>& numbers) {
 struct Printer {
   std::string operator()(const CpuPointwise& p) const {
     return cat("cpu collapse=", print_list(p.collapse), " lane_loop=", p.lane_loop, " lanes=", p.lanes,
-               p.tile_loop < 0 ? "" : cat(" tile_loop=", p.tile_loop, " tile=", p.tile), " tasks=", p.tasks);
+               p.tile_loop < 0 ? "" : cat(" tile_loop=", p.tile_loop, " tile=", p.tile),
+               p.along_rows ? cat(" along_rows vectors=", p.vectors) : "", " tasks=", p.tasks);
   }
   std::string operator()(const CudaPointwise& p) const {
     return cat("cuda collapse=", print_list(p.collapse), " lanes=", p.lanes, p.two_axes ? " two_axes" : "",

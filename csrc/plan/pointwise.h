@@ -22,6 +22,8 @@ struct CpuPointwise {
   int64_t lanes = 1;          // values of a register, a power of two
   int tile_loop = -1;         // a loop along which an input is contiguous that is not along lane_loop; -1 for none
   int64_t tile = 1;           // its iterations that share cache lines
+  bool along_rows = false;    // whether tiles follow each other along tile_loop
+  int64_t vectors = 1;        // tiles beside each other along lane_loop
   int64_t tasks = 1;          // calls that other threads may take
   bool operator==(const CpuPointwise&) const = default;
 };
