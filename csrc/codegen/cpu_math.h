@@ -286,7 +286,7 @@ JF_FUNCTION F short_power(Loose, F r) {
 }
 template <class M>
 JF_FUNCTION F short_exp2(F x) {
-#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16
+#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16 && __has_builtin(__builtin_ia32_reduceps512_mask)
   // The rest of a division by 1, which is 0 for infinities; scaling takes the whole below x by itself.
   const F r = __builtin_ia32_reduceps512_mask(x, 1, F{}, -1);
   return __builtin_ia32_scalefps512_mask(short_power(M{}, r), x, F{}, -1, 4);

@@ -51,7 +51,7 @@ JF_FUNCTION Part<u32> widened(Part<u16> x) {
   return value_as<u32>(x);
 #endif
 }
-#if !defined(__clang__) && defined(__AVX512BW__) && JF_PART == 16
+#if !defined(__clang__) && defined(__AVX512BW__) && JF_PART == 16 && __has_builtin(__builtin_ia32_permvarhi512_mask)
 // Each word becomes the upper half of a lane, in one permutation.
 JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) {
   typedef short Words32 __attribute__((vector_size(64)));
@@ -86,12 +86,18 @@ JF_FUNCTION Part<u16> encode(bf16, Part<f32> x) {
 // Two parts as one vector of memory, where the machine has that in one instruction.
 template <class M>
 inline constexpr bool encodes_two = false;
+// g++ 13 has renamed it.
 #if !defined(__clang__) && defined(__AVX512BF16__) && JF_PART == 16
+#if __has_builtin(__builtin_ia32_cvtne2ps2bf16_v32bf)
+#define JF_ENCODE_TWO __builtin_ia32_cvtne2ps2bf16_v32bf
+#elif __has_builtin(__builtin_ia32_cvtne2ps2bf16_v32hi)
+#define JF_ENCODE_TWO __builtin_ia32_cvtne2ps2bf16_v32hi
+#endif
+#endif
+#if defined(JF_ENCODE_TWO)
 template <>
 inline constexpr bool encodes_two<bf16> = true;
-JF_FUNCTION auto encode_two(bf16, Part<f32> low, Part<f32> high) {
-  return __builtin_ia32_cvtne2ps2bf16_v32hi(high, low);
-}
+JF_FUNCTION auto encode_two(bf16, Part<f32> low, Part<f32> high) { return JF_ENCODE_TWO(high, low); }
 #endif
 
 JF_FUNCTION Part<f32> decode(f16, Part<u16> x) {

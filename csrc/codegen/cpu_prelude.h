@@ -172,7 +172,7 @@ JF_FUNCTION Part<f32> quotient_by_same(const Part<f32>& x, const Part<f32>& y) {
     const Part<f32> q = x * reciprocal, missing = x - q * y;
     if constexpr (is_same<M, Loose>) return q;
     // Minus zero and infinities stay.
-#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16
+#if !defined(__clang__) && defined(__AVX512DQ__) && JF_PART == 16 && __has_builtin(__builtin_ia32_fpclassps512_mask)
     return __builtin_ia32_vfmaddps512_mask3(missing, reciprocal, q, ~__builtin_ia32_fpclassps512_mask(q, 0x1e, -1), 4);
 #else
     const Part<f32> large = magnitude<f32>(q);

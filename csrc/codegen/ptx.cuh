@@ -216,13 +216,4 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ---- conversions ----
-
-// To nearest: an f32 word with the 13 low bits clear.
-__device__ __forceinline__ unsigned tf32_from_f32(float value) {
-  unsigned word;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
-  return word;
-}
-
 }  // namespace jf::ptx

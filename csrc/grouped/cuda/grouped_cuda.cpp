@@ -242,7 +242,7 @@ CudaConfig choose(const Problem& p, const Target& target) {
   const auto two_blocks_fit = [&] {
     return 2 * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;
   };
-  const bool short_slices = !f32 && p.mode == Mode::kContraction;
+  const bool short_slices = p.mode == Mode::kContraction;
   for (const int slice_bytes : {short_slices ? 64 : 128, 64}) {
     c.tile_k = slice_bytes / static_cast<int>(size_of(p.lhs));
     for (c.stages = 4; c.stages >= 3; --c.stages) {

@@ -7,11 +7,14 @@
 //   aligned   base addresses to 16 bytes; rows only to the access of the layout
 //
 // bf16 and f16 multiply exactly and accumulate in f32. f32 operands are split in two tf32 parts (big and small) and
-// three products are summed, which leaves an error near that of f32 itself. NOTE: the small part of an infinity is NaN,
-// so an infinite f32 operand gives NaN where f32 arithmetic might give infinity.
+// three products are summed, eight contraction indices at a time: tensor cores cut sums off where f32 rounds them, so
+// that a long chain of them drifts towards zero (H. Ootomo, R. Yokota, "Recovering single precision accuracy from
+// Tensor Cores", 2022). What eight indices give is added in f32, so that the error is that of f32 itself. NOTE: the
+// small part of an infinity is NaN, so an infinite f32 operand gives NaN where f32 arithmetic might give infinity.
 #pragma once
 
 #include "grouped/cuda/operand.cuh"
+#include "grouped/cuda/tf32_parts.cuh"
 
 namespace jf::grouped {
 
@@ -203,10 +206,10 @@ struct TensorCore {
     ptx::mma_m16n8k16_f16(d, a, b0, b1);
   }
 
-  // word = big + small, up to 2^-24 of it.
   static __device__ __forceinline__ void split(unsigned word, unsigned& big, unsigned& small) {
-    big = ptx::tf32_from_f32(__uint_as_float(word));
-    small = ptx::tf32_from_f32(__uint_as_float(word) - __uint_as_float(big));
+    const Tf32Parts parts = tf32_parts(word);
+    big = parts.big;
+    small = parts.small;
   }
 
   __device__ __forceinline__ void accumulate_split(const Fragments& f) {
@@ -221,18 +224,24 @@ struct TensorCore {
       unsigned big[4], small[4];
 #pragma unroll
       for (int w = 0; w < 4; ++w) split(f.lhs[i][w], big[w], small[w]);
+      float step[2 * kBlocksN][4] = {};
       // The small products first: the sum then rounds them least.
 #pragma unroll
       for (int j = 0; j < 2 * kBlocksN; ++j) {
-        ptx::mma_m16n8k8_tf32(sums[i][j], small, rhs_big[j / 2][j % 2 * 2], rhs_big[j / 2][j % 2 * 2 + 1]);
+        ptx::mma_m16n8k8_tf32(step[j], small, rhs_big[j / 2][j % 2 * 2], rhs_big[j / 2][j % 2 * 2 + 1]);
       }
 #pragma unroll
       for (int j = 0; j < 2 * kBlocksN; ++j) {
-        ptx::mma_m16n8k8_tf32(sums[i][j], big, rhs_small[j / 2][j % 2 * 2], rhs_small[j / 2][j % 2 * 2 + 1]);
+        ptx::mma_m16n8k8_tf32(step[j], big, rhs_small[j / 2][j % 2 * 2], rhs_small[j / 2][j % 2 * 2 + 1]);
       }
 #pragma unroll
       for (int j = 0; j < 2 * kBlocksN; ++j) {
-        ptx::mma_m16n8k8_tf32(sums[i][j], big, rhs_big[j / 2][j % 2 * 2], rhs_big[j / 2][j % 2 * 2 + 1]);
+        ptx::mma_m16n8k8_tf32(step[j], big, rhs_big[j / 2][j % 2 * 2], rhs_big[j / 2][j % 2 * 2 + 1]);
+      }
+#pragma unroll
+      for (int j = 0; j < 2 * kBlocksN; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] += step[j][e];
       }
     }
   }
