@@ -4,6 +4,8 @@ not and why, that the text compiles, and the numbers."""
 import dataclasses
 import functools
 import re
+import subprocess
+import sys
 
 import grouped_reference as ref
 import jax
@@ -16,7 +18,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _activations, _core, _grouped_tail, _quantized_product
+from jax_fuser import _core
 
 HOPPER = _core.cuda_target_for(90)
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -146,19 +148,28 @@ def test_derivatives_keep_the_product():
             "jf_grouped_contraction", "jf_grouped_rows", "jf_grouped_rows"]  # fmt: skip
 
 
-def test_functions_that_are_new_for_each_call_do_not_fill_memory(monkeypatch):
-    monkeypatch.setattr(_activations, "MOST_GIVEN", 3)
-    jax.clear_caches()  # where a process has thousands of jitted functions, JAX counts what it keeps wrongly
-    x, w = jnp.ones((4, 8)), jnp.ones((2, 8, 8))
-    for i in range(8):
-        out = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i)
-        assert out[0, 0] == 8 * i
-    assert _grouped_tail._bound._cache_size() <= 3
-    x, w = jnp.ones((4, 8), BF16), jnp.ones((2, 8, 128), BF16)
-    for i in range(8):
-        made = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i, output_format="fp8_block")
-        assert round(float(jf.dequantize(made)[0, 0])) == 8 * i
-    assert _quantized_product._bound._cache_size() <= 3
+NEW_FUNCTIONS = """
+import jax.numpy as jnp
+import jax_fuser as jf
+from jax_fuser import _activations, _grouped_tail, _quantized_product
+
+_activations.MOST_GIVEN = 3
+x, w = jnp.ones((4, 8)), jnp.ones((2, 8, 8))
+for i in range(8):
+    out = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i)
+    assert out[0, 0] == 8 * i
+assert 0 < _grouped_tail._bound._cache_size() <= 3
+x, w = jnp.ones((4, 8), "bfloat16"), jnp.ones((2, 8, 128), "bfloat16")
+for i in range(8):
+    made = jf.grouped_matmul(x, w, [3, 1], activation=lambda y, i=i: y * i, output_format="fp8_block")
+    assert round(float(jf.dequantize(made)[0, 0])) == 8 * i
+assert 0 < _quantized_product._bound._cache_size() <= 3
+"""
+
+
+def test_functions_that_are_new_for_each_call_do_not_fill_memory():
+    # In a process of its own: where one has thousands of jitted functions, JAX counts wrongly what it keeps.
+    subprocess.run([sys.executable, "-c", NEW_FUNCTIONS], check=True)
 
 
 def test_an_activation_need_not_be_hashable():
