@@ -58,9 +58,9 @@ PACKED_PRODUCT = "jax_fuser_packed_matmul"
 PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
 QUANTIZED_PRODUCT = "jax_fuser_quantized_product"
-SCALED_PRODUCT = "jax_fuser_scaled_grouped_matmul"
 # What is a custom call of ours where it is part of no fusion.
-OWN_CALLS = {*PRODUCTS, QUANTIZED_PRODUCT, SCALED_PRODUCT, "jax_fuser_quantize_groups", "jax_fuser_quantize_matrices"}
+OWN_CALLS = {*PRODUCTS, QUANTIZED_PRODUCT, "jax_fuser_scaled_grouped_matmul"}
+OWN_CALLS |= {"jax_fuser_quantize_groups", "jax_fuser_quantize_matrices"}
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
