@@ -197,7 +197,7 @@ class NestedTensor:
 
         Where traced extents lead past the array, groups have the rows that are left: nothing exceeds the capacity.
         """
-        starts, extents = spans(self._spans()[1], None, self.capacity)
+        starts, extents = spans(self._one_after_another(), None, self.capacity)
         zero = jnp.zeros_like(self.extents[..., :1], shape=(*self.extents.shape[:-1], 1))
         return jnp.concatenate([zero, starts + extents], axis=-1)
 
@@ -209,7 +209,11 @@ class NestedTensor:
     @property
     def total(self) -> jax.Array:
         """int32 `[..]`: valid rows, the sum of extents; no more than the capacity."""
-        return rows_used(self.extents if self._starts is None else self._spans()[1], self.capacity)
+        return rows_used(self._one_after_another(), self.capacity)
+
+    def _one_after_another(self) -> jax.Array:
+        """Return the extents that groups have without gaps, not clipped yet where they have none."""
+        return self.extents if self._starts is None else self._spans()[1]
 
     def _spans(self) -> tuple[jax.Array, jax.Array]:
         """Return `starts` and `extents`, clipped to rows that there are: without gaps, that earlier groups leave."""
