@@ -62,15 +62,14 @@ def test_what_only_looks_like_it_keeps_its_kernels():
 
 
 def test_parameters_that_it_does_not_have_are_refused():
-    """With more slots, those who fold could be two rounds of the results' ring ahead, and take one for the other."""
-    given = {"rows": 64, "bytes": 128, "slots": 12, "run": 1}
-    for wrong in ({}, {"slots": 13}, {"run": 12}, {"run": 0}, {"rows": 96}, {"bytes": 64}):
+    given = {"rows": 64, "bytes": 128, "slots": 12, "run": 2, "split": 1}
+    for wrong in ({}, {"slots": 17}, {"run": 12}, {"run": 0}, {"rows": 96}, {"bytes": 64}, {"split": 0}, {"split": 3}):
         parameters = " ".join(f"{name}={value}" for name, value in {**given, **wrong}.items())
         text = traced(shape=(8192, 2048), count=32) + _tuned.text_of({"soft_softmax": parameters})
         if not wrong:
-            assert "slots=12 run=1" in kernels(text)[0][1]
+            assert "slots=12 run=2 split=1" in kernels(text)[0][1]
             continue
-        with pytest.raises(jf.UserError, match=r"expected tiles of .* at most 12 slots, .* got group softmax tile="):
+        with pytest.raises(jf.UserError, match=r"expected tiles of .* at most 16 slots, .* got group softmax tile="):
             kernels(text)
 
 
@@ -83,6 +82,15 @@ inline float logf(float x) { return std::log(x); }
 inline float expf(float x) { return std::exp(x); }
 namespace jf::ptx {
 inline void store_word(unsigned long* to, unsigned long word) { *to = word; }
+// The larger of each of two 16-bit floats: these are integers of the same order, but for their signs.
+inline unsigned max_nan_bf16x2(unsigned a, unsigned b) {
+  const auto larger = [](unsigned short a, unsigned short b) {
+    const auto order = [](unsigned short x) { return x >> 15 ? -int(x & 0x7fff) : int(x); };
+    return unsigned(order(a) < order(b) ? b : a);
+  };
+  return larger(a >> 16, b >> 16) << 16 | larger(a, b);
+}
+inline unsigned max_nan_f16x2(unsigned a, unsigned b) { return max_nan_bf16x2(a, b); }
 inline void load_words(const unsigned long* from, unsigned long& first, unsigned long& second) {
   first = from[0], second = from[1];
 }
@@ -98,9 +106,9 @@ template <class T> T narrow(float x) {
   else return {is_same<T, bf16> ? ptx::bf16_from_f32(x) : ptx::f16_from_f32(x)};
 }
 
-template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun>
+template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kSplit = kRun>
 void run(int blocks, int rows, int columns, std::vector<int> extents, double tolerance, int late = -1) {
-  using Kernel = GroupSoftmax<T, kLog, kRows, kBytes, kSlots, kRun, 128>;
+  using Kernel = GroupSoftmax<T, kLog, kRows, kBytes, kSlots, kRun, kSplit, 128>;
   const int groups = int(extents.size()), strips = (columns + Kernel::kColumns - 1) / Kernel::kColumns;
   std::vector<T> x(rows * columns), out(x.size(), narrow<T>(7));
   const std::vector<int> given = extents;
@@ -144,7 +152,10 @@ int main() {
   run<f32, true, 128, 256, 4, 3>(6, 700, 68, one, 1e-5);
   run<bf16, false, 256, 128, 4, 1>(6, 1400, 72, {1300, 7, 0}, 5e-3);
   run<bf16, false, 128, 256, 3, 1>(6, 50, 8, {0, 0, 0}, 5e-3);
-  run<bf16, false, 128, 128, 12, 8>(6, 700, 136, mixed, 5e-3);
+  run<bf16, false, 128, 128, 13, 8, 6>(6, 700, 136, mixed, 5e-3);
+  run<bf16, false, 64, 128, 13, 4, 3>(6, 1400, 136, {600, 257, 256, 0, 280}, 5e-3);
+  run<f16, false, 64, 256, 12, 5, 2>(6, 1700, 136, {320, 321, 1059}, 2e-3);
+  run<f32, false, 64, 256, 13, 9, 5>(6, 1900, 132, {1000, 576, 100}, 1e-5, 2);
   run<bf16, false, 64, 256, 8, 3>(6, 700, 136, mixed, 5e-3);
   run<f32, false, 64, 256, 12, 9>(6, 1700, 132, {1500, 0, 3, 140}, 1e-5);
   run<bf16, false, 64, 128, 12, 1>(6, 600, 832, {384, 64, 64}, 5e-3, 5);
@@ -157,17 +168,16 @@ int main() {
 def test_its_threads_give_every_row_its_share(tmp_path):
     """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; a
     block that begins late; extents below 0 and beyond the rows."""
-    flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={20 * 6}")
+    flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={16 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
-    assert len(lines) == 13 and all(line.startswith("right") for line in lines), lines
+    assert len(lines) == 16 and all(line.startswith("right") for line in lines), lines
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_it_compiles_within_its_registers(dtype, tmp_path):
     nvrtc_or_skip()
     [used] = assert_no_spills(traced(dtype), tmp_path)
-    print(used)
-    assert used["REG"] <= 96
+    assert used["REG"] <= 128
 
 
 def spreads(rows):

@@ -1,5 +1,7 @@
 #include "grouped/cuda/group_softmax.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/integers.h"
 
@@ -8,7 +10,7 @@ namespace {
 
 constexpr int kCapability = 90;
 // As in GroupSoftmax of group_softmax.cuh.
-constexpr int64_t kFolding = 8, kThreads = 640, kFew = 4, kFinals = 6, kPartBytes = 8, kMostSlots = 2 * kFinals;
+constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kMostSlots = 16;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
@@ -18,15 +20,22 @@ int64_t columns_of_strip(const GroupSoftmax& s, const SoftmaxConfig& c) { return
 int64_t strips(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(s.columns, columns_of_strip(s, c)); }
 int64_t table_groups(const GroupSoftmax& s) { return round_up(s.groups, kGroupsAtOnce); }
 
-// A strip of several runs has more than run * rows rows, at most two runs for every so many, and where all blocks have
-// one, two less than two for every so many.
-int64_t parts(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(5 * s.rows, 2 * c.run * c.rows); }
-int64_t joined(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(s.rows, kFew * c.run * c.rows); }
+int64_t few(const GroupSoftmax& s, const SoftmaxConfig& c) { return 24 * 32 / columns_of_strip(s, c); }
+
+// Runs of strips that have several. One of n tiles has more than (n - 1) * rows rows and at most (n + split - 1) /
+// split runs, n - 1 being at least run; or, where all blocks have one, fewer than twice that, n - 1 being at least 8 *
+// split.
+int64_t parts(const GroupSoftmax& s, const SoftmaxConfig& c) { return divide_up(9 * s.rows, 4 * c.split * c.rows); }
+// Strips that have more than few runs.
+int64_t joined(const GroupSoftmax& s, const SoftmaxConfig& c) {
+  return divide_up(s.rows, std::min(few(s, c), kFewestBlocks / 2) * c.split * c.rows);
+}
 
 int64_t shared_bytes(const GroupSoftmax& s, const SoftmaxConfig& c) {
   const int64_t line = columns_of_strip(s, c) * kPartBytes;
-  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + kFinals * line +
-                        (c.slots + kFinals) * 2 * 8 + 4 * 4 * (table_groups(s) + 1);
+  const int64_t finals = divide_up(c.slots, 2);
+  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + finals * line + (c.slots + finals) * 2 * 8 +
+                        4 * 4 * (table_groups(s) + 1);
   return round_up(bytes, 128);
 }
 
@@ -34,8 +43,8 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
   const std::string_view type = device_type(s.dtype);
   std::string t = "#include \"grouped/cuda/group_softmax.cuh\"\n\n";
   t += cat("// ", print(c), "\nusing Kernel = jf::GroupSoftmax<", type, ", ", s.log ? "true" : "false", ", ", c.rows,
-           ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", table_groups(s), ">;\n");
-  t += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kFew == ", kFew,
+           ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", c.split, ", ", table_groups(s), ">;\n");
+  t += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kFew == ", few(s, c),
            " && sizeof(Kernel::Memory) == ", shared_bytes(s, c), ", \"the launch fits\");\n\n");
   t += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", 1) void ", entry, "(\n    const ", type,
            "* x, const int* extents, ", type, "* out, unsigned long* words,\n");
@@ -52,9 +61,9 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
 SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
   // Strips of 128 bytes leave room for several of a long group, but a lane has two columns. Tiles of 64 rows are for
   // short groups. (Both as measured on an H200.)
-  const bool few = s.rows < kTilesOfGroup * 128 * s.groups;
-  if (s.dtype == DType::kF32 || few) return {64, 256, 12, 9};
-  return {128, 128, 12, 8};
+  if (s.dtype == DType::kF32) return {64, 256, 13, 9, 5};
+  if (s.rows < kTilesOfGroup * 128 * s.groups) return {64, 256, 12, 9, 6};
+  return {128, 128, 13, 8, 6};
 }
 
 SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
@@ -63,21 +72,22 @@ SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given) {
                            : name == "bytes" ? &config.bytes
                            : name == "slots" ? &config.slots
                            : name == "run"   ? &config.run
+                           : name == "split" ? &config.split
                                              : nullptr;
     JF_REQUIRE(field != nullptr && std::holds_alternative<int64_t>(value),
-               "[tuned] a softmax of groups has the numbers rows, bytes, slots and run, got ", jf::print(given));
+               "[tuned] a softmax of groups has the numbers rows, bytes, slots, run and split, got ", jf::print(given));
     *field = std::get<int64_t>(value);
   }
-  const auto& [rows, bytes, slots, run] = config;
-  JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && run > 0 && run < slots &&
-                 slots <= kMostSlots,
+  const auto& [rows, bytes, slots, run, split] = config;
+  JF_REQUIRE((rows == 64 || rows == 128 || rows == 256) && (bytes == 128 || bytes == 256) && split > 0 &&
+                 split <= run && run < slots && slots <= kMostSlots,
              "[tuned] expected tiles of 64, 128 or 256 rows and 128 or 256 bytes, at most ", kMostSlots,
-             " slots, and runs of fewer tiles than slots, got ", print(config));
+             " slots, runs of fewer tiles than slots, and no more tiles in a run of several, got ", print(config));
   return config;
 }
 
 std::string print(const SoftmaxConfig& c) {
-  return cat("group softmax tile=", c.rows, "x", c.bytes, " slots=", c.slots, " run=", c.run);
+  return cat("group softmax tile=", c.rows, "x", c.bytes, " slots=", c.slots, " run=", c.run, " split=", c.split);
 }
 
 std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const Target& target) {

@@ -1,11 +1,11 @@
 // Softmax over the rows of groups, column by column, with every row read once: tiles stay in shared memory from the
 // fold of their group to its result.
 //
-// One block a multiprocessor. A strip is kColumns columns of a group; its tiles of kRows rows are cut into runs of at
-// most kRun, and run r is of block r % blocks. Four kinds of warps: one copies tiles into a ring of kSlots, others fold
-// a run to its largest and its sum of powers, others join what the runs of a strip have, others store results. A strip
-// of one run asks nobody. Else runs publish words of 64 bits that say by themselves that they are there, being all ones
-// before (the launcher fills them): no counter, no fence.
+// One block a multiprocessor. A strip is kColumns columns of a group; its tiles of kRows rows are one run where they
+// are at most kRun and else runs of at most kSplit, and run r is of block r % blocks. Four kinds of warps: one copies
+// tiles into a ring of kSlots, others fold a run to its largest and its sum of powers, others join what the runs of a
+// strip have, others store results. A strip of one run asks nobody. Else runs publish words of 64 bits that say by
+// themselves that they are there, being all ones before (the launcher fills them): no counter, no fence.
 //
 // Why nobody waits for ever: all blocks run at once (a cooperative launch), each takes its runs in increasing order, a
 // strip has at most one run in a block, and a run that stays in the ring fits it (the launcher's rule). So the first
@@ -17,22 +17,25 @@
 
 #include "codegen/cuda_lanes.cuh"
 #include "grouped/cuda/ptx_hopper.cuh"
+#include "grouped/cuda/ptx_quantize.cuh"
 
 namespace jf {
 
-template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kGroups>
+template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kSplit, int kGroups>
 struct GroupSoftmax {
-  static constexpr int kFolding = 8, kJoining = 3, kStoring = 8;  // warps
+  static constexpr int kFolding = 8, kJoining = 3, kStoring = 4;  // warps
   static constexpr int kThreads = 32 * (1 + kFolding + kJoining + kStoring);
   static constexpr int kColumns = kBytes / int(sizeof(T)), kOwn = kColumns / 32;  // of a lane
   static constexpr int kWords = kBytes / 32 / 4, kColumnWarps = kColumns / 32;
-  static constexpr int kFew = 4;     // so many runs are read by each of them; more share the columns
-  static constexpr int kAtOnce = 9;  // parts that a lane reads at once where runs share the columns
-  static constexpr int kFinals = 6;  // runs that wait for their results
+  static constexpr int kFew = 24 / kOwn;            // so many runs are read by each of them; more share the columns
+  static constexpr int kAtOnce = 9;                 // parts that a lane reads at once where runs share the columns
+  static constexpr int kFinals = (kSlots + 1) / 2;  // runs that wait for their results
+  // Tiles that are on their way at a time. Words between blocks wait behind them: fewer where runs share the columns.
+  static constexpr int kAhead = 3, kAheadShared = 2;
   static constexpr int kHeld = kRows < 16 * kFolding ? kRows / kFolding : 16;  // rows of a tile in a warp's registers
   static_assert(kRows % (kFolding * kHeld) == 0 && kOwn % 2 == 0 && kColumnWarps <= kFolding,
                 "warps have equal shares");
-  static_assert(kRun < kSlots, "a run fits the ring, and the next one's first tile");
+  static_assert(kRun < kSlots && kSplit <= kRun, "a run fits the ring, and the next one's first tile");
   static_assert(kSlots <= 2 * kFinals, "a wait tells neighbouring phases apart: those who fold are no further ahead");
 
   // The largest and the sum of powers relative to it; later the shift and what results are multiplied by, or lose.
@@ -81,7 +84,7 @@ struct GroupSoftmax {
   // ---- which run is whose ----
 
   static __device__ __forceinline__ int runs_of(int tiles, int blocks) {
-    const int runs = min((tiles + kRun - 1) / kRun, blocks);
+    const int runs = tiles <= kRun ? min(tiles, 1) : min((tiles + kSplit - 1) / kSplit, blocks);
     return 2 * runs > blocks && tiles >= blocks ? blocks : runs;  // where most have one, all have
   }
   // Warp: the sums up to each lane's number, none above `limit`.
@@ -173,9 +176,15 @@ struct GroupSoftmax {
   // ---- warps ----
 
   static __device__ __forceinline__ void load(Memory& m, const Args& a, const TensorMap& map) {
-    Ring ring{0, 1};
+    Ring ring{0, 1}, oldest;
+    int ahead = 0;
     for_runs(m, a, [&](const Run& r, int) {
       for (int i = 0; i < r.tiles; ++i) {
+        for (; ahead >= (r.all > kFew ? kAheadShared : kAhead); --ahead) {
+          ptx::mbarrier_wait(address(&m.full[oldest.at]), oldest.turn);
+          oldest.template next<kSlots>();
+        }
+        ++ahead;
         ptx::mbarrier_wait(address(&m.empty[ring.at]), ring.turn);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
@@ -217,6 +226,19 @@ struct GroupSoftmax {
         }
       }
     }
+    // Of each column; where one is NaN, any of the two.
+    __device__ __forceinline__ void take_larger(const Row& other) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        if constexpr (sizeof(T) == 4) {
+          words[i] = __float_as_uint(fmaxf(__uint_as_float(words[i]), __uint_as_float(other.words[i])));
+        } else if constexpr (is_same<T, bf16>) {
+          words[i] = ptx::max_nan_bf16x2(words[i], other.words[i]);
+        } else {
+          words[i] = ptx::max_nan_f16x2(words[i], other.words[i]);
+        }
+      }
+    }
     __device__ __forceinline__ void pack(const f32 (&x)[kOwn]) {
 #pragma unroll
       for (int i = 0; i < kWords; ++i) {
@@ -238,14 +260,16 @@ struct GroupSoftmax {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) held[i].read(from + (first + i * kFolding) * kBytes);
     Line before = line;
+    Row most = held[0];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      f32 x[kOwn];
-      held[i].unpack(x);
+    for (int i = 1; i < kHeld; ++i) {
+      if (kWhole || first + i * kFolding < rows) most.take_larger(held[i]);
+    }
+    f32 largest[kOwn];
+    most.unpack(largest);
 #pragma unroll
-      for (int c = 0; c < kOwn; ++c) {
-        if (kWhole || first + i * kFolding < rows) line.of[c].most = fmaxf(line.of[c].most, x[c]);
-      }
+    for (int c = 0; c < kOwn; ++c) {
+      if (kWhole || first < rows) line.of[c].most = fmaxf(line.of[c].most, largest[c]);
     }
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) line.of[c].sum *= power(before.of[c].most - shift(line.of[c].most));
@@ -390,7 +414,9 @@ struct GroupSoftmax {
           join_few(line, from, r.all);
         } else {
           u64* const joined = joined_of(a, m, r);
-          for (int c = r.number * 4; c < kColumns; c += r.all * 4) join_columns(joined + c, from + c, r.all);
+          // Other runs for each strip: those who join columns are behind the others then.
+          const int first = (r.number + r.strip * (kColumns / 4)) % r.all * 4;
+          for (int c = first; c < kColumns; c += r.all * 4) join_columns(joined + c, from + c, r.all);
           bool there;
           do {
             there = true;
@@ -437,7 +463,7 @@ struct GroupSoftmax {
         };
         const int rows = column < a.columns ? rows_of(m, r, t) : 0;
         if (rows == kRows) {
-#pragma unroll
+#pragma unroll 16
           for (int i = 0; i < kRows / kStoring; ++i) one(i);
         } else {
           for (int i = 0; i * kStoring + warp < rows; ++i) one(i);

@@ -21,7 +21,8 @@ struct GroupSoftmax {
 // As group_softmax.cuh describes them.
 struct SoftmaxConfig {
   int64_t rows = 0, bytes = 0;  // of a tile; bytes of a row
-  int64_t slots = 0, run = 0;   // tiles that a block holds, and those of a run
+  int64_t slots = 0;            // tiles that a block holds
+  int64_t run = 0, split = 0;   // most tiles of a run, and of one of several of a strip
 
   bool operator==(const SoftmaxConfig&) const = default;
 };
@@ -29,7 +30,7 @@ struct SoftmaxConfig {
 SoftmaxConfig choose_softmax(const GroupSoftmax& s);
 // By the names of the fields; throws UserError for others.
 SoftmaxConfig edited(SoftmaxConfig config, const Parameters& given);
-// "group softmax tile=128x256 slots=6 run=4"
+// "group softmax tile=128x256 slots=6 run=4 split=3"
 std::string print(const SoftmaxConfig& config);
 
 // Why the kernel does not take it; empty where it does. The rest is for what it takes.
