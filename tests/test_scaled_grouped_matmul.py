@@ -203,6 +203,34 @@ def test_floats_train_under_transforms():
         jax.grad(lambda w: jax.grad(loss)(w, x[0]).sum())(w)
 
 
+def test_forward_mode_is_refused_by_name():
+    """Wherever it begins: eagerly, in a program, in a loop, batched, around or within a gradient."""
+    x, w, sizes = jnp.ones((5, 8)), jnp.ones((3, 8, 8)), jnp.array([2, 0, 3])
+
+    def f(x):
+        return jf.scaled_grouped_matmul(x, w, sizes, format="fp8_row", preferred_element_type="float32")
+
+    def along(f):
+        return lambda x: jax.jvp(f, (x,), (x,))[1]
+
+    def steps(x):
+        return jax.lax.fori_loop(0, 2, lambda i, x: f(x), x)
+
+    def loss(x):
+        return (f(x) ** 2).sum()
+
+    for use in (
+        along(f), jax.jit(along(f)), along(jax.jit(f)), along(steps), jax.jacfwd(f), jax.linearize(f, x)[1],
+        lambda x: jax.vmap(along(f))(x[None]), along(jax.grad(loss)), jax.grad(along(loss)), jax.hessian(loss),
+    ):  # fmt: skip
+        with pytest.raises(
+            TypeError, match=r"^scaled_grouped_matmul: format= has derivatives in reverse mode, once; .* take jax.grad"
+        ):
+            use(x)
+    assert_close(jax.grad(jax.checkpoint(loss))(x), jax.jit(jax.grad(loss))(x))
+    assert_close(jax.jacrev(f)(x).sum((0, 1)), jax.vjp(f, x)[1](jnp.ones((5, 8)))[0])
+
+
 @pytest.mark.parametrize("format", ["fp8_row", "fp8_block", "fp8_tensor", "mxfp8"])
 def test_floats_take_weights_of_eight_bits(format):
     rng = np.random.default_rng(5)
