@@ -58,6 +58,16 @@ REFUSED = {
         TypeError,
         "mlp: weights must be real, got complex64; pass weights.real",
     ),
+    "scaled weights": (
+        lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), QUANTIZED, W2),
+        TypeError,
+        "mlp: w13 must be an array, got a ScaledTensor; dequantize it, or see scaled_grouped_matmul",
+    ),
+    "repacked": (
+        lambda: jf.dequantize(jf.repack_weights(jf.quantize(W13, "int4"))),
+        TypeError,
+        "dequantize: expected a ScaledTensor, got PackedWeights; take what repack_weights got",
+    ),
     "complex logits": (lambda: jf.moe.route(X.astype(complex), 2), TypeError, "route: logits must be real, got comp"),
     "parameter": (
         lambda: jf.ir.schedule(jf.ir.trace(jnp.tanh, X), "pointwise", "cpu", {3: 4}),

@@ -203,6 +203,16 @@ def test_floats_train_under_transforms():
         jax.grad(lambda w: jax.grad(loss)(w, x[0]).sum())(w)
 
 
+def test_one_scale_for_each_matrix():
+    """As `vmap` of `quantize` makes them."""
+    rng = np.random.default_rng(7)
+    x, w = jnp.asarray(rng.normal(size=(9, 16)), "float32"), jnp.asarray(rng.normal(size=(3, 16, 16)), "float32")
+    w8 = jax.vmap(lambda w: jf.quantize(w, "fp8_tensor"))(w * jnp.array([1.0, 10, 100])[:, None, None])
+    x8, sizes = jf.quantize(x, "fp8_row"), jnp.array([2, 3, 4])
+    out = jf.scaled_grouped_matmul(x8, w8, sizes, preferred_element_type="float32")
+    assert_close(out, jf.grouped_matmul(jf.dequantize(x8), jf.dequantize(w8), sizes, transpose_rhs=True))
+
+
 def test_forward_mode_is_refused_by_name():
     """Wherever it begins: eagerly, in a program, in a loop, batched, around or within a gradient."""
     x, w, sizes = jnp.ones((5, 8)), jnp.ones((3, 8, 8)), jnp.array([2, 0, 3])
