@@ -48,18 +48,18 @@ class Stats:
 
 
 def stats_of(load: jax.Array, choices: int, clipped: Any) -> Stats:
-    """Return the statistics of a load, int32 `(experts,)`, that was made of so many choices."""
-    total = jnp.sum(load, dtype=jnp.int32)
-    mean = total.astype(jnp.float32) / max(load.shape[0], 1)
-    largest = jnp.max(load, initial=0)
+    """Return the statistics of a load, int32 `(.., experts)`, that was made of so many choices for each batch."""
+    total = jnp.sum(load, axis=-1, dtype=jnp.int32)
+    mean = total.astype(jnp.float32) / max(load.shape[-1], 1)
+    largest = jnp.max(load, axis=-1, initial=0)
     return Stats(
         load=load,
         mean=mean,
         max=largest,
         imbalance=jnp.where(total > 0, largest.astype(jnp.float32) / jnp.maximum(mean, 1e-9), 0.0),
-        empty=jnp.sum(load == 0, dtype=jnp.int32),
+        empty=jnp.sum(load == 0, axis=-1, dtype=jnp.int32),
         dropped=choices - total,
-        clipped=jnp.int32(clipped),
+        clipped=jnp.zeros_like(total) + clipped,
     )
 
 
