@@ -379,7 +379,11 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         if x.extents is None:
             scales = _scale_layout.from_blocks(scales, shape)
         else:
-            scales = _scale_layout.group_from_blocks(scales, x.extents, shape)
+            outer = x.extents.ndim - 1  # of `vmap`
+            from_tiles = lambda scales, extents: _scale_layout.group_from_blocks(scales, extents, shape[outer:])  # noqa: E731
+            for _ in range(outer):
+                from_tiles = jax.vmap(from_tiles)
+            scales = from_tiles(scales, x.extents)
     if x.format in _fp4.FORMATS:
         wide = _fp4.dequantize_four_bits(data, scales, x.format)
     else:

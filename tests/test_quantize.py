@@ -108,6 +108,15 @@ def test_batches_of_vmap_are_one_tensor(format):
     np.testing.assert_array_equal(jax.vmap(jf.dequantize)(made), each)
 
 
+@pytest.mark.parametrize("extents", [None, jnp.array([[3, 5], [8, 0], [0, 2]])])
+def test_batches_of_scales_in_tiles(extents):
+    x = jax.random.normal(jax.random.key(0), (3, 8, 64))
+    store = lambda x, extents: jf.quantize(x, "mxfp8", layout="block128x4", extents=extents)  # noqa: E731
+    made = jax.vmap(store, (0, None if extents is None else 0))(x, extents)
+    each = jax.lax.map(lambda entry: jf.dequantize(store(*entry)), (x, extents))
+    np.testing.assert_array_equal(jf.dequantize(made), each)
+
+
 def test_factors_of_the_last_axes_stay_there():
     x = jax.random.normal(jax.random.key(0), (3, 3, 32))
     made = jf.quantize(x, "nvfp4", global_scale=jnp.array([1.0, 100, 10000])[:, None])
