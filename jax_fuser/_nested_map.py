@@ -126,7 +126,11 @@ def _check_dense_broadcast(name: str, nested: list[NestedTensor]) -> None:
     nt = nested[0]
     for other in nested[1:]:
         if other.data.ndim != nt.data.ndim or not _broadcasts(other.data.shape, nt.data.shape):
-            raise ValueError(f"{name}: dense dimensions do not broadcast: {spell_shape(nt)} vs {spell_shape(other)}")
+            fewer = "nested.map(lambda x: x[..., None], nt) adds one to that with fewer"
+            hint = fewer if other.data.ndim != nt.data.ndim else "each must be equal, or 1 in one of them"
+            raise ValueError(
+                f"{name}: dense dimensions do not broadcast: {spell_shape(nt)} vs {spell_shape(other)}; {hint}"
+            )
 
 
 def _wrap(name: str, nt: NestedTensor, out: Any, mask: jax.Array) -> NestedTensor:

@@ -305,6 +305,16 @@ CASES = [
         lambda: jf.nested.sum(nt, (1, 2)),
     ),
     (TypeError, "sum() got an unexpected keyword argument 'keepdims'", lambda: jf.nested.sum(nt, keepdims=True)),
+    (
+        ValueError,
+        "divide: dense dimensions do not broadcast: [3, ragged, 512] vs [3, ragged]; nested.map(lambda x: x[...,",
+        lambda: nt / jf.nested.sum(nt, -1),
+    ),
+    (
+        ValueError,
+        "add: dense dimensions do not broadcast: [3, ragged, 512] vs [3, ragged, 2]; each must be equal, or 1 in one",
+        lambda: nt + nt.replace(data=x325[:, :2]),
+    ),
     (TypeError, "softmax: data must be real, got complex64", lambda: jf.nested.softmax(nt + 1j)),
     (
         AttributeError,
