@@ -20,7 +20,7 @@ int data_type(int element_bytes) {
 // Numbers of enum CUtensorMapSwizzle.
 int swizzle_mode(int bytes) { return bytes == 0 ? 0 : bytes == 32 ? 1 : bytes == 64 ? 2 : 3; }
 
-constexpr int kNoInterleave = 0, kNoPromotion = 0, kPromoteL2To256 = 3, kFillZeros = 0;
+constexpr int kNoInterleave = 0, kPromoteL2To256 = 3, kFillZeros = 0;
 
 }  // namespace
 
@@ -28,8 +28,8 @@ void encode(TensorMap& map, const TensorLayout& layout, void* address) {
   constexpr std::array<uint32_t, kMostTensorAxes> kSteps = {1, 1, 1, 1, 1};
   driver().tensor_map_encode_tiled(&map, data_type(layout.element_bytes), static_cast<unsigned>(layout.axes), address,
                                    layout.extents.data(), layout.stride_bytes.data() + 1, layout.box.data(),
-                                   kSteps.data(), kNoInterleave, swizzle_mode(layout.swizzle),
-                                   layout.reads_neighbours ? kPromoteL2To256 : kNoPromotion, kFillZeros);
+                                   kSteps.data(), kNoInterleave, swizzle_mode(layout.swizzle), kPromoteL2To256,
+                                   kFillZeros);
 }
 
 }  // namespace jf::runtime

@@ -15,8 +15,7 @@ struct TensorLayout {
   std::array<uint64_t, kMostTensorAxes> extents{};
   std::array<uint64_t, kMostTensorAxes> stride_bytes{};  // of every axis; the first is the element's size
   std::array<uint32_t, kMostTensorAxes> box{};
-  int swizzle = 0;               // bytes: 0, 32, 64, 128
-  bool reads_neighbours = true;  // 256 bytes at a time into the L2 cache: for boxes whose neighbours are read next
+  int swizzle = 0;  // bytes: 0, 32, 64, 128
 };
 
 // The driver's description, a parameter of the kernel.

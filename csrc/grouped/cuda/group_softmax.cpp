@@ -144,7 +144,6 @@ CudaKernel softmax_kernel(const GroupSoftmax& s, const SoftmaxConfig& c, const T
   map.layout.extents = {static_cast<uint64_t>(s.columns), static_cast<uint64_t>(s.rows)};
   map.layout.stride_bytes = {bytes, static_cast<uint64_t>(s.columns) * bytes};
   map.layout.box = {static_cast<uint32_t>(columns_of_strip(s, c)), static_cast<uint32_t>(c.rows)};
-  map.layout.reads_neighbours = false;  // the next strip is read long after this one
   kernel.maps.push_back(map);
   return kernel;
 }
