@@ -32,6 +32,13 @@ def test_it_is_one_kernel_where_a_group_fits_the_device(dtype, f):
     assert name == "soft_softmax" and parameters.startswith("group softmax tile=") and "stay in shared memory" in reason
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_table_of_many_groups_takes_the_place_of_tiles(dtype):
+    for count in (256, 500):
+        [(_, parameters, _)] = kernels(traced(dtype, count=count))
+        assert "slots=1" in parameters
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -176,8 +183,9 @@ def test_its_threads_give_every_row_its_share(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_it_compiles_within_its_registers(dtype, tmp_path):
     nvrtc_or_skip()
-    [used] = assert_no_spills(traced(dtype), tmp_path)
-    assert used["REG"] <= 128
+    for f, count in ((jf.nested.softmax, 128), (jf.nested.log_softmax, 500)):
+        [used] = assert_no_spills(traced(dtype, f=f, count=count), tmp_path)
+        assert used["REG"] <= 128
 
 
 def spreads(rows):
