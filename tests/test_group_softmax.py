@@ -227,14 +227,18 @@ def test_on_the_device(f, dtype, rows, columns, hopper):
 
 
 @pytest.mark.gpu
-def test_infinities_and_nan_on_the_device(hopper):
-    """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_infinities_and_nan_on_the_device(dtype, hopper):
+    """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice. Columns of the
+    lowest number, as masks have it, are even."""
     x = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
     x[1500, 0], x[1600, 1], x[1000:2500, 2], x[1700, 3], x[1200:2400, 4] = np.inf, np.nan, -np.inf, -np.inf, -3e38
+    x[1000:2500, 5] = x[1600:1700, 6] = float(jnp.finfo(dtype).min)
+    x = jnp.asarray(x, dtype)
     sizes = [1000, 1500, 500]
-    got = jf.nested.softmax(jf.as_nested(jnp.asarray(x), extents=sizes)).data
-    want = np.concatenate([np.asarray(jax.nn.softmax(part, 0)) for part in groups(x, sizes)])
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    got = jf.nested.softmax(jf.as_nested(x, extents=sizes)).data
+    want = np.concatenate([np.asarray(jax.nn.softmax(jnp.asarray(part), 0)) for part in groups(np.float32(x), sizes)])
+    assert_close(np.float32(got), want, dtype)
 
 
 @pytest.mark.gpu
