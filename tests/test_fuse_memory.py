@@ -37,6 +37,31 @@ def test_tiles_follow_long_rows_where_they_store_whole_lines(rows, order):
     assert ("along_rows" in schedule) == bool(order) and order in schedule
 
 
+@pytest.mark.parametrize(
+    ("f", "unrolls"),
+    [
+        (lambda x, y: x.T * 2, True),
+        (lambda x, y: x.T + y[0], True),
+        (lambda x, y: x.T + y, False),  # other rows are read, too
+        (lambda x, y: jnp.exp(x.T), False),
+    ],
+)
+def test_tiles_of_short_bodies_stay_in_registers(f, unrolls):
+    fusion = jf.ir.trace(f, jnp.ones((4096, 4096)), jnp.ones((4096, 4096)))
+    source = _core.stages(str(fusion), "cpu isa=avx512 vector_bytes=64")["source"]
+    assert "load_turned" in source
+    assert ("unroll" in source) == unrolls and ("task, true) : " in source) == unrolls
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32"])
+@pytest.mark.parametrize("columns", [4096, 4099])
+def test_large_transposes(device, dtype, columns):
+    with jax.default_device(device):
+        x = jnp.asarray(np.random.default_rng(0).integers(-99, 99, (2112, columns)), dtype)
+        for got, want in zip(jax.jit(jf.fuse(lambda x: (x.T * 2, x.T)))(x), (np.asarray(x * 2).T, np.asarray(x).T)):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_a_tile_reads_nothing_outside_of_its_array():
     source = jf.fuse(lambda x: x.T * 2).lower(jnp.ones((70, 1000))).as_text("source")
     if "load_turned" in source:  # the CPU's

@@ -26,6 +26,24 @@ constexpr int64_t kMostElements = 128, kFewestElements = 4;
 // Of a row that tiles follow each other along, what is on its way; and how many may be beside each other.
 constexpr int64_t kAheadBytes = 256, kMostBeside = 8;
 
+// A body that is no longer than this is written once for each element of a tile, which then stays in registers. Those
+// of longer tiles have no room there while conditions divide them.
+constexpr int64_t kMostUnrolled = 32, kMostUnrolledUnderConditions = 16, kShortBody = 12;
+
+// Where the body reads other rows, too, hardware sees best which come next if one load reads them all.
+bool is_short(const Body& body, int variable) {
+  return static_cast<int64_t>(body.size()) <= kShortBody &&
+         std::all_of(body.begin(), body.end(), [&](const Stmt& stmt) {
+           if (const auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
+             return ir::info(compute->op).operands != ir::OperandTypes::kFloating;
+           }
+           if (const auto* load = std::get_if<Load>(&stmt.node)) {
+             return load->lane_stride == 0 || !depends(load->offset, variable);
+           }
+           return std::holds_alternative<loops::Get>(stmt.node) || std::holds_alternative<loops::Store>(stmt.node);
+         });
+}
+
 struct Around {
   int variable;
   int64_t extent;
@@ -98,6 +116,8 @@ class Turner {
       stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
     }
     if (result.empty()) return {};
+    const int64_t most = limits.empty() ? kMostUnrolled : kMostUnrolledUnderConditions;
+    if (loop.extent <= most && is_short(vector.body, loop.variable)) loop.parallel = loops::Parallel::kUnroll;
     ++next_variable_;
     Stmt fill{std::move(filled)};
     if (!outside.empty()) fill = {loops::Guard{std::move(outside), {std::move(fill)}}};
