@@ -38,18 +38,19 @@ def test_tiles_follow_long_rows_where_they_store_whole_lines(rows, order):
 
 
 @pytest.mark.parametrize(
-    ("f", "unrolls"),
+    ("f", "columns", "unrolls", "fetches"),
     [
-        (lambda x, y: x.T * 2, True),
-        (lambda x, y: x.T + y[0], True),
-        (lambda x, y: x.T + y, False),  # other rows are read, too
-        (lambda x, y: jnp.exp(x.T), False),
+        (lambda x, y: x.T * 2, 4096, True, False),
+        (lambda x, y: x.T + y[0], 4096, True, False),
+        (lambda x, y: x.T + y, 4096, True, True),
+        (lambda x, y: x.T + y, 4099, False, False),
+        (lambda x, y: jnp.exp(x.T) + y, 4096, False, True),
     ],
 )
-def test_tiles_of_short_bodies_stay_in_registers(f, unrolls):
-    fusion = jf.ir.trace(f, jnp.ones((4096, 4096)), jnp.ones((4096, 4096)))
+def test_tiles_of_short_bodies_stay_in_registers(f, columns, unrolls, fetches):
+    fusion = jf.ir.trace(f, jnp.ones((4096, columns)), jnp.ones((columns, 4096)))
     source = _core.stages(str(fusion), "cpu isa=avx512 vector_bytes=64")["source"]
-    assert "load_turned" in source
+    assert "load_turned" in source and ("jf::prefetch" in source) == fetches
     assert ("unroll" in source) == unrolls and ("task, true) : " in source) == unrolls
 
 
@@ -58,7 +59,8 @@ def test_tiles_of_short_bodies_stay_in_registers(f, unrolls):
 def test_large_transposes(device, dtype, columns):
     with jax.default_device(device):
         x = jnp.asarray(np.random.default_rng(0).integers(-99, 99, (2112, columns)), dtype)
-        for got, want in zip(jax.jit(jf.fuse(lambda x: (x.T * 2, x.T)))(x), (np.asarray(x * 2).T, np.asarray(x).T)):
+        f = jax.jit(jf.fuse(lambda x, y: (x.T * 2, x.T + y)))
+        for got, want in zip(f(x, x.T * 3), (np.asarray(x * 2).T, np.asarray(x * 4).T)):
             np.testing.assert_array_equal(got, want)
 
 
