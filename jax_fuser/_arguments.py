@@ -20,6 +20,8 @@ def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
         not (converts or held is not None) or hasattr(value, "extents") or isinstance(value, jax.ShapeDtypeStruct)
     ):
         hint = "; pass its data" if hasattr(value, "extents") else ""
+        # ScaledTensor and PackedWeights, whose data are no numbers without their scales.
+        hint = "; dequantize it, or see scaled_grouped_matmul" if hasattr(value, "format") else hint
         raise TypeError(f"{fn}: {name} must be an array, got a {type(value).__name__}{hint}")
     try:
         return jnp.asarray(value, dtype)

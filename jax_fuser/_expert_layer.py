@@ -48,18 +48,18 @@ class Stats:
 
 
 def stats_of(load: jax.Array, choices: int, clipped: Any) -> Stats:
-    """Return the statistics of a load, int32 `(experts,)`, that was made of so many choices."""
-    total = jnp.sum(load, dtype=jnp.int32)
-    mean = total.astype(jnp.float32) / max(load.shape[0], 1)
-    largest = jnp.max(load, initial=0)
+    """Return the statistics of a load, int32 `(.., experts)`, that was made of so many choices for each batch."""
+    total = jnp.sum(load, axis=-1, dtype=jnp.int32)
+    mean = total.astype(jnp.float32) / max(load.shape[-1], 1)
+    largest = jnp.max(load, axis=-1, initial=0)
     return Stats(
         load=load,
         mean=mean,
         max=largest,
         imbalance=jnp.where(total > 0, largest.astype(jnp.float32) / jnp.maximum(mean, 1e-9), 0.0),
-        empty=jnp.sum(load == 0, dtype=jnp.int32),
+        empty=jnp.sum(load == 0, axis=-1, dtype=jnp.int32),
         dropped=choices - total,
-        clipped=jnp.int32(clipped),
+        clipped=jnp.zeros_like(total) + clipped,
     )
 
 
@@ -81,6 +81,11 @@ def _check_integers(fn: str, experts: jax.Array) -> None:
         raise TypeError(f"{fn}: experts must be integers, got {experts.dtype}")
 
 
+def _check_real(fn: str, weights: jax.Array) -> None:
+    if jnp.issubdtype(weights.dtype, jnp.complexfloating):
+        raise TypeError(f"{fn}: weights must be real, got {weights.dtype}; pass weights.real")
+
+
 def layer_arguments(
     fn: str, x: Any, experts: Any, weights: Any, w13: Any, w2: Any, activation: Activation, local: str = ""
 ) -> Any:
@@ -93,6 +98,9 @@ def layer_arguments(
     x, experts, weights, w13, w2 = (_arguments.array(fn, name, value) for name, value in named.items())
     check_sizes(fn, **dict(zip(named, (x, experts, weights, w13, w2))))
     _check_integers(fn, experts)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TypeError(f"{fn}: x must be floats, got {x.dtype}; convert it, x.astype(jnp.float32)")
+    _check_real(fn, weights)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"{fn}: experts and weights must be (.., top_k) for x (.., d), "
@@ -126,6 +134,7 @@ def weights_of(fn: str, weights: Any, target: jax.Array) -> jax.Array:
     """Return the weights of `combine` as `(tokens, top_k)`, after checks."""
     weights = _arguments.array(fn, "weights", weights)
     check_sizes(fn, weights=weights)
+    _check_real(fn, weights)
     if weights.shape not in (target.shape, target.shape[:1] if target.shape[1] == 1 else None):
         raise ValueError(f"{fn}: weights must be (tokens, top_k)={target.shape}, got {weights.shape}")
     return weights.reshape(target.shape)

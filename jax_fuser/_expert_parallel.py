@@ -56,7 +56,8 @@ class EpState:
 
     def stats(self) -> Stats:
         """Return the load per expert of the whole axis and what can be read from it; the same on its devices."""
-        return stats_of(self.load, self.sender.sizes.shape[0] * self.target.size, self.clipped)
+        choices = self.sender.sizes.shape[-2] * math.prod(self.target.shape[-2:])
+        return stats_of(self.load, choices, self.clipped)
 
     def send(self, rows: jax.Array) -> jax.Array:
         """Return the rows of this device's experts, from the sorted ones of every device."""

@@ -26,6 +26,7 @@ from jax_fuser import (
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._lowered import fused_equations, inner_jaxprs, platform_of, program_of, stage_text
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
+from jax_fuser._reverse_only import operands_p
 
 
 def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -150,18 +151,25 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
     """Add the fused equations of an open jaxpr whose arguments and results are known; return its results' origins."""
     made: dict[Any, Any] = dict(zip(jaxpr.invars, origins))
     read_by: dict[Any, list[Any]] = defaultdict(list)
-    for eqn in jaxpr.eqns:
-        for v in _regions.variables(eqn):
-            read_by[v].append(eqn)
     for v, own in zip(jaxpr.outvars, readers):
         if isinstance(v, Var):
             read_by[v] += own
+    for eqn in reversed(jaxpr.eqns):
+        if _is_passed(eqn):
+            for v, out in zip(eqn.invars, eqn.outvars):
+                read_by[v] = read_by[out] + read_by[v]
+            continue
+        for v in _regions.variables(eqn):
+            read_by[v].insert(0, eqn)
 
     def origin(atom: Any) -> Any:
         return made.get(atom, "a constant") if isinstance(atom, Var) else "a constant"
 
     for eqn in jaxpr.eqns:
         before = [origin(v) for v in eqn.invars]
+        if _is_passed(eqn):
+            made.update(zip(eqn.outvars, before))
+            continue
         after = [read_by[v] for v in eqn.outvars]
         made.update((v, eqn) for v in eqn.outvars)
         if eqn.primitive.name == _trace.FUSED:
@@ -177,6 +185,21 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
     return [origin(v) for v in jaxpr.outvars]
 
 
+def _has_kernels(jaxpr: Any) -> bool:
+    """Whether an open jaxpr, or one in it, has a fused equation or a call of ours."""
+    return any(
+        eqn.primitive.name == _trace.FUSED
+        or eqn.primitive.name in _trace.OWN_CALLS
+        or any(map(_has_kernels, inner_jaxprs(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _is_passed(eqn: Any) -> bool:
+    """Whether values go through an equation that is nothing in the program."""
+    return eqn.primitive is operands_p and all(isinstance(v, Var) for v in eqn.invars)
+
+
 def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
     """Yield (primitive, reason) for every equation that is in no region."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
@@ -185,12 +208,12 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
     reduced = _regions.feeds_reductions(jaxpr.eqns, cut, {v for v in jaxpr.outvars if isinstance(v, Var)})
     for i, (eqn, reason) in enumerate(zip(jaxpr.eqns, reasons)):
         name = eqn.primitive.name
-        if name == _trace.FUSED:
+        if name == _trace.FUSED or _is_passed(eqn):
             continue
-        if name == _trace.QUANTIZED_PRODUCT:
+        if name == _quantized_product.quantized_p.name:
             yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))
             continue
-        if any(True for inner in inner_jaxprs(eqn) for _ in fused_equations(inner)):
+        if any(_has_kernels(inner) for inner in inner_jaxprs(eqn)):
             if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
                 yield name, str(reason)
             for inner in inner_jaxprs(eqn):

@@ -100,10 +100,8 @@ def grouped_matmul(
         )
     for operand in (lhs, rhs):
         if isinstance(operand, (ScaledTensor, PackedWeights)):
-            raise TypeError(
-                f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul, or convert them "
-                "with dequantize"
-            )
+            hint = ", or convert them with dequantize" if isinstance(operand, ScaledTensor) else ""
+            raise TypeError(f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul{hint}")
     rhs, numbers = _arguments.array("grouped_matmul", "rhs", rhs), None
     transpose_rhs = _arguments.flag("grouped_matmul", "transpose_rhs", transpose_rhs)
     function = activation_of("grouped_matmul", activation)

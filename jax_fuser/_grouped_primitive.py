@@ -18,12 +18,11 @@ import functools
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from jax_fuser import _grouped_split, _split
+from jax_fuser import _grouped_split, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
@@ -32,7 +31,7 @@ from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
 
 INT32_MAX = 2**31 - 1
-grouped_p = jax.extend.core.Primitive("jax_fuser_grouped_matmul")
+grouped_p = _trace.own_call(_trace.PRODUCT)
 
 
 def product(

@@ -179,6 +179,11 @@ def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
     require_nested(fn, nt)
     if isinstance(axis, str) and axis in ("ragged", "group"):
         return str(axis), 0
+    if axis is None or isinstance(axis, (tuple, list)):
+        raise TypeError(
+            f"{fn}: axis must be 'ragged', 'group' or an int, one at a time, got {axis!r}; reduce the result again, or "
+            "take axis='group' for all rows"
+        )
     if not isinstance(axis, str):
         axis = _arguments.integer(fn, "axis", axis)
     if isinstance(axis, str) or not -nt.ndim <= axis < nt.ndim:
@@ -334,6 +339,9 @@ def _log_total(nt: NestedTensor, kind: str) -> tuple[jax.Array, jax.Array]:
 
 
 def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
+    if jnp.issubdtype(nt.dtype, jnp.complexfloating):
+        name = "log_softmax" if log else "softmax"
+        raise TypeError(f"{name}: data must be real, got {nt.dtype}; take it of nested.map(jnp.abs, nt)")
     nt = _floating(nt)
     if kind == "dense":
         return _dense_softmax(nt, at, log)

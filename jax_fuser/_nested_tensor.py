@@ -158,7 +158,10 @@ class NestedTensor:
             )
         outer = self.extents.shape[:-1]
         if dim < 0 or self.extents.ndim == 0 or (outer and outer != self.data.shape[:dim]):
-            raise ValueError("vmap: NestedTensor needs the same batch axis on data and extents")
+            raise ValueError(
+                "vmap: NestedTensor needs the same batch axis on data and extents, before the rows of data; "
+                "in_axes=NestedTensor(0, None) shares the extents, and a dense axis is mapped with nested.map"
+            )
         return dim
 
     @property
@@ -291,6 +294,12 @@ class NestedTensor:
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("NestedTensor is not one array; use nt.data, as_flattened(nt) or nested.to_padded(nt)")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"NestedTensor has no attribute {name!r}; functions of nested tensors are in jax_fuser.nested, whose map "
+            "applies a function of arrays to all rows"
+        )
 
     def __getitem__(self, index: Any) -> Any:
         from jax_fuser._nested_rows import getitem

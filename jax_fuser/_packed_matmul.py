@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
@@ -31,7 +30,7 @@ from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts, spans
 from jax_fuser._varying import same_varying
 
-packed_p = jax.extend.core.Primitive(_trace.PACKED_PRODUCT)
+packed_p = _trace.own_call(_trace.PACKED_PRODUCT)
 _FUNCTION = "scaled_grouped_matmul"
 # Weights are pieces of 64 columns by 64 contraction indices; `transpose_rhs` as in `_grouped_primitive`.
 _SIDE = 64

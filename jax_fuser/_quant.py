@@ -198,6 +198,9 @@ def quantize(
             _check_global_scale(_arguments.array("quantize", "global_scale", global_scale).shape, data.shape)
         elements, scales = _quantize_four_bits(data, global_scale, format, _only(block))
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
+        if factor is not None and factor.ndim:
+            # Aligned at the front, as scales are: `vmap` puts its axis there.
+            factor = factor.reshape((1,) * (data.ndim - factor.ndim) + factor.shape)
         packed = elements if nested is None else nested.replace(data=elements)
         return ScaledTensor(packed, scales, factor, format, block)
     if nested is not None and (len(block) != 1 or ragged_last):
@@ -323,7 +326,7 @@ def _largest(x: jax.Array, block: Block) -> jax.Array:
 def spread(scales: jax.Array, block: Block, shape: tuple[int, ...]) -> jax.Array:
     """Return scales that broadcast to the elements."""
     if not block:
-        return scales
+        return for_leading_axes(scales, len(shape))
     if block == (None,):
         return scales[..., None]
     for i, length in enumerate(block):
@@ -331,6 +334,11 @@ def spread(scales: jax.Array, block: Block, shape: tuple[int, ...]) -> jax.Array
         axis = len(shape) - len(block) + i
         scales = jax.lax.slice_in_dim(jnp.repeat(scales, length, axis=axis), 0, shape[axis], axis=axis)
     return scales
+
+
+def for_leading_axes(factors: jax.Array, ndim: int) -> jax.Array:
+    """Return factors of all elements, one for each entry of a batch where `vmap` made them, to multiply by."""
+    return factors.reshape(factors.shape + (1,) * (ndim - factors.ndim))
 
 
 def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
@@ -354,7 +362,9 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         Array([[3, 3]], dtype=bfloat16)
     """
     if not isinstance(x, ScaledTensor):
-        raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; make one with quantize")
+        packed = type(x).__name__ == "PackedWeights"
+        hint = "take what repack_weights got" if packed else "make one with quantize"
+        raise TypeError(f"dequantize: expected a ScaledTensor, got {type(x).__name__}; {hint}")
     dtype = jnp.float32 if dtype is None else _arguments.dtype("dequantize", "dtype", dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(f"dequantize: dtype must be a floating-point dtype, got {jnp.dtype(dtype).name}")
@@ -369,7 +379,11 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         if x.extents is None:
             scales = _scale_layout.from_blocks(scales, shape)
         else:
-            scales = _scale_layout.group_from_blocks(scales, x.extents, shape)
+            outer = x.extents.ndim - 1  # of `vmap`
+            from_tiles = lambda scales, extents: _scale_layout.group_from_blocks(scales, extents, shape[outer:])  # noqa: E731
+            for _ in range(outer):
+                from_tiles = jax.vmap(from_tiles)
+            scales = from_tiles(scales, x.extents)
     if x.format in _fp4.FORMATS:
         wide = _fp4.dequantize_four_bits(data, scales, x.format)
     else:
@@ -378,5 +392,7 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
             return data.astype(jnp.float32) * spread(_fp4.scale_values(scales), x.block, data.shape)
 
         wide = automatically(times_scales, data, scales, like=lambda _: [names_of(data)])
-    wide = (wide if x.global_scale is None else wide * x.global_scale).astype(dtype)
+    if x.global_scale is not None:
+        wide = wide * for_leading_axes(jnp.asarray(x.global_scale), wide.ndim)
+    wide = wide.astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
-from jax_fuser import _by_hand, _core, _ffi, _split
+from jax_fuser import _by_hand, _core, _ffi, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._varying import same_varying
 
 DTYPE = "float8_e4m3fn"
 _FLOATS = ("bfloat16", "float16", "float32")
-quantize_p = jax.extend.core.Primitive("jax_fuser_quantize_groups")
+quantize_p = _trace.own_call("jax_fuser_quantize_groups", "quantizes arrays for a product")
 
 
 def quantize_groups(x: Any, row: Any, group: Any, inverses: Any) -> jax.Array:

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
-from jax_fuser import _by_hand, _core, _ffi, _split
+from jax_fuser import _by_hand, _core, _ffi, _split, _trace
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._quant import Block, is_large, quantize_floats, quantize_fused
@@ -24,7 +23,7 @@ from jax_fuser._quant import Block, is_large, quantize_floats, quantize_fused
 _DTYPE = "float8_e4m3fn"
 _FLOATS = ("bfloat16", "float16", "float32")
 ALIGNMENT = 16  # bytes of rows that the products' kernels read at once
-quantize_p = jax.extend.core.Primitive("jax_fuser_quantize_matrices")
+quantize_p = _trace.own_call("jax_fuser_quantize_matrices", "quantizes arrays for a product")
 quantize_p.multiple_results = True
 
 

@@ -12,21 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split
+from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split, _trace
 from jax_fuser._activations import compiled_for_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._quant import FORMATS, quantize
-from jax_fuser._trace import QUANTIZED_PRODUCT
 from jax_fuser._varying import same_varying
 
 FORMAT, _COLUMNS = "fp8_block", 128  # that the kernel makes, with a scale for so many columns
 _NARROW = ("bfloat16", "float16")
-quantized_p = jax.extend.core.Primitive(QUANTIZED_PRODUCT)
+quantized_p = _trace.own_call("jax_fuser_quantized_product", "a grouped product whose result is quantized")
 quantized_p.multiple_results = True
 
 

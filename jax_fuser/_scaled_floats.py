@@ -22,6 +22,7 @@ from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
 from jax_fuser._quantize_columns import quantize_columns
 from jax_fuser._quantize_matrices import ALIGNMENT, quantize_matrices
+from jax_fuser._reverse_only import reverse_only
 from jax_fuser._scaled_primitive import scaled_product
 from jax_fuser._varying import same_varying
 
@@ -41,6 +42,7 @@ def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, 
     arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
     lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
     indices = (extents, *others[len(arrays) :])
+    lhs, rhs = reverse_only(lhs, rhs)
     return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, drhs_format, transpose_rhs,
                      np.dtype(dtype))  # fmt: skip
 

@@ -14,7 +14,7 @@ from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
-from jax_fuser._quant import ScaledTensor, dequantize
+from jax_fuser._quant import ScaledTensor, dequantize, for_leading_axes
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
@@ -316,7 +316,9 @@ def _kind(x: Any) -> str:
 
 def _whole(x: ScaledTensor, shape: tuple[int, ...]) -> jax.Array:
     scales = jnp.asarray(x.scales, jnp.float32)
-    if scales.ndim and scales.shape != shape:
+    if not x.block and scales.shape == shape[: scales.ndim]:
+        scales = for_leading_axes(scales, len(shape))  # one for each matrix, where `vmap` quantized them
+    elif scales.ndim and scales.shape != shape:
         raise ValueError(
             f"scaled_grouped_matmul: {x.format} scales must be {shape}, got {scales.shape}; quantize makes them"
         )

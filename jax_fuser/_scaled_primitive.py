@@ -20,12 +20,11 @@ import warnings
 from typing import Any
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _core, _ffi, _split
+from jax_fuser import _core, _ffi, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_split import Layout, result_sharding, split
@@ -39,7 +38,7 @@ _LAYOUTS = {
     "blocks": Layout(("mk", "gnk", "mK", "gNK"), "mn", "kg", {"k": 128, "n": 128}),
     "columns": Layout(("km", "nm", "gk", "gn"), "gkn", "m"),
 }
-scaled_p = jax.extend.core.Primitive("jax_fuser_scaled_grouped_matmul")
+scaled_p = _trace.own_call("jax_fuser_scaled_grouped_matmul", "a grouped product of quantized operands")
 
 
 def block_count(size: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend
 import numpy as np
 from jax.extend.core import Literal
 
@@ -33,9 +34,6 @@ from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated",
-    "a grouped product of quantized operands": "jax_fuser_scaled_grouped_matmul",
-    "quantizes arrays for a product": "jax_fuser_quantize_groups jax_fuser_quantize_matrices",
-    "a grouped product whose result is quantized": "jax_fuser_quantized_product",
     "moves data between positions": "rev sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; what is inside fuses by itself": "scan while cond",
@@ -57,10 +55,8 @@ PRODUCT = "jax_fuser_grouped_matmul"
 PACKED_PRODUCT = "jax_fuser_packed_matmul"
 PRODUCTS = {PRODUCT, PACKED_PRODUCT}
 PRODUCT_TAIL = "jax_fuser_grouped_tail"
-QUANTIZED_PRODUCT = "jax_fuser_quantized_product"
-# What is a custom call of ours where it is part of no fusion.
-OWN_CALLS = {*PRODUCTS, QUANTIZED_PRODUCT, "jax_fuser_scaled_grouped_matmul"}
-OWN_CALLS |= {"jax_fuser_quantize_groups", "jax_fuser_quantize_matrices"}
+# What is a custom call of ours where it is part of no fusion, as `own_call` makes it; why it never is, if so.
+OWN_CALLS: dict[str, str | None] = {}
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
@@ -80,6 +76,12 @@ CALLS: dict[str, str] = {
     FUSED: "jaxpr",
 }
 CALLS[PRODUCT_TAIL] = "jaxpr"
+
+
+def own_call(name: str, why_apart: str | None = None) -> jax.extend.core.Primitive:
+    """Return a new primitive that is a custom call of ours; `why_apart`: why no fusion has it, where none does."""
+    OWN_CALLS[name] = why_apart
+    return jax.extend.core.Primitive(name)
 
 
 def write_program(jaxpr: Any, name: str) -> tuple[_axes.Program, _axes.Builder]:
@@ -278,7 +280,7 @@ def unsupported(eqn: Equation) -> str | None:
     name = eqn.primitive.name
     rule = RULES.get(name)
     if rule is None:
-        return _REASON.get(name, "has no op of its own")
+        return _REASON.get(name) or OWN_CALLS.get(name) or "has no op of its own"
     if eqn.effects:
         return "has side effects"
     size = symbolic_size(*(getattr(atom.aval, "shape", ()) for atom in (*eqn.invars, *eqn.outvars)))

@@ -66,7 +66,7 @@ class DispatchState:
 
     def stats(self) -> Stats:
         """Return the load per expert and what can be read from it; stays on the device."""
-        return stats_of(self.extents, self.target.size, 0)
+        return stats_of(self.extents, math.prod(self.target.shape[-2:]), 0)
 
     def __repr__(self) -> str:
         if getattr(self.target, "ndim", 0) != 2:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_fuser as jf
+from jax_fuser import _trace
 
 X, W, B = jnp.ones((40, 24)), jnp.ones((24, 36)), jnp.ones(36)
 
@@ -129,6 +130,25 @@ def test_parameters_are_in_words(report):
     text = str(report)
     assert "vectors of" in text or "one element at a time" in text
     assert "lane_loop" not in text and "=" not in text.replace("==", "")
+
+
+def test_our_own_calls_are_known_by_how_they_are_made():
+    """Each with why it is in no region, and never as left to XLA."""
+    x, w = jnp.ones((8, 512), "bfloat16"), jnp.ones((2, 1024, 512), "bfloat16")
+    sizes = jnp.array([3, 5])
+
+    def f(x, w):
+        loss = lambda w: jf.scaled_grouped_matmul(x, w, sizes, format="fp8_row", drhs_format="fp8_row").sum()  # noqa: E731
+        quantized = jf.grouped_matmul(x, w, sizes, transpose_rhs=True, output_format="fp8_block")
+        packed = jf.scaled_grouped_matmul(x, jf.repack_weights(jf.quantize(w, "int4")), sizes)
+        return jax.value_and_grad(loss)(w), quantized, packed, jf.grouped_matmul(x, w, sizes, transpose_rhs=True)
+
+    reasons = {cut.primitive: cut.reason for cut in jf.explain(f, platform="cuda")(x, w).cuts if cut.own_call}
+    assert set(reasons) <= set(_trace.OWN_CALLS)
+    assert reasons["jax_fuser_scaled_grouped_matmul"] == "a grouped product of quantized operands"
+    assert reasons["jax_fuser_quantize_matrices"] == "quantizes arrays for a product"
+    assert "jax_fuser_quantized_product" in reasons and "jax_fuser_grouped_matmul" in reasons
+    assert "jax_fuser_packed_matmul" in reasons
 
 
 def test_parameters_of_products_stay_as_they_are():

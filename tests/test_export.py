@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 from jax import export
 
 import jax_fuser as jf
+from jax_fuser import _core
 
 ALLOWED = [export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
 X = jax.random.normal(jax.random.key(0), (12, 32))
@@ -163,3 +165,47 @@ def test_fuse_leaves_symbolic_sizes_to_xla():
         assert "has the size m, which only a call of the exported program knows" in str(
             jf.explain(layer)(*symbolic(X, w))
         )
+
+
+ROWS_16 = X.astype("bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "f", "args"),
+    [
+        ("packed_matmul", jf.scaled_grouped_matmul, (ROWS_16, WEIGHTS, SIZES)),
+        (
+            "scaled_grouped_matmul",
+            lambda x, w, sizes: jf.scaled_grouped_matmul(x, w, sizes, format="fp8_row", transpose_rhs=False),
+            (ROWS_16, W, SIZES),
+        ),
+    ],
+)
+def test_other_gpus_say_what_was_exported_and_what_they_are(name, f, args):
+    exported = export.export(jax.jit(f), platforms=["cuda"], disabled_checks=ALLOWED)(*args)
+    hopper = _core.cuda_target_for(90)
+    found = [p for p, _ in programs_of(exported.mlir_module()) if f"fusion {name}(" in p]
+    assert found
+    for program in found:
+        _core.check_exported(program, hopper, hopper.replace("multiprocessors=132", "multiprocessors=78"))
+        with pytest.raises(
+            jf.UserError,
+            match=rf"\[instantiate\] {name} was exported for a GPU of compute capability 9.0 with 132 multiprocessors, "
+            "here is a GPU of compute capability 8.9 with .* export again on a machine with such a GPU, .* reason: ",
+        ):
+            _core.check_exported(program, hopper, _core.cuda_target_for(89))
+
+
+def programs_of(module):
+    """The text and the target of every call of ours."""
+    found = re.findall(r'program = "(.*?)", target = "(.*?)"', module)
+    return [(text.replace("\\0A", "\n"), target) for text, target in found]
+
+
+def test_other_platforms_say_what_was_exported():
+    """JAX says so itself, where it is let."""
+    checks = [*ALLOWED, export.DisabledSafetyCheck.platform()]
+    exported = export.export(jax.jit(jf.grouped_matmul), platforms=["cuda"], disabled_checks=checks)(X, W, SIZES)
+    message = r"exported for a GPU .* and runs on platform cpu; export again with platforms=\['cuda', 'cpu'\]"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        exported.call(X, W, SIZES)

@@ -190,6 +190,9 @@ def test_stats_and_repr(layer):
     assert seen == ["DispatchState(tokens=24, top_k=1, load=?)"]
     assert "load_balance=" in repr(jf.moe.route(random(4, 3), 1)[2])
     assert repr(jax.tree.map(lambda _: 0, state)).startswith("DispatchState(source=0")
+    several = jax.tree.map(lambda a: jnp.stack([a, a + 1]), state)  # of layers that `scan` ran
+    for a, b in zip(jax.tree.leaves(several.stats()), jax.tree.leaves(jax.vmap(type(state).stats)(several))):
+        np.testing.assert_array_equal(a, b)
 
 
 # Routing.

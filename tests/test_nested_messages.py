@@ -1,5 +1,6 @@
 """What wrong calls on nested tensors say."""
 
+import pickle
 import re
 
 import jax
@@ -239,7 +240,11 @@ CASES = [
     (TypeError, "merge: a dimension must be an int, got None", lambda: jf.nested.merge(nt, None, 1)),
     (TypeError, "split: factor must be an int, got 1.5", lambda: jf.nested.split(nt, 1, factor=1.5)),
     (ValueError, "align: multiple must be at least 1, got 0", lambda: jf.nested.align(nt, 0)),
-    (TypeError, "sum: axis must be an int, got None", lambda: jf.nested.sum(nt, None)),
+    (
+        TypeError,
+        "sum: axis must be 'ragged', 'group' or an int, one at a time, got None",
+        lambda: jf.nested.sum(nt, None),
+    ),
     (TypeError, "map: f must be a function, got 3", lambda: jf.nested.map(3, nt)),
     (TypeError, "stats: expected a NestedTensor, got int", lambda: jf.nested.stats(3)),
     (TypeError, "allclose: expected a NestedTensor, got ArrayImpl", lambda: jf.nested.allclose(nt, x325)),
@@ -294,6 +299,18 @@ CASES = [
         "concat: axis 0 is outer; join the groups (axis 1), their rows or a dense dimension",
         lambda: jf.nested.concat([jf.as_nested(stacked, extents=[2, 3], ragged_dim=1)] * 2, axis=0),
     ),
+    (
+        TypeError,
+        "sum: axis must be 'ragged', 'group' or an int, one at a time, got (1, 2); reduce the result again, or take",
+        lambda: jf.nested.sum(nt, (1, 2)),
+    ),
+    (TypeError, "sum() got an unexpected keyword argument 'keepdims'", lambda: jf.nested.sum(nt, keepdims=True)),
+    (TypeError, "softmax: data must be real, got complex64", lambda: jf.nested.softmax(nt + 1j)),
+    (
+        AttributeError,
+        "NestedTensor has no attribute 'astype'; functions of nested tensors are in jax_fuser.nested, whose map",
+        lambda: nt.astype("bfloat16"),
+    ),
 ]
 
 
@@ -332,3 +349,12 @@ def test_debug_checks():
         doubled = jf.as_nested(x325, extents=[3]) * 2
         assert jnp.isnan(doubled.data[3:]).all() and (doubled.data[:3] == 2).all()
     assert not jnp.isnan(f(x325, offsets)).any()
+
+
+def test_functions_are_named_as_they_are_called():
+    """In Python's messages, and in pickles."""
+    for name in jf.nested.__all__:
+        f = getattr(jf.nested, name)
+        assert getattr(f, "__name__", name) == name
+        if callable(f):
+            assert pickle.loads(pickle.dumps(f)) is f

@@ -96,6 +96,34 @@ def test_a_scaled_tensor_is_a_pytree_that_says_what_it_is():
     assert each.scales.shape == (3, 4)
 
 
+@pytest.mark.parametrize("format", jf._quant.FORMATS)
+def test_batches_of_vmap_are_one_tensor(format):
+    """As many entries as columns: scales of entries must not go along the columns."""
+    x = jax.random.normal(jax.random.key(0), (64, 3, 64)) * jnp.logspace(-3, 3, 64)[:, None, None]
+    factor = {"global_scale": 448 * 6 / jnp.abs(x).max((1, 2))} if format == "nvfp4" else {}
+    store = lambda x, factor: jf.quantize(x, format, **factor)  # noqa: E731
+    made = jax.vmap(store)(x, factor)
+    each = jax.lax.map(lambda entry: jf.dequantize(store(*entry)), (x, factor))
+    np.testing.assert_array_equal(jf.dequantize(made), each)
+    np.testing.assert_array_equal(jax.vmap(jf.dequantize)(made), each)
+
+
+@pytest.mark.parametrize("extents", [None, jnp.array([[3, 5], [8, 0], [0, 2]])])
+def test_batches_of_scales_in_tiles(extents):
+    x = jax.random.normal(jax.random.key(0), (3, 8, 64))
+    store = lambda x, extents: jf.quantize(x, "mxfp8", layout="block128x4", extents=extents)  # noqa: E731
+    made = jax.vmap(store, (0, None if extents is None else 0))(x, extents)
+    each = jax.lax.map(lambda entry: jf.dequantize(store(*entry)), (x, extents))
+    np.testing.assert_array_equal(jf.dequantize(made), each)
+
+
+def test_factors_of_the_last_axes_stay_there():
+    x = jax.random.normal(jax.random.key(0), (3, 3, 32))
+    made = jf.quantize(x, "nvfp4", global_scale=jnp.array([1.0, 100, 10000])[:, None])
+    each = [jf.quantize(x[:, i], "nvfp4", global_scale=100.0**i) for i in range(3)]
+    np.testing.assert_array_equal(jf.dequantize(made), jnp.stack([jf.dequantize(e) for e in each], axis=1))
+
+
 def test_padding_of_nested_tensors_counts_for_nothing():
     data = jnp.ones((6, 16)).at[4:].set(jnp.nan)
     nt = jf.as_nested(data, extents=[3, 1])

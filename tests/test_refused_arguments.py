@@ -10,6 +10,7 @@ import jax_fuser as jf
 X = jnp.ones((8, 64))
 EXPERTS = jnp.zeros((8, 2), jnp.int32)
 LOGITS = jnp.ones((8, 3))
+W13, W2 = jnp.ones((3, 64, 32)), jnp.ones((3, 16, 64))
 QUANTIZED = jf.quantize(X, "fp8_row")
 
 
@@ -47,6 +48,27 @@ REFUSED = {
     "no function": (lambda: layer(3), TypeError, "mlp: activation must be a function, got 3"),
     "not gated": (lambda: layer(None), ValueError, r"mlp: w13 must have 16 columns for activation None and w2 \(3, 16"),
     "function": (lambda: layer(jnp.tanh), ValueError, "mlp: w13 must have 16 columns for a pointwise function and w2"),
+    "integers": (
+        lambda: jf.moe.mlp(X.astype(int), jnp.zeros((8, 1), int), jnp.ones((8, 1)), W13, W2),
+        TypeError,
+        r"mlp: x must be floats, got int32; convert it, x.astype\(jnp.float32\)",
+    ),
+    "complex weights": (
+        lambda: jf.moe.mlp(X, jnp.zeros((8, 1), int), jnp.ones((8, 1), complex), W13, W2),
+        TypeError,
+        "mlp: weights must be real, got complex64; pass weights.real",
+    ),
+    "scaled weights": (
+        lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), QUANTIZED, W2),
+        TypeError,
+        "mlp: w13 must be an array, got a ScaledTensor; dequantize it, or see scaled_grouped_matmul",
+    ),
+    "repacked": (
+        lambda: jf.dequantize(jf.repack_weights(jf.quantize(W13, "int4"))),
+        TypeError,
+        "dequantize: expected a ScaledTensor, got PackedWeights; take what repack_weights got",
+    ),
+    "complex logits": (lambda: jf.moe.route(X.astype(complex), 2), TypeError, "route: logits must be real, got comp"),
     "parameter": (
         lambda: jf.ir.schedule(jf.ir.trace(jnp.tanh, X), "pointwise", "cpu", {3: 4}),
         TypeError,

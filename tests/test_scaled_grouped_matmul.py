@@ -203,6 +203,44 @@ def test_floats_train_under_transforms():
         jax.grad(lambda w: jax.grad(loss)(w, x[0]).sum())(w)
 
 
+def test_one_scale_for_each_matrix():
+    """As `vmap` of `quantize` makes them."""
+    rng = np.random.default_rng(7)
+    x, w = jnp.asarray(rng.normal(size=(9, 16)), "float32"), jnp.asarray(rng.normal(size=(3, 16, 16)), "float32")
+    w8 = jax.vmap(lambda w: jf.quantize(w, "fp8_tensor"))(w * jnp.array([1.0, 10, 100])[:, None, None])
+    x8, sizes = jf.quantize(x, "fp8_row"), jnp.array([2, 3, 4])
+    out = jf.scaled_grouped_matmul(x8, w8, sizes, preferred_element_type="float32")
+    assert_close(out, jf.grouped_matmul(jf.dequantize(x8), jf.dequantize(w8), sizes, transpose_rhs=True))
+
+
+def test_forward_mode_is_refused_by_name():
+    """Wherever it begins: eagerly, in a program, in a loop, batched, around or within a gradient."""
+    x, w, sizes = jnp.ones((5, 8)), jnp.ones((3, 8, 8)), jnp.array([2, 0, 3])
+
+    def f(x):
+        return jf.scaled_grouped_matmul(x, w, sizes, format="fp8_row", preferred_element_type="float32")
+
+    def along(f):
+        return lambda x: jax.jvp(f, (x,), (x,))[1]
+
+    def steps(x):
+        return jax.lax.fori_loop(0, 2, lambda i, x: f(x), x)
+
+    def loss(x):
+        return (f(x) ** 2).sum()
+
+    for use in (
+        along(f), jax.jit(along(f)), along(jax.jit(f)), along(steps), jax.jacfwd(f), jax.linearize(f, x)[1],
+        lambda x: jax.vmap(along(f))(x[None]), along(jax.grad(loss)), jax.grad(along(loss)), jax.hessian(loss),
+    ):  # fmt: skip
+        with pytest.raises(
+            TypeError, match=r"^scaled_grouped_matmul: format= has derivatives in reverse mode, once; .* take jax.grad"
+        ):
+            use(x)
+    assert_close(jax.grad(jax.checkpoint(loss))(x), jax.jit(jax.grad(loss))(x))
+    assert_close(jax.jacrev(f)(x).sum((0, 1)), jax.vjp(f, x)[1](jnp.ones((5, 8)))[0])
+
+
 @pytest.mark.parametrize("format", ["fp8_row", "fp8_block", "fp8_tensor", "mxfp8"])
 def test_floats_take_weights_of_eight_bits(format):
     rng = np.random.default_rng(5)

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/target.h"
 #include "host/executable.h"
+#include "host/exported.h"
 #include "host/report.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -61,8 +62,7 @@ xffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(std::string_view program, s
   const xffi::Error error = guarded([&] {
     JF_REQUIRE(abi == kAbi, "[instantiate] the program was written for abi ", abi, ", this jax_fuser has ", kAbi,
                "; clear the compilation cache or export the program again");
-    JF_REQUIRE(parse_target(target).platform == P, "[instantiate] the target '", target,
-               "' is for another platform than the one that runs the program");
+    host::require_platform(parse_target(target), P);
     state->executable = host::instantiate(program, target);
   });
   if (error.failure()) return xffi::Unexpected(error);
@@ -96,7 +96,7 @@ struct Bound {
       const xffi::AnyBuffer workspace = **rets.get<xffi::AnyBuffer>(outputs);
       const auto bytes = static_cast<int64_t>(workspace.size_bytes());
       JF_REQUIRE(bytes >= program.workspace_bytes, "[execute] program ", program.name, " needs a workspace of ",
-                 program.workspace_bytes, " bytes, the call brings ", bytes);
+                 program.workspace_bytes, " bytes, the call brings ", bytes, "; export it again on such a machine");
       buffers.workspace = workspace.untyped_data();
     }
   }

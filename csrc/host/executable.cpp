@@ -8,6 +8,7 @@
 #include "base/integers.h"
 #include "grouped/cpu/grouped_cpu.h"
 #include "host/counters.h"
+#include "host/exported.h"
 #include "host/report.h"
 #include "host/request.h"
 #include "host/scratch.h"
@@ -312,7 +313,8 @@ std::shared_ptr<Executable> instantiate(std::string_view program, std::string_vi
   // Compiled outside the lock: two threads with one text share the compile below, in runtime::compile.
   std::shared_ptr<Executable> executable = take_ahead(ahead_key(key));
   if (!executable) {
-    executable = reported(program, [&] { return make(build(parse_request(program), runnable), program, runnable); });
+    executable = reported(
+        program, [&] { return make(build_exported(program, parse_target(target), runnable), program, runnable); });
   }
   count(Event::kBuilt);
   executables().add(key, executable);

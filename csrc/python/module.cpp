@@ -12,6 +12,7 @@
 #include "ffi/handlers.h"
 #include "host/counters.h"
 #include "host/executable.h"
+#include "host/exported.h"
 #include "host/facts.h"
 #include "host/stages.h"
 #include "host/tuning.h"
@@ -355,6 +356,12 @@ void bind_programs(nb::module_& m) {
       "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
       "once, or with the first "
       "program of the same module that JAX compiles.");
+  m.def(
+      "check_exported",
+      [](const std::string& program, const std::string& written_for, const std::string& here) {
+        host::build_exported(program, parse_target(written_for), parse_target(here));
+      },
+      "program"_a, "written_for"_a, "here"_a, "Raise what running a program on another target than its own raises.");
   m.def(
       "compile_cuda",
       [](const std::string& program, const std::string& target) {
