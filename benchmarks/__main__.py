@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+from collections.abc import Callable, Iterator
 
 import jax
 
 from . import epilogue, fuse, grouped, latency, moe, nested, scaled, sweep
-from .report import machine, print_case, save_json, save_plot
+from .report import Case, machine, print_case, save_json, save_plot
 from .sweep_report import print_cell, print_sweep, save_heat_map
 
 BENCHMARKS = {
@@ -32,8 +33,11 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", help="run the cases whose name contains this")
     parser.add_argument("--sweep", action="store_true", help="fuse: every pattern at many shapes beside a copy")
     parser.add_argument("--compile-only", action="store_true", help="with --sweep: fill the compile caches")
+    parser.add_argument(
+        "--rests", action="store_true", help="grouped, scaled: each call after a rest, its kernels alone"
+    )
     arguments = parser.parse_args()
-    run = BENCHMARKS[arguments.benchmark]
+    run: Callable[..., Iterator[Case]] = BENCHMARKS[arguments.benchmark]
     if arguments.sweep or arguments.compile_only:
         if arguments.benchmark != "fuse":
             parser.error("--sweep and --compile-only go with fuse")
@@ -41,6 +45,10 @@ def main() -> None:
             parser.error(f"--sweep times kernels on an NVIDIA GPU; here JAX has {jax.devices()[0].device_kind} alone")
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # many processes share the GPU's memory
         run = functools.partial(sweep.cases, compile_only=arguments.compile_only)
+    if arguments.rests:
+        if arguments.benchmark not in ("grouped", "scaled") or jax.default_backend() != "gpu":
+            parser.error("--rests goes with grouped and scaled, on an NVIDIA GPU")
+        run = functools.partial(run, rests=True)
     facts = machine()
     print("machine: " + ", ".join(f"{k} {v}" for k, v in facts.items()))
     done = []

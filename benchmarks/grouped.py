@@ -212,7 +212,9 @@ def torch_contenders(o: Operands, which: str, gpu: bool) -> list[Contender]:
     return [Contender(name, run, wait)]
 
 
-def measured(benchmark: str, name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool) -> Case:
+def measured(
+    benchmark: str, name: str, shape: Shape, spread: str, contenders: list[Contender], quick: bool, rests: bool = False
+) -> Case:
     """Time the contenders on a shape."""
     gpu = jax.default_backend() == "gpu"
     parameters = {"rows": shape.rows, "k": shape.k, "n": shape.n, "groups": shape.groups, "sizes": spread}
@@ -223,11 +225,12 @@ def measured(benchmark: str, name: str, shape: Shape, spread: str, contenders: l
         seconds=(0.4 if gpu else 2) if quick else 8,
         repeats=7 if quick else 15,
         inner=10 if gpu else 1,
+        rests=rests,
     )
     return case
 
 
-def cases(*, quick: bool, only: str) -> Iterator[Case]:
+def cases(*, quick: bool, only: str, rests: bool = False) -> Iterator[Case]:
     """Yield measured cases."""
     gpu = jax.default_backend() == "gpu"
     spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet", "odd")
@@ -242,7 +245,7 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                 o = Operands.draw(shape, dtype, spread)
                 for which in wanted:
                     contenders = jax_contenders(o, which, gpu, quick) + torch_contenders(o, which, gpu)
-                    case = measured("grouped", names[which], shape, spread, contenders, quick)
+                    case = measured("grouped", names[which], shape, spread, contenders, quick, rests)
                     measure_errors(case, contenders, o, which)
                     yield case
 

@@ -3,6 +3,7 @@ what runs behind a kernel of little power looks faster on a GPU."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import statistics
@@ -12,6 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+
+from .kernel_times import kernel_times
+
+REST = 0.02  # seconds
 
 
 @dataclass
@@ -39,11 +44,21 @@ class Timing:
     samples: list[float] = field(default_factory=list, repr=False)
 
 
-def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1) -> list[Timing]:
+def run_once(c: Contender) -> None:
+    """Run a contender and wait for it."""
+    c.wait(c.run())
+
+
+def time_all(
+    contenders: list[Contender], *, seconds: float, repeats: int = 7, inner: int = 1, rests: bool = False
+) -> list[Timing]:
     """Run every contender `repeats` times, in rounds of random order, and return their timings.
 
     `inner` calls are issued before waiting (GPU calls are asynchronous). `seconds` is the budget of each contender:
     slow ones get fewer repetitions, down to one. A contender that raises is reported with its error and no time.
+
+    `rests`: one call at a time on a GPU, each after a rest, and the time of its kernels alone: what is reached where
+    no limit of power is, which calls in a row meet.
     """
     samples: dict[str, list[float]] = {c.name: [] for c in contenders}
     failed: dict[str, str] = {}
@@ -67,6 +82,10 @@ def time_all(contenders: list[Contender], *, seconds: float, repeats: int = 7, i
             if c.name in failed or c.name in slow or (len(spent) >= 3 and sum(spent) * inner * c.calls > seconds):
                 continue
             c.wait(c.run())  # what the last contender used is still being given back while its results are ready
+            if rests:
+                time.sleep(REST)
+                spent.append(kernel_times().seconds(functools.partial(run_once, c))[0] / c.calls)
+                continue
             begin = time.perf_counter()
             result = None
             for _ in range(inner):

@@ -142,24 +142,24 @@ def training_contenders(shape: Shape, extents: jax.Array, backward: bool) -> lis
     return contenders
 
 
-def cases(*, quick: bool, only: str) -> Iterator[Case]:
+def cases(*, quick: bool, only: str, rests: bool = False) -> Iterator[Case]:
     """Yield measured cases."""
-    yield from eight_bit_cases(quick, only)
+    yield from eight_bit_cases(quick, only, rests)
     gpu = jax.default_backend() == "gpu"
     for shape in TRAINING_SHAPES if gpu else TRAINING_CPU_SHAPES:
         extents = jnp.asarray(group_sizes("dirichlet", shape.groups, shape.rows))
         for which in ("forward", "gradients"):
             if only in (name := f"{shape.name} {which} fp8_row"):
                 contenders = training_contenders(shape, extents, which == "gradients")
-                yield measured("scaled", name, shape, "dirichlet", contenders, quick)
+                yield measured("scaled", name, shape, "dirichlet", contenders, quick, rests)
     for shape in FOUR_BIT_SHAPES if gpu else FOUR_BIT_CPU_SHAPES:
         name = f"{shape.name} forward {FOUR_BIT_FORMATS[0]}"
         if only in name:
             contenders = four_bit_contenders(shape, jnp.asarray(group_sizes("dirichlet", shape.groups, shape.rows)))
-            yield measured("scaled", name, shape, "dirichlet", contenders, quick)
+            yield measured("scaled", name, shape, "dirichlet", contenders, quick, rests)
 
 
-def eight_bit_cases(quick: bool, only: str) -> Iterator[Case]:
+def eight_bit_cases(quick: bool, only: str, rests: bool) -> Iterator[Case]:
     """Yield measured cases of 8-bit operands."""
     gpu = jax.default_backend() == "gpu"
     spreads = ("dirichlet",) if quick else ("uniform", "zipf", "dirichlet")
@@ -179,4 +179,4 @@ def eight_bit_cases(quick: bool, only: str) -> Iterator[Case]:
             ]
             if gpu:
                 contenders += torch_contenders(*operands["fp8_row"], sizes)
-            yield measured("scaled", name, shape, spread, contenders, quick)
+            yield measured("scaled", name, shape, spread, contenders, quick, rests)

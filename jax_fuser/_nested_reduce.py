@@ -324,16 +324,18 @@ def _logsumexp(nt: NestedTensor, kind: str, at: int) -> Any:
     nt = _floating(nt)
     if kind == "dense":
         return _in_wide("logsumexp", lambda x: jax.scipy.special.logsumexp(x, axis=at), nt)
-    return _log_total(_wide(nt), kind).astype(nt.dtype)
+    top, log_total = _log_total(_wide(nt), kind)
+    return (log_total + top).astype(nt.dtype)
 
 
-def _log_total(nt: NestedTensor, kind: str) -> jax.Array:
+def _log_total(nt: NestedTensor, kind: str) -> tuple[jax.Array, jax.Array]:
+    """Return the largest of each group, or 0 for one that is not finite, and logsumexp below it."""
     top = jax.lax.stop_gradient(_outermost(nt, kind, True))
     top = jnp.where(jnp.isfinite(top), top, 0)
     # Padding after the shift: its exponential stays finite.
     shifted = _masked(nt.replace(data=nt.data - _to_rows(nt, top, kind)), kind, 0)
     total = _total(nt.replace(data=jnp.exp(shifted)), kind)
-    return jnp.log(total) + top
+    return top, jnp.log(total)
 
 
 def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
@@ -379,10 +381,11 @@ def _softmax_rows_jvp(layout: Any, kind: str, log: bool, primals: Any, tangents:
 @_compiled
 def _grouped_softmax(nt: NestedTensor, kind: str, log: bool) -> NestedTensor:
     wide = _wide(nt)
-    below = _log_total(wide, kind)
+    top, log_total = _log_total(wide, kind)
     # As of dense arrays: nothing has a share beside an infinity.
-    below = jnp.where(jnp.isposinf(below), jnp.nan, below)
-    rows = wide.replace(data=wide.data - _to_rows(wide, below, kind))
+    log_total = jnp.where(jnp.isposinf(log_total), jnp.nan, log_total)
+    # One after the other: beside the largest of huge numbers the logarithm would be lost.
+    rows = wide.replace(data=wide.data - _to_rows(wide, top, kind) - _to_rows(wide, log_total, kind))
     name = "log_softmax" if log else "softmax"
     return elementwise(name, lambda x: (x if log else jnp.exp(x)).astype(nt.dtype), rows)
 

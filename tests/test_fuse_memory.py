@@ -37,6 +37,33 @@ def test_tiles_follow_long_rows_where_they_store_whole_lines(rows, order):
     assert ("along_rows" in schedule) == bool(order) and order in schedule
 
 
+@pytest.mark.parametrize(
+    ("f", "columns", "unrolls", "fetches"),
+    [
+        (lambda x, y: x.T * 2, 4096, True, False),
+        (lambda x, y: x.T + y[0], 4096, True, False),
+        (lambda x, y: x.T + y, 4096, True, True),
+        (lambda x, y: x.T + y, 4099, False, False),
+        (lambda x, y: jnp.exp(x.T) + y, 4096, False, True),
+    ],
+)
+def test_tiles_of_short_bodies_stay_in_registers(f, columns, unrolls, fetches):
+    fusion = jf.ir.trace(f, jnp.ones((4096, columns)), jnp.ones((columns, 4096)))
+    source = _core.stages(str(fusion), "cpu isa=avx512 vector_bytes=64")["source"]
+    assert "load_turned" in source and ("jf::prefetch" in source) == fetches
+    assert ("unroll" in source) == unrolls and ("task, true) : " in source) == unrolls
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32"])
+@pytest.mark.parametrize("columns", [4096, 4099])
+def test_large_transposes(device, dtype, columns):
+    with jax.default_device(device):
+        x = jnp.asarray(np.random.default_rng(0).integers(-99, 99, (2112, columns)), dtype)
+        f = jax.jit(jf.fuse(lambda x, y: (x.T * 2, x.T + y)))
+        for got, want in zip(f(x, x.T * 3), (np.asarray(x * 2).T, np.asarray(x * 4).T)):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_a_tile_reads_nothing_outside_of_its_array():
     source = jf.fuse(lambda x: x.T * 2).lower(jnp.ones((70, 1000))).as_text("source")
     if "load_turned" in source:  # the CPU's

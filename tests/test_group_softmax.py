@@ -32,6 +32,13 @@ def test_it_is_one_kernel_where_a_group_fits_the_device(dtype, f):
     assert name == "soft_softmax" and parameters.startswith("group softmax tile=") and "stay in shared memory" in reason
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_table_of_many_groups_takes_the_place_of_tiles(dtype):
+    for count in (256, 500):
+        [(_, parameters, _)] = kernels(traced(dtype, count=count))
+        assert "slots=1" in parameters
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [
@@ -176,8 +183,9 @@ def test_its_threads_give_every_row_its_share(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_it_compiles_within_its_registers(dtype, tmp_path):
     nvrtc_or_skip()
-    [used] = assert_no_spills(traced(dtype), tmp_path)
-    assert used["REG"] <= 128
+    for f, count in ((jf.nested.softmax, 128), (jf.nested.log_softmax, 500)):
+        [used] = assert_no_spills(traced(dtype, f=f, count=count), tmp_path)
+        assert used["REG"] <= 128
 
 
 def spreads(rows):
@@ -219,14 +227,18 @@ def test_on_the_device(f, dtype, rows, columns, hopper):
 
 
 @pytest.mark.gpu
-def test_infinities_and_nan_on_the_device(hopper):
-    """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_infinities_and_nan_on_the_device(dtype, hopper):
+    """As of dense arrays: an infinity leaves NaN, a column of negative ones too; others never notice. Columns of the
+    lowest number, as masks have it, are even."""
     x = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
     x[1500, 0], x[1600, 1], x[1000:2500, 2], x[1700, 3], x[1200:2400, 4] = np.inf, np.nan, -np.inf, -np.inf, -3e38
+    x[1000:2500, 5] = x[1600:1700, 6] = float(jnp.finfo(dtype).min)
+    x = jnp.asarray(x, dtype)
     sizes = [1000, 1500, 500]
-    got = jf.nested.softmax(jf.as_nested(jnp.asarray(x), extents=sizes)).data
-    want = np.concatenate([np.asarray(jax.nn.softmax(part, 0)) for part in groups(x, sizes)])
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
+    got = jf.nested.softmax(jf.as_nested(x, extents=sizes)).data
+    want = np.concatenate([np.asarray(jax.nn.softmax(jnp.asarray(part), 0)) for part in groups(np.float32(x), sizes)])
+    assert_close(np.float32(got), want, dtype)
 
 
 @pytest.mark.gpu

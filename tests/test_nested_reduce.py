@@ -174,3 +174,22 @@ def test_sum_under_shard_map():
     value, grad = loss(nt.data)
     assert float(value) == pytest.approx(np.arange(12.0).reshape(6, 2)[:5].sum(), rel=1e-6)
     assert (np.asarray(grad)[5] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("f", "dense"), [("softmax", jax.nn.softmax), ("log_softmax", jax.nn.log_softmax)])
+@pytest.mark.parametrize("rows", [60, 6000])
+def test_softmax_of_huge_numbers_is_that_of_dense_arrays(f, dense, dtype, rows):
+    """Columns of the lowest number, as masks have them, are even; a share beside huge numbers is exact."""
+    x = np.random.default_rng(0).normal(size=(rows, 16)).astype(np.float32)
+    x[:, 0] = x[: rows // 2, 1] = float(jnp.finfo(dtype).min)
+    x[:, 2] *= 0.1 * float(jnp.finfo(dtype).max)
+    x[:, 3] += 1e4
+    x = jnp.asarray(x, dtype)
+    sizes = [rows // 3, 0, rows - rows // 3]
+    got = getattr(jf.nested, f)(jf.as_nested(x, extents=sizes)).data
+    ends = np.cumsum(sizes)
+    parts = [dense(x[end - n : end].astype(jnp.float32), axis=0) for n, end in zip(sizes, ends) if n]
+    want = np.concatenate(parts)
+    for column in range(16):  # the logarithms of some are huge
+        assert_close(np.float32(got[:, column]), np.float32(jnp.asarray(want[:, column], dtype)), dtype)

@@ -13,7 +13,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
 from benchmarks import __main__ as benchmarks_main
-from benchmarks import kernel_times, sweep
+from benchmarks import kernel_times, measure, sweep
 from benchmarks.measure import Timing
 from benchmarks.report import OURS, Case
 from benchmarks.sweep_report import by_dtype, lead_of, print_sweep, share_of
@@ -72,6 +72,7 @@ def test_tables_of_what_failed_everywhere_say_why(capsys):
     [
         ("grouped --sweep", "--sweep and --compile-only go with fuse"),
         ("fuse --compile-only", "times kernels on an NVIDIA GPU; here JAX has cpu"),
+        ("fuse --rests", "--rests goes with grouped and scaled, on an NVIDIA GPU"),
         ("nested --quick --only nobody", "no case of nested has 'nobody' in its name"),
     ],
 )
@@ -83,6 +84,20 @@ def test_the_command_line_says_what_it_cannot_do(arguments, message, monkeypatch
     with pytest.raises(SystemExit):
         benchmarks_main.main()
     assert message in capsys.readouterr().err
+
+
+def test_calls_after_rests_are_times_of_kernels(monkeypatch):
+    class Ticks:
+        def seconds(self, run):
+            run()
+            return 2e-3, 2
+
+    rested, ran = [], []
+    monkeypatch.setattr(measure, "kernel_times", Ticks)
+    monkeypatch.setattr(measure.time, "sleep", rested.append)
+    one = measure.Contender("two calls", lambda: ran.append(1), wait=lambda result: result, calls=2)
+    [timing] = measure.time_all([one], seconds=1, repeats=3, rests=True)
+    assert timing.samples == [1e-3] * 3 and rested == [measure.REST] * 3 and len(ran) == 2 + 3 * 2
 
 
 @pytest.mark.parametrize("pattern", ["layer norm backward", "cross entropy"])

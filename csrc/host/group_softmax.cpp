@@ -68,20 +68,24 @@ std::string softmax_text(const grouped::GroupSoftmax& s) {
   add("power", type("f32", nested), "exp(distance)");
   add("sum", type("f32", of_groups), "reduce_sum(power) {dims=[1]}");
   add("log_sum", type("f32", of_groups), "log(sum)");
-  add("below", type("f32", of_groups), "add(log_sum, shift)");
   constant("infinity", "f32", "inf");
   add("infinities", type("f32", same), "broadcast(infinity) {dims=[]}");
-  add("infinite", type("pred", of_groups), "eq(below, infinities)");
+  add("infinite", type("pred", of_groups), "eq(log_sum, infinities)");
   constant("not_a_number", "f32", "nan:7ff8000000000000");
   add("nans", type("f32", same), "broadcast(not_a_number) {dims=[]}");
-  add("total", type("f32", of_groups), "select(infinite, nans, below)");
-  // Its share of every row; zeros behind the last one.
-  add("of_group", type("f32", of_rows),
-      cat("take(total, group_of_row) {axes=[0], limits=[", s.groups - 1,
-          "], dims=[-1,1], starts=[0,0], strides=[1,1]}"));
-  add("of_row", type("f32", of_rows), "select(has, of_group, zeros_of_rows)");
+  add("total", type("f32", of_groups), "select(infinite, nans, log_sum)");
+  // Rows below both of their group; zeros behind the last one.
+  const auto of_rows_group = [&](const std::string& value) {
+    add(value + "_of_group", type("f32", of_rows),
+        cat("take(", value, ", group_of_row) {axes=[0], limits=[", s.groups - 1,
+            "], dims=[-1,1], starts=[0,0], strides=[1,1]}"));
+    add(value + "_of_row", type("f32", of_rows), cat("select(has, ", value, "_of_group, zeros_of_rows)"));
+  };
+  of_rows_group("shift");
+  of_rows_group("total");
   if (!wide) add("wide", type("f32", of_rows), "convert(x)");
-  add("difference", type("f32", of_rows), cat("sub(", wide ? "x" : "wide", ", of_row)"));
+  add("below", type("f32", of_rows), cat("sub(", wide ? "x" : "wide", ", shift_of_row)"));
+  add("difference", type("f32", of_rows), "sub(below, total_of_row)");
   add("all_wanted", type("s32", ""), "reduce_sum(clipped) {dims=[0]}");
   add("used", type("s32", ""), "min(all_wanted, rows)");
   add("one_used", type("s32", "b1"), "broadcast(used) {dims=[]}");

@@ -26,6 +26,32 @@ constexpr int64_t kMostElements = 128, kFewestElements = 4;
 // Of a row that tiles follow each other along, what is on its way; and how many may be beside each other.
 constexpr int64_t kAheadBytes = 256, kMostBeside = 8;
 
+// A body that is no longer than this is written once for each element of a tile, which then stays in registers. Those
+// of longer tiles have no room there while conditions divide them.
+constexpr int64_t kMostUnrolled = 32, kMostUnrolledUnderConditions = 16, kShortBody = 12;
+
+// Where the body reads other rows, too, hardware sees best which come next if one load reads them all, unless they are
+// fetched already.
+bool is_short(const Body& body, int variable) {
+  const auto fetched = [&](int buffer) {
+    return std::any_of(body.begin(), body.end(), [&](const Stmt& stmt) {
+      const auto* prefetch = std::get_if<loops::Prefetch>(&stmt.node);
+      return prefetch != nullptr && prefetch->buffer == buffer;
+    });
+  };
+  return static_cast<int64_t>(body.size()) <= kShortBody &&
+         std::all_of(body.begin(), body.end(), [&](const Stmt& stmt) {
+           if (const auto* compute = std::get_if<loops::Compute>(&stmt.node)) {
+             return ir::info(compute->op).operands != ir::OperandTypes::kFloating;
+           }
+           if (const auto* load = std::get_if<Load>(&stmt.node)) {
+             return load->lane_stride == 0 || !depends(load->offset, variable) || fetched(load->buffer);
+           }
+           return std::holds_alternative<loops::Get>(stmt.node) || std::holds_alternative<loops::Store>(stmt.node) ||
+                  std::holds_alternative<loops::Prefetch>(stmt.node);
+         });
+}
+
 struct Around {
   int variable;
   int64_t extent;
@@ -83,6 +109,7 @@ class Turner {
 
     Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}, {}, vector.limit_variable};
     Body result;
+    std::optional<int> along;  // the variable of a loop over tiles along rows
     for (Stmt& stmt : vector.body) {
       const auto* load = std::get_if<Load>(&stmt.node);
       if (load == nullptr || load->lane_stride <= 1 || step_of(load->offset, loop.variable) != 1) continue;
@@ -91,6 +118,7 @@ class Turner {
       kernel_.arrays.push_back(
           {kernel_.buffers[load->buffer].name + "_tile", kernel_.registers[load->result], loop.extent});
       const IndexPtr first = replace(load->offset, loop.variable, loops::constant(0));
+      if (const auto tiles = along_rows(*load, loop.extent)) along = tiles;
       filled.body.push_back(
           {loops::TurnedLoad{array, load->buffer, replace(first, vector.variable, loops::variable(filled.variable)),
                              load->lane_stride, ahead(*load, loop.extent), limits}});
@@ -98,6 +126,9 @@ class Turner {
       stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
     }
     if (result.empty()) return {};
+    if (along && limits.empty()) fetch_next(vector.body, loop.variable, *along);
+    const int64_t most = limits.empty() ? kMostUnrolled : kMostUnrolledUnderConditions;
+    if (loop.extent <= most && is_short(vector.body, loop.variable)) loop.parallel = loops::Parallel::kUnroll;
     ++next_variable_;
     Stmt fill{std::move(filled)};
     if (!outside.empty()) fill = {loops::Guard{std::move(outside), {std::move(fill)}}};
@@ -105,16 +136,32 @@ class Turner {
     return result;
   }
 
-  // Where tiles follow each other along the rows that they load, but for a few beside each other, a few of them on;
-  // else the next rows.
-  int64_t ahead(const Load& load, int64_t tile) const {
+  // The loop in which tiles follow each other along the rows that they load, but for a few beside each other.
+  std::optional<int> along_rows(const Load& load, int64_t tile) const {
     for (auto loop = around_.rbegin(); loop != around_.rend(); ++loop) {
-      if (step_of(load.offset, loop->variable) == tile) {
-        return kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype);
-      }
+      if (step_of(load.offset, loop->variable) == tile) return loop->variable;
       if (loop->extent > kMostBeside) break;
     }
+    return std::nullopt;
+  }
+  // There a few tiles on; else the next rows.
+  int64_t ahead(const Load& load, int64_t tile) const {
+    if (along_rows(load, tile)) return kAheadBytes / size_of(kernel_.buffers[load.buffer].dtype);
     return kernel_.width * load.lane_stride;
+  }
+
+  // Fetches what the next tile reads of other rows: a few lines of each, which hardware does not see coming.
+  static void fetch_next(Body& body, int variable, int along) {
+    Body result;
+    for (Stmt& stmt : body) {
+      const auto* load = std::get_if<Load>(&stmt.node);
+      const bool plain = load != nullptr && load->lane_stride == 1 && load->when.empty() && load->within.empty() &&
+                         load->steps.empty() && !load->rows && depends(load->offset, variable);
+      const std::optional<int64_t> step = plain ? step_of(load->offset, along) : std::nullopt;
+      if (step.value_or(0) != 0) result.push_back({loops::Prefetch{load->buffer, loops::moved(load->offset, *step)}});
+      result.push_back(std::move(stmt));
+    }
+    body = std::move(result);
   }
 
   Kernel& kernel_;

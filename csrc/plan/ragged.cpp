@@ -20,7 +20,7 @@ constexpr int64_t kMaxLanes = 16;
 constexpr int64_t kColumns = 256, kColumnsAgain = 16;
 // Pieces of work for whose sake columns are cut.
 constexpr int64_t kFewPieces = 64;
-constexpr int64_t kThreads = 256, kUnroll = 4;
+constexpr int64_t kThreads = 256, kUnroll = 4, kMuchMemory = int64_t{1} << 26;  // bytes
 // Of a block that keeps the rows of a part: as few as have room for them, so that several blocks, which wait at
 // different times, share a multiprocessor. And registers of a thread for rows.
 constexpr int64_t kFewestKeeping = 256, kMostKeeping = 512, kKept = 64;
@@ -308,8 +308,10 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   p.lanes = kMaxVectorBytes / narrowest;
   while (p.lanes > 1 && (columns % p.lanes != 0 || columns < p.lanes * kWarp / 4)) p.lanes /= 2;
   p.columns = power_of_two(divide_up(columns, p.lanes), kWarp);
-  p.rows = power_of_two(rows, kThreads / p.columns);
-  p.unroll = std::clamp<int64_t>(rows / p.rows, 1, kUnroll);
+  // Where memory bounds it, more rows on their way of fewer threads.
+  const int64_t times = elements * narrowest >= kMuchMemory ? 2 : 1;
+  p.rows = power_of_two(rows, kThreads / times / p.columns);
+  p.unroll = std::clamp<int64_t>(rows / p.rows, 1, times * kUnroll);
   keep_rows(segment, shape, p);
   return p;
 }

@@ -110,6 +110,11 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   }
   int useful = rank;
   while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
+  // A result that others read is stored once, not for each of their rows.
+  const bool is_stored = std::find(fusion_.outputs.begin(), fusion_.outputs.end(), op.output) != fusion_.outputs.end();
+  for (int i = 0; is_stored && i < useful; ++i) {
+    if (tree.inserted[tree.loop[i]] && is_serial(domain.loop[i].parallel)) useful = i;
+  }
   if (const int scan = scan_position(domain, fusion_.values[op.output].name); scan >= 0) return std::min(useful, scan);
   for (int i = 0; i < useful; ++i) {
     if (tree.reduced[tree.loop[i]]) return i;

@@ -463,7 +463,7 @@ struct GroupSoftmax {
         };
         const int rows = column < a.columns ? rows_of(m, r, t) : 0;
         if (rows == kRows) {
-#pragma unroll 16
+#pragma unroll
           for (int i = 0; i < kRows / kStoring; ++i) one(i);
         } else {
           for (int i = 0; i * kStoring + warp < rows; ++i) one(i);
