@@ -234,7 +234,7 @@ def test_infinities_and_nan_on_the_device(dtype, hopper):
     x = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
     x[1500, 0], x[1600, 1], x[1000:2500, 2], x[1700, 3], x[1200:2400, 4] = np.inf, np.nan, -np.inf, -np.inf, -3e38
     x[1000:2500, 5] = x[1600:1700, 6] = float(jnp.finfo(dtype).min)
-    x = jnp.asarray(x, dtype)
+    x = jnp.asarray(x).astype(dtype)
     sizes = [1000, 1500, 500]
     got = jf.nested.softmax(jf.as_nested(x, extents=sizes)).data
     want = np.concatenate([np.asarray(jax.nn.softmax(jnp.asarray(part), 0)) for part in groups(np.float32(x), sizes)])
