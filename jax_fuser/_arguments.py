@@ -30,6 +30,12 @@ def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
         raise TypeError(f"{fn}: {name} must be an array of numbers that fit, got {what[:80]}") from None
 
 
+def check_real(fn: str, name: str, value: jax.Array) -> None:
+    """Refuse complex numbers, whose imaginary part would be lost."""
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        raise TypeError(f"{fn}: {name} must be real, got {value.dtype}; pass {name}.real")
+
+
 def integer(fn: str, name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return an argument that is a Python int or as good as one."""
     try:

@@ -81,11 +81,6 @@ def _check_integers(fn: str, experts: jax.Array) -> None:
         raise TypeError(f"{fn}: experts must be integers, got {experts.dtype}")
 
 
-def _check_real(fn: str, weights: jax.Array) -> None:
-    if jnp.issubdtype(weights.dtype, jnp.complexfloating):
-        raise TypeError(f"{fn}: weights must be real, got {weights.dtype}; pass weights.real")
-
-
 def layer_arguments(
     fn: str, x: Any, experts: Any, weights: Any, w13: Any, w2: Any, activation: Activation, local: str = ""
 ) -> Any:
@@ -100,7 +95,7 @@ def layer_arguments(
     _check_integers(fn, experts)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"{fn}: x must be floats, got {x.dtype}; convert it, x.astype(jnp.float32)")
-    _check_real(fn, weights)
+    _arguments.check_real(fn, "weights", weights)
     if not x.ndim or not experts.ndim or experts.shape[:-1] != x.shape[:-1] or weights.shape != experts.shape:
         raise ValueError(
             f"{fn}: experts and weights must be (.., top_k) for x (.., d), "
@@ -134,7 +129,7 @@ def weights_of(fn: str, weights: Any, target: jax.Array) -> jax.Array:
     """Return the weights of `combine` as `(tokens, top_k)`, after checks."""
     weights = _arguments.array(fn, "weights", weights)
     check_sizes(fn, weights=weights)
-    _check_real(fn, weights)
+    _arguments.check_real(fn, "weights", weights)
     if weights.shape not in (target.shape, target.shape[:1] if target.shape[1] == 1 else None):
         raise ValueError(f"{fn}: weights must be (tokens, top_k)={target.shape}, got {weights.shape}")
     return weights.reshape(target.shape)

@@ -106,8 +106,7 @@ def route(
     """
     logits, top_k = _arguments.array("route", "logits", logits), _arguments.integer("route", "top_k", top_k)
     check_sizes("route", logits=logits)
-    if jnp.issubdtype(logits.dtype, jnp.complexfloating):
-        raise TypeError(f"route: logits must be real, got {logits.dtype}; pass logits.real")
+    _arguments.check_real("route", "logits", logits)
     if logits.ndim == 0 or not 1 <= top_k <= logits.shape[-1]:
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):

@@ -26,8 +26,8 @@ Program build_exported(std::string_view program, const Target& written_for, cons
     if (written_for == here) throw;
     throw UserError(cat("[instantiate] ", request.fusion.name, " was exported for ", describe(written_for),
                         ", here is ", describe(here),
-                        ", which lacks a kernel for it; export again on a machine with "
-                        "such a GPU, which writes what it can run. The reason: ",
+                        ", which lacks a kernel for it; export again on a machine with such a GPU, which writes what "
+                        "it can run. The reason: ",
                         error.what()));
   }
 }

@@ -14,7 +14,6 @@ constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kMostSlots = 16;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
-constexpr int64_t kSharedBytes = 227 << 10;      // of a block, from compute capability 9.0 on
 constexpr int64_t kGroupsAtOnce = 128;           // one kernel for all numbers of groups up to a multiple of this
 
 int64_t columns_of_strip(const GroupSoftmax& s, const SoftmaxConfig& c) { return c.bytes / size_of(s.dtype); }
@@ -66,8 +65,9 @@ SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
   SoftmaxConfig c = s.dtype == DType::kF32 ? SoftmaxConfig{64, 256, 13, 9, 5}
                     : has_short            ? SoftmaxConfig{64, 256, 12, 9, 6}
                                            : SoftmaxConfig{128, 128, 13, 8, 6};
-  // The table of many groups takes the place of tiles.
-  while (c.slots > c.run + 1 && shared_bytes(s, c) > kSharedBytes) --c.slots;
+  // The table of many groups takes the place of tiles: the same number on all targets, as of the scratch memory.
+  const int64_t room = cuda_target_for(kCapability).max_shared_bytes;
+  while (c.slots > c.run + 1 && shared_bytes(s, c) > room) --c.slots;
   return c;
 }
 
