@@ -87,6 +87,7 @@ MAIN = """
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline float logf(float x) { return std::log(x); }
 inline float expf(float x) { return std::exp(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }
 namespace jf::ptx {
 inline void store_word(unsigned long* to, unsigned long word) { *to = word; }
 // The larger of each of two 16-bit floats: these are integers of the same order, but for their signs.
@@ -123,6 +124,9 @@ void run(int blocks, int rows, int columns, std::vector<int> extents, double tol
   for (int& n : extents) n = std::min(std::max(n, 0), rows - end), end += n;
   const auto number = [](unsigned i) { return (i * 40503u >> 4) % 997 / 50.f - 9; };
   for (int i = 0; i < rows * columns; ++i) x[i] = narrow<T>(i < end * columns ? number(i) : NAN);
+  // As masks have it: a column of the lowest number, one with some of it.
+  const float low = is_same<T, f16> ? -65504 : -0x1.fep127f;
+  for (int i = 0; i < end; ++i) x[i * columns + 3] = narrow<T>(low), x[i * columns + 5] = narrow<T>(i % 3 ? low : 2);
   const int parts = rows / kRows * 3 + groups, joined = rows / kRows + 1;
   std::vector<unsigned long> words(long(strips) * Kernel::kColumns * (parts + joined), ~0ul);
   const typename Kernel::Args args = {given.data(), out.data(), words.data(), rows, columns, groups, parts, joined};
@@ -173,8 +177,8 @@ int main() {
 
 
 def test_its_threads_give_every_row_its_share(tmp_path):
-    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; a
-    block that begins late; extents below 0 and beyond the rows."""
+    """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; the
+    lowest number; a block that begins late; extents below 0 and beyond the rows."""
     flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={16 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
     assert len(lines) == 16 and all(line.startswith("right") for line in lines), lines
