@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <utility>
 
 #include "base/error.h"
 
 namespace jf {
 namespace {
 
+constexpr int kLeastVectorBytes = 16;
 constexpr std::array<std::string_view, 5> kIsaNames = {"portable", "avx2", "avx512", "avx512bf16", "amx"};
 
 // Asks Linux for the AMX tile registers; without the permission the first tile instruction faults.
@@ -116,6 +116,12 @@ Target parse_target(std::string_view text) {
       throw UserError(cat("[parse_target] unknown key '", key, "'"));
     }
   }
+  // Planning divides by these.
+  const bool is_sound = target.platform == Platform::kCpu
+                            ? target.vector_bytes >= kLeastVectorBytes
+                            : target.compute_capability > 0 && target.multiprocessors > 0 &&
+                                  target.max_shared_bytes >= 0 && target.max_threads_per_block >= kWarp;
+  JF_REQUIRE(is_sound, "[parse_target] no such machine: ", print(target));
   return target;
 }
 

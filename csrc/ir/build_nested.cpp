@@ -336,6 +336,9 @@ ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, co
 ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
   std::pair<ValueId, std::vector<int64_t>> key(x, to);
   if (const auto found = reshapes_.find(key); found != reshapes_.end()) return found->second;
+  const Deeper deeper(*this);
+  JF_REQUIRE(!too_deep(), "[reshape] ", fusion_.values[x].name, " is nested, and more than ", kMaxDepth,
+             " ops lie between it and what is reshaped; reshape earlier, or combine it first");
   const ValueId result = reshaped_anew(x, to);
   reshapes_.emplace(std::move(key), result);
   return result;

@@ -26,18 +26,20 @@ int64_t Builder::rows_behind(ValueId x, int64_t axis) {
   const Axis ragged = fusion_.values[x].axes[axis];
   int64_t rows = 0;
   std::vector<ValueId> todo = {x};
-  for (size_t i = 0; i < todo.size(); ++i) {
-    const Op* op = definition(todo[i]);
-    if (op == nullptr || ragged_axis(fusion_.values[todo[i]]) < 0) continue;
+  std::vector<bool> seen(fusion_.values.size(), false);
+  while (!todo.empty()) {
+    const ValueId id = todo.back();
+    todo.pop_back();
+    const Op* op = seen[id] ? nullptr : definition(id);
+    seen[id] = true;
+    if (op == nullptr || ragged_axis(fusion_.values[id]) < 0) continue;
     if (op->kind == OpKind::kPartition) {
       const std::vector<int64_t> own = rows_of(*op);
       for (size_t cut = 0; cut < own.size(); ++cut) {
         if (op->inputs[2 + 2 * cut] == ragged.extents) rows = std::max(rows, own[cut]);
       }
     }
-    for (ValueId id : op->inputs) {
-      if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
-    }
+    todo.insert(todo.end(), op->inputs.begin(), op->inputs.end());
   }
   return rows > 0 ? rows : ragged.extent * fusion_.values[ragged.extents].axes.back().extent;
 }

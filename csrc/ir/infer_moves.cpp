@@ -198,10 +198,10 @@ Value Inference::take(const Value& stated) const {
                        (dim < 0 || std::count(t.dims.begin(), t.dims.end(), dim) == 1);
     JF_REQUIRE(known, "[take] dims of ", type(0), " must be axes of the result, each once, or -1, got ", dim);
     const int64_t size = x.axes[a].extent, window = dim < 0 ? 1 : result.axes[dim].extent;
-    const bool inside =
-        t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 && t.strides[a] <= std::max<int64_t>(size, 1) &&
-        last[a] <= size && window <= size + 1 &&
-        (elements(result) == 0 || last[a] + t.starts[a] < size - (window > 1 ? t.strides[a] * (window - 1) : 0));
+    const bool inside = t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 &&
+                        t.strides[a] <= std::max<int64_t>(size, 1) && last[a] <= size && window <= size + 1 &&
+                        (elements(result) == 0 || (last[a] + t.starts[a] < size &&
+                                                   window - 1 <= (size - 1 - last[a] - t.starts[a]) / t.strides[a]));
     JF_REQUIRE(inside, "[take] axis ", a, " of ", type(0), ": ", window, " elements from ", t.starts[a], " on, ",
                t.strides[a], " apart, with an index up to ", last[a], ", do not lie inside");
     if (dim >= 0) result.axes[dim].kind = AxisKind::kIteration;

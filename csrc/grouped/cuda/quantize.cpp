@@ -1,7 +1,5 @@
 #include "grouped/cuda/quantize.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/integers.h"
 
@@ -12,12 +10,11 @@ constexpr int kCapability = 90;  // later ones have other kernels
 constexpr int kThreads = 256;
 constexpr int64_t kRowBytes = 128;  // of a strip: the span of the swizzle
 constexpr int64_t kChunk = 32;      // rows of a copy
-constexpr int64_t kBlock = 128;     // rows and columns of a scale
 constexpr int kSharedAlign = 1024;
 constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 int64_t strip_columns(const Quantization& q) { return kRowBytes / size_of(q.in); }
-int64_t strips(const Quantization& q) { return q.of_columns ? 1 : kBlock / strip_columns(q); }
+int64_t strips(const Quantization& q) { return q.of_columns ? 1 : kScaleBlock / strip_columns(q); }
 
 // As Quantizer::Shared.
 int64_t shared_bytes(const Quantization& q, int64_t rows) {
@@ -55,7 +52,7 @@ int64_t Quantization::pitch() const { return transpose ? round_up(rows, int64_t{
 std::string print(const QuantizeConfig& c) { return cat("quantize rows=", c.rows, " cluster=", c.blocks); }
 
 QuantizeConfig choose_quantize(const Quantization& q, const Target& target) {
-  if (!q.of_columns) return {kBlock, 1};
+  if (!q.of_columns) return {kScaleBlock, 1};
   // As few blocks as hold the rows: 7168 x 4096 took 0.76 ms in 4 of 1792 rows, 0.81 in 8 of 896, of which two run on a
   // multiprocessor. Clusters of 6 and 7 leave many multiprocessors of the 16 or 18 that can be one idle.
   for (const int64_t blocks : {1, 2, 3, 4, 5, 8}) {
@@ -72,7 +69,7 @@ std::string why_not_quantize(const Quantization& q, const Target& target) {
   if (q.in != DType::kBF16 && q.in != DType::kF16 && q.in != DType::kF32) return cat("it takes no ", name(q.in));
   if (q.matrices == 0 || q.rows == 0 || q.columns == 0) return "an operand is empty";
   if (q.columns * size_of(q.in) % 16 != 0 || q.pitch() % 16 != 0) return "rows are no multiple of 16 bytes";
-  for (const int64_t size : {q.matrices, q.rows, q.columns, grid(q, {kBlock, kMostBlocksOfCluster})}) {
+  for (const int64_t size : {q.matrices, q.rows, q.columns, grid(q, {kScaleBlock, kMostBlocksOfCluster})}) {
     if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
   }
   if (choose_quantize(q, target).rows == 0) return cat(q.rows, " rows, which a cluster does not hold");
