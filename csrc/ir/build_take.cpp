@@ -1,6 +1,5 @@
 // Reading at computed places in the builder: only what is taken is computed.
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
 #include "ir/build.h"

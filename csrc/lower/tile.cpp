@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
-#include <optional>
 
 #include "base/error.h"
 #include "graph/index.h"

@@ -1,7 +1,6 @@
 #include "plan/after_folds.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
 
 namespace jf::plan {

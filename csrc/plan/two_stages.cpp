@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -11,7 +10,6 @@
 #include "base/target.h"
 #include "ir/append.h"
 #include "ir/verify.h"
-#include "plan/clusters.h"
 #include "plan/even_rows.h"
 #include "plan/strips.h"
 
