@@ -385,7 +385,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
         why.empty() ? softmax_program(whole, *softmax, target) : build_for(whole, target, tuning, fills, differs);
     if (!why.empty()) program.facts.back().reason += cat("; it reads the rows again: ", why);
     // Enough for either, with the other kinds of GPU.
-    for (const int capability : {80, 90}) {
+    for (const int capability : {kFirstCapability, kFirstWithClusters}) {
       const Program other = build_for(whole, cuda_target_for(capability), {}, fills, differs);
       program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, other.portable_workspace_bytes);
     }
@@ -396,7 +396,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
   }
   Program program = build_for(whole, target, tuning, fills, differs);
   if (differs) {
-    const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);
+    const Target other = other_cuda_target(target);
     program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, portable_bytes(whole, other, fills));
   }
   return program;

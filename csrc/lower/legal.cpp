@@ -5,10 +5,12 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/target.h"
 #include "codegen/dialect.h"
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "loops/bodies.h"
 #include "lower/allocation.h"
 #include "lower/bulk.h"
 #include "lower/scan.h"
@@ -45,7 +47,7 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    JF_REQUIRE(parallel != Parallel::kCluster || target.compute_capability >= 90, "[lower] ", value,
+    JF_REQUIRE(parallel != Parallel::kCluster || has_clusters(target), "[lower] ", value,
                " has a cluster axis, which needs a CUDA device of compute capability 9.0, but the target is '",
                print(target), "'; fold in parts");
     const bool apart = parallel == Parallel::kTask || (is_block(parallel) && parallel != Parallel::kCluster);
@@ -236,7 +238,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   JF_REQUIRE(threads <= fit, "[lower] ", kernel.name, " has ", threads, " threads; the target has ", fit,
              " in a block, split the axis");
   bool folds = false;
-  codegen::for_each(kernel.body, [&](const auto& node) {
+  loops::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
       folds = folds || node.threads || node.threads_y || node.cluster;
     }

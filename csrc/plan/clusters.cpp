@@ -418,7 +418,7 @@ class Finder {
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
     const int64_t enough = target_.platform == Platform::kCpu ? kEnoughTasks : kEnoughBlocks;
-    const bool fits = parts * blocks_of_row(row, widest, shares_rows(target_)) >= enough;
+    const bool fits = parts * blocks_of_row(row, widest, has_clusters(target_)) >= enough;
     return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
   }
 

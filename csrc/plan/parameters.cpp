@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "plan/traffic.h"
 
 namespace jf::plan {
@@ -169,8 +170,8 @@ struct Checker {
                ": expected a loop in [", first, ", ", loops, "), got ", value);
   }
   void lanes(int64_t value) const {
-    JF_REQUIRE((value & (value - 1)) == 0 && value <= kMaxLanes, "[", strategy,
-               "] lanes: expected a power of two up to ", kMaxLanes, ", got ", value);
+    JF_REQUIRE(is_power_of_two(value) && value <= kMaxLanes, "[", strategy, "] lanes: expected a power of two up to ",
+               kMaxLanes, ", got ", value);
   }
   void at_most(const char* field, int64_t value, int64_t most) const {
     JF_REQUIRE(value <= most, "[", strategy, "] ", field, ": expected at most ", most, ", got ", value);

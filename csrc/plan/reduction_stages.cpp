@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/target.h"
 #include "plan/even_rows.h"
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
@@ -77,13 +78,6 @@ int64_t rows_side_by_side(const RowFacts& facts, const CudaReduction& p, int64_t
   return std::max<int64_t>(1, most);
 }
 
-// Clusters that run at once with one block on a multiprocessor. Their blocks are neighbours, and some neighbourhoods
-// are too small for another cluster: of 132 multiprocessors, clusters of 8 take 120, of 4 take 120 or 124, of 2 all.
-int64_t clusters_at_once(int64_t cluster, const Target& target) {
-  const int64_t used = cluster > 2 ? target.multiprocessors * 10 / 11 : target.multiprocessors;
-  return std::max<int64_t>(1, used / cluster);
-}
-
 // Elements after a row whose copies begin anywhere, so that the next one can begin as far into 16 bytes.
 int64_t pad_of_row(int64_t elements, DType dtype) {
   const int64_t vector = kBulkBytes / size_of(dtype);
@@ -131,7 +125,7 @@ int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Ta
   const int64_t by_threads = kThreads / (p.threads * p.threads_y);
   const int64_t row_bytes = rows_of(facts, p.keep).bytes / p.cluster * p.threads_y;
   const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
-  return clusters_at_once(p.cluster, target) * std::max<int64_t>(1, std::min(by_threads, by_memory));
+  return clusters_at_once(p.cluster, target.multiprocessors) * std::max<int64_t>(1, std::min(by_threads, by_memory));
 }
 
 namespace {
@@ -191,14 +185,14 @@ void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
 void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
   const std::vector<bool>& across = facts.traffic.across;
   const bool sums_across = std::find(across.begin(), across.end(), true) != across.end();
-  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || !sums_across) return;
+  if (!has_clusters(target) || p.along != ThreadsAlong::kRow || !sums_across) return;
   // Rows in one piece.
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
   Rows rows = rows_of(facts, Keep::kRows);
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, shares_rows(target)));
+  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, has_clusters(target)));
   while ((cluster < blocks || !fits()) && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
          rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;

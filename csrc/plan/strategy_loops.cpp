@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/target.h"
+
 namespace jf::plan {
 
 using schedule::Parallel;

@@ -10,8 +10,6 @@
 
 namespace jf::plan {
 
-constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
-
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 

@@ -108,9 +108,8 @@ struct Applier {
     JF_REQUIRE(s.x != s.y, "[swizzle] ", value, ": expected two axes, got ", s.x, " twice");
     const int x = tree.loop[s.x], y = tree.loop[s.y];
     const int64_t extent = tree.extents[x];
-    JF_REQUIRE(extent == tree.extents[y] && (extent & (extent - 1)) == 0 && extent > 0, "[swizzle] axes ", s.x, " and ",
-               s.y, " of ", value, " have extents ", extent, " and ", tree.extents[y],
-               "; expected one power of two, split first");
+    JF_REQUIRE(extent == tree.extents[y] && is_power_of_two(extent), "[swizzle] axes ", s.x, " and ", s.y, " of ",
+               value, " have extents ", extent, " and ", tree.extents[y], "; expected one power of two, split first");
     JF_REQUIRE(tree.reduced[x] == tree.reduced[y], "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
                ": one is reduced and the other is not");
     JF_REQUIRE(tree.scanned[x] == 0 && tree.scanned[y] == 0, "[swizzle] axes ", s.x, " and ", s.y, " of ", value,

@@ -6,11 +6,11 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/target.h"
 
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;  // alone: other GPUs have no wgmma
 constexpr int kThreads = 384;
 constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
 constexpr int kSide = 64;       // of a piece
@@ -128,7 +128,7 @@ std::string print(const FourBitConfig& c) {
 std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue) {
   Problem p = problem;
   if (epilogue) p.out = epilogue->out;
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (p.mode != Mode::kRows || p.weights == Weights::kNumbers) return "it takes rows times packed weights of four bits";

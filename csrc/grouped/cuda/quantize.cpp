@@ -6,7 +6,6 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;  // later ones have other kernels
 constexpr int kThreads = 256;
 constexpr int64_t kRowBytes = 128;  // of a strip: the span of the swizzle
 constexpr int64_t kChunk = 32;      // rows of a copy
@@ -63,7 +62,7 @@ QuantizeConfig choose_quantize(const Quantization& q, const Target& target) {
 }
 
 std::string why_not_quantize(const Quantization& q, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (q.in != DType::kBF16 && q.in != DType::kF16 && q.in != DType::kF32) return cat("it takes no ", name(q.in));

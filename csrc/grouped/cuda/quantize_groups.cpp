@@ -6,7 +6,6 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;
 // As GroupQuantizer.
 constexpr int kThreads = 256;
 constexpr int64_t kPlaces = 128, kColumns = 64, kOwn = 8;
@@ -34,7 +33,7 @@ std::string text(const GroupQuantization& q, std::string_view entry) {
 std::string print(const GroupQuantization&) { return cat("quantize groups tile=", kPlaces, "x", kColumns); }
 
 std::string why_not_quantize(const GroupQuantization& q, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (q.in != DType::kBF16 && q.in != DType::kF16 && q.in != DType::kF32) return cat("it takes no ", name(q.in));
