@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
 #include "host/gathered_rows.h"
@@ -13,7 +14,6 @@
 #include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
-#include "plan/even_rows.h"
 #include "plan/grouped.h"
 #include "plan/halves.h"
 #include "plan/parameters.h"
@@ -275,7 +275,7 @@ Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& t
       placement.uses(buffers.back(), fusion.values[segment.outputs[0]].axes[0].extent * size_of(DType::kS32));
     }
     const auto epilogue = std::find_if(epilogues.all.begin(), epilogues.all.end(), [&](const Epilogue& e) {
-      return e.product == number || std::find(e.tails.begin(), e.tails.end(), number) != e.tails.end();
+      return e.product == number || contains(e.tails, number);
     });
     const bool joins = epilogue != epilogues.all.end();
     if (epilogues.unread.count(number) > 0 || (joins && epilogue->tails.back() != number)) continue;

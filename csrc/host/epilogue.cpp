@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "codegen/functor.h"
 #include "grouped/cuda/hopper.h"
 #include "host/group_ends.h"
@@ -351,9 +352,8 @@ std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epi
   std::set<size_t> found;
   for (size_t i = plan.segments.size(); i-- > 0;) {
     const plan::Segment& segment = plan.segments[i];
-    const auto ends = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) {
-      return std::find(e.tails.begin(), e.tails.end(), i) != e.tails.end();
-    });
+    const auto ends =
+        std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) { return contains(e.tails, i); });
     const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
     if (ends != epilogues.end()) {
       read.insert(ends->reads.begin(), ends->reads.end());

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "grouped/cuda/hopper.h"
 #include "host/joined_tails.h"
 #include "ir/append.h"
@@ -139,7 +140,7 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
     const plan::Segment& product = plan.segments[reading[0]];
     const auto made = gather(plan.fusion, rows);
     const auto& inputs = gathering.inputs;
-    if (!made || std::find(inputs.begin(), inputs.end(), made->from) == inputs.end()) continue;
+    if (!made || !contains(inputs, made->from)) continue;
     if (product.inputs[0] != rows || std::count(product.inputs.begin(), product.inputs.end(), rows) != 1) continue;
     grouped::Problem problem = plan::grouped_problem(product.fusion);
     problem.lhs_rows = made->last + 1;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/extract.h"
 #include "plan/segment.h"
 
@@ -12,11 +13,6 @@ namespace {
 
 using ir::Fusion;
 using ir::ValueId;
-
-template <class List, class T>
-bool contains(const List& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 // What a segment adds up along the columns of a row, [m, columns], if it does nothing else.
 std::optional<ValueId> summand(const plan::Plan& plan, const plan::Segment& segment) {

@@ -1,23 +1,15 @@
 // Slices, pads, concats and reshapes of nested values in the builder: what they are partitioned from has them instead.
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/build.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
 
 namespace jf::ir {
 namespace {
-
-bool contains(const std::vector<int64_t>& list, int64_t item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
-}
-
-int64_t product(std::span<const int64_t> extents) {
-  return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
-}
 
 // Neighbouring axes, and what a reshape makes of them.
 struct Regrouped {

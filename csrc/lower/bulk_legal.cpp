@@ -1,7 +1,7 @@
 // What bulk axes and stages may be.
-#include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "lower/bulk.h"
 #include "schedule/axes.h"
@@ -12,10 +12,6 @@ namespace {
 using ir::Fusion;
 using schedule::Domain;
 using schedule::Parallel;
-
-bool contains(const std::vector<ir::ValueId>& ids, ir::ValueId id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
 
 // An input goes to shared memory, or what is shared to an output.
 void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const ir::Op& op) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 
 namespace jf::lower {
 namespace {
@@ -11,7 +12,7 @@ using loops::IndexPtr;
 
 IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at, ir::ValueId value,
                   int64_t high, bool& even) {
-  const std::vector<int64_t> strides = graph::strides(ir::shape(fusion.values[value]));
+  const std::vector<int64_t> strides = jf::strides(ir::shape(fusion.values[value]));
   const int last = *std::max_element(ragged.by.begin(), ragged.by.end());
   std::vector<int64_t> weights(static_cast<size_t>(last) + 1, 0);
   for (size_t i = 0; i < ragged.by.size(); ++i) weights[ragged.by[i]] = strides[i];

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "codegen/dialect.h"
 #include "codegen/shared_memory.h"
@@ -112,7 +113,7 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain, Pla
                segment.values[op.inputs[i]].name, ", which must come from memory: make it an output of another fusion");
   }
   for (const Op& reader : segment.ops) {
-    const bool reads = std::find(reader.inputs.begin(), reader.inputs.end(), op.output) != reader.inputs.end();
+    const bool reads = contains(reader.inputs, op.output);
     JF_REQUIRE(op.kind != ir::OpKind::kCombine || !reads, "[lower] ", value, " is combined, and ",
                segment.values[reader.output].name, " reads it; make it an output, and read it in a fusion of its own");
   }
@@ -208,8 +209,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
     if (op.kind == ir::OpKind::kSpread) {
-      const bool in_memory =
-          std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[0]) != segment.inputs.end();
+      const bool in_memory = contains(segment.inputs, op.inputs[0]);
       JF_REQUIRE(in_memory, "[lower] ", value, " spreads ", segment.values[op.inputs[0]].name,
                  ", which must come from memory: make it an output of another fusion");
     }

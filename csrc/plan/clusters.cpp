@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/even_rows.h"
 #include "schedule/axes.h"
 
@@ -219,7 +220,7 @@ class Finder {
     std::vector<int> candidates;
     for (ValueId id : op.inputs) {
       const int cluster = sealed_[id] ? -1 : bound_to(id);
-      if (cluster >= 0 && std::find(candidates.begin(), candidates.end(), cluster) == candidates.end()) {
+      if (cluster >= 0 && !contains(candidates, cluster)) {
         candidates.push_back(cluster);
       }
     }

@@ -8,7 +8,6 @@
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/after_folds.h"
-#include "plan/even_rows.h"
 #include "plan/extract.h"
 #include "plan/linear_sums.h"
 #include "plan/merged_axes.h"

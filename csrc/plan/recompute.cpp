@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/lists.h"
+
 namespace jf::plan {
 namespace {
 
@@ -82,7 +84,7 @@ Recompute::Again Recompute::again(const Op& op) const {
       reads = again_[id].reads;
     }
     for (ValueId read : reads) {
-      if (std::find(result.reads.begin(), result.reads.end(), read) == result.reads.end()) {
+      if (!contains(result.reads, read)) {
         result.reads.push_back(read);
       }
     }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "plan/even_rows.h"
 #include "plan/reduction_platforms.h"
@@ -184,7 +185,7 @@ void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
 
 void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
   const std::vector<bool>& across = facts.traffic.across;
-  const bool sums_across = std::find(across.begin(), across.end(), true) != across.end();
+  const bool sums_across = contains(across, true);
   if (!has_clusters(target) || p.along != ThreadsAlong::kRow || !sums_across) return;
   // Rows in one piece.
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
@@ -264,14 +265,12 @@ std::vector<StoredRows> store_rows_in_bulk(Phases& phases) {
   for (const ir::Value& value : fusion.values) names.insert(value.name);
   const std::vector<int64_t> shape = ir::shape(fusion.values[phases.rows.front()]);
   const auto is_read = [&](ValueId id) {
-    return std::any_of(fusion.ops.begin(), fusion.ops.end(), [&](const ir::Op& op) {
-      return std::find(op.inputs.begin(), op.inputs.end(), id) != op.inputs.end();
-    });
+    return std::any_of(fusion.ops.begin(), fusion.ops.end(), [&](const ir::Op& op) { return contains(op.inputs, id); });
   };
   std::vector<ir::Op> copies;
   for (ir::Op& op : fusion.ops) {
     const ValueId id = op.output;
-    const bool output = std::find(fusion.outputs.begin(), fusion.outputs.end(), id) != fusion.outputs.end();
+    const bool output = contains(fusion.outputs, id);
     const bool plain =
         ir::info(op.kind).op_class == ir::OpClass::kPointwise && !is_read(id) && ir::shape(fusion.values[id]) == shape;
     if (!output || !plain) continue;

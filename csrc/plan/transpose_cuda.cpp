@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "plan/strategy_loops.h"
 #include "plan/traffic.h"
@@ -238,7 +239,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   for (const Op& op : result.fusion.ops) computed.insert(op.output);
   for (ValueId id : computed) {
     // [tile, vectors, lane]
-    const bool copied = std::find(copies.begin(), copies.end(), id) != copies.end();
+    const bool copied = contains(copies, id);
     if (!copied || !in_place(p)) {
       scheduler.merge(id, 1);
       if (p.lanes > 1) scheduler.split(id, 1, p.lanes);
