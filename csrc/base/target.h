@@ -18,6 +18,8 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 constexpr int64_t kWarp = 32;
 // Blocks of a cluster, at the most, on every device that has clusters.
 constexpr int64_t kMostBlocksOfCluster = 8;
+// Of shared memory, which the system keeps for each block.
+constexpr int kReservedBytes = 1024;
 // What bulk copies ask of addresses and sizes, in bytes.
 constexpr int64_t kBulkBytes = 16;
 // Of the widest load and store instructions of one CUDA thread.

@@ -12,9 +12,8 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kChunkBytes = 16;       // widest access of one thread
-constexpr int kStageAlign = 128;      // of the shared-memory struct in tensor_core.cuh
-constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
+constexpr int kChunkBytes = 16;   // widest access of one thread
+constexpr int kStageAlign = 128;  // of the shared-memory struct in tensor_core.cuh
 constexpr int kTallTile = 128, kWideTile = 128;
 
 bool lhs_k_major(const Problem& p) { return p.mode != Mode::kContraction; }

@@ -26,7 +26,6 @@ constexpr int kBlocksColumns = 192;    // at most, of such a tile
 constexpr int kContractionRows = 128;  // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;      // whose order HopperContraction keeps in shared memory
 // Loops count in 32 bits and step past the end, by no more than the warps of a grid.
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {

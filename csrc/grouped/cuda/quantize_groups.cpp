@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper_kernel.h"
 
 namespace jf::grouped {
 namespace {
@@ -9,7 +10,6 @@ namespace {
 // As GroupQuantizer.
 constexpr int kThreads = 256;
 constexpr int64_t kPlaces = 128, kColumns = 64, kOwn = 8;
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 int64_t grid(const GroupQuantization& q) { return q.places / kPlaces * divide_up(q.columns, kColumns); }
 
@@ -41,7 +41,7 @@ std::string why_not_quantize(const GroupQuantization& q, const Target& target) {
   if (q.columns % kOwn != 0) return cat(q.columns, " columns, which are no multiple of ", kOwn);
   if (q.places % kPlaces != 0) return cat(q.places, " places, which are no multiple of ", kPlaces);
   for (const int64_t size : {q.rows, q.columns, q.groups, q.places, grid(q)}) {
-    if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
+    if (size > hopper::kMostIndex) return cat("a size of ", size, ", it takes ", hopper::kMostIndex);
   }
   return "";
 }
