@@ -101,13 +101,7 @@ plan::Segment numbers(const plan::Plan& plan, const plan::Segment& gathering, co
   draft.outputs = {found.index};
   if (found.inside && *found.inside != found.index) draft.outputs.push_back(*found.inside);
   draft.places.assign(draft.outputs.size(), {0});
-  std::set<ValueId> needed(draft.outputs.begin(), draft.outputs.end());
-  for (size_t i = whole.ops.size(); i-- > 0;) {
-    const Op& op = whole.ops[i];
-    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
-    draft.ops.insert(draft.ops.begin(), i);
-    needed.insert(op.inputs.begin(), op.inputs.end());
-  }
+  draft.ops = plan::ops_between(whole, read, draft.outputs);
   plan::Segment segment = plan::extract_fused(whole, draft, cat(gathering.fusion.name, "_numbers"));
   Fusion& fusion = segment.fusion;
   Appended then(fusion);

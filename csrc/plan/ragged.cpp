@@ -132,23 +132,6 @@ int64_t power_of_two(int64_t least, int64_t most) {
   return n;
 }
 
-// Moves the loops of a reference by what they are; positions change with each call.
-class Loops {
- public:
-  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
-  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
-  void split(int axis, int64_t factor) { scheduler_.split(reference_, axis, factor); }
-  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
-  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
-  void merge(int count) {
-    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, 0);
-  }
-
- private:
-  Scheduler& scheduler_;
-  ir::ValueId reference_;
-};
-
 // Kept axes, rows, other folded axes, columns.
 std::vector<int> order_of(const Shape& shape) {
   std::vector<int> order = shape.kept;
@@ -182,7 +165,7 @@ void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
     loops.parallelize(outer + 1, Parallel::kVector);
   }
   if (p.tasks < 2 || outer == 0) return;
-  loops.merge(outer);
+  loops.merge(0, outer);
   const int64_t pieces = loops.extent(0);
   if (pieces > p.tasks) loops.split(0, divide_up(pieces, p.tasks));
   loops.parallelize(0, Parallel::kTask);
@@ -223,7 +206,7 @@ void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) 
     }
   }
   if (outer == 0) return;
-  loops.merge(outer);
+  loops.merge(0, outer);
   loops.parallelize(0, Parallel::kBlock);
 }
 

@@ -378,35 +378,6 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   return p;
 }
 
-// Moves and merges the loops of a reference; positions change with each call.
-class Loops {
- public:
-  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
-
-  int rank() const { return loop_rank(scheduler_, reference_); }
-  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
-  void split(int axis, int64_t factor, bool inner = true) { scheduler_.split(reference_, axis, factor, inner); }
-  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
-  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
-  // `count` neighbours become one; whether there is one.
-  bool merge(int first, int count) {
-    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, first);
-    return count > 0;
-  }
-  void move(int from, int to) {
-    std::vector<int> order;
-    for (int i = 0; i < rank(); ++i) {
-      if (i != from) order.push_back(i);
-    }
-    order.insert(order.begin() + to, from);
-    reorder(order);
-  }
-
- private:
-  Scheduler& scheduler_;
-  ir::ValueId reference_;
-};
-
 // Splits an axis into one whose iterations are unrolled and, outside of it, the rest. How many axes were added.
 int unroll(Loops& loops, int axis, int64_t count) {
   if (loops.extent(axis) > count && count > 1) {

@@ -111,6 +111,20 @@ int64_t loop_extent(const Scheduler& scheduler, ir::ValueId value, int axis) {
   return scheduler.schedule().domains[value].loop[axis].extent;
 }
 
+bool Loops::merge(int first, int count) {
+  for (int i = 1; i < count; ++i) scheduler_.merge(reference_, first);
+  return count > 0;
+}
+
+void Loops::move(int from, int to) {
+  std::vector<int> order;
+  for (int i = 0; i < rank(); ++i) {
+    if (i != from) order.push_back(i);
+  }
+  order.insert(order.begin() + to, from);
+  reorder(order);
+}
+
 void collapse(Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes) {
   for (size_t loop = 0; loop < axes.size(); ++loop) {
     for (int i = 1; i < axes[loop]; ++i) scheduler.merge(reference, static_cast<int>(loop));
