@@ -44,8 +44,6 @@ struct Addresses {
   }
 };
 
-using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
-
 // `tail`: the entry of the step's tail, with its arguments behind the product's.
 void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, HostEntry tail,
                  const std::vector<int>& parameters, bool past_caches, const runtime::Pool& pool) {

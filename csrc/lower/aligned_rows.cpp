@@ -52,10 +52,10 @@ class Aligner {
     for (const auto& [variable, value] : last_) last = replace(last, variable, constant(value));
     const bool spare = last->kind == IndexKind::kConst && last->value >= vector.limit - 1;
     const bool same_limit = vectors_.front()->limit == vector.limit && !vector.ahead;
-    possible_ = possible_ && !vector.full && spare && same_limit && multiple_of(vector.base) % kernel_.width == 0;
+    possible_ =
+        possible_ && !vector.full && spare && same_limit && graph::multiple_of(vector.base) % kernel_.width == 0;
     for (const Stmt& stmt : vector.body) possible_ = possible_ && can_move(stmt, vector.variable);
   }
-  static int64_t multiple_of(const IndexPtr& index) { return graph::multiple_of(index); }
 
   bool can_move(const Stmt& stmt, int lane) {
     if (const auto* loop = std::get_if<For>(&stmt.node)) {

@@ -50,7 +50,7 @@ std::optional<Nest> nest_of(const Stmt& stmt) {
 
 class Turner {
  public:
-  explicit Turner(Kernel& kernel) : kernel_(kernel), variables_(next_variable(kernel), 0) {}
+  Turner(Kernel& kernel, int64_t block) : kernel_(kernel), block_(block), variables_(next_variable(kernel), 0) {}
 
   // Takes the statements of all tiles; whether they are turned now.
   bool turn(Body& body) {
@@ -266,16 +266,13 @@ class Turner {
   }
   int new_variable() { return next_++; }
 
- public:
-  int64_t block_ = 0;  // the variable of the blocks
-
- private:
   struct TilePlace {
     int shared;
     IndexPtr first;
     int64_t pitch;
   };
   Kernel& kernel_;
+  const int64_t block_;  // the variable of the blocks
   std::vector<int64_t> variables_;
   int next_ = static_cast<int>(variables_.size());
   int64_t width_ = 1, tile_ = 1;
@@ -293,9 +290,7 @@ void turn_tiles(Kernel& kernel) {
   for (Stmt& stmt : kernel.body) {
     auto* blocks = std::get_if<For>(&stmt.node);
     if (blocks == nullptr || blocks->parallel != Parallel::kBlock) continue;
-    Turner turner(kernel);
-    turner.block_ = blocks->variable;
-    turner.turn(blocks->body);
+    Turner(kernel, blocks->variable).turn(blocks->body);
     return;
   }
 }
