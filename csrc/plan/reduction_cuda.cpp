@@ -465,16 +465,11 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
     case ThreadsAlong::kColumns: {
       // [blocks, thread, rows, rows of a thread, rows of the block, lanes]; where they are scanned, rows of a thread
       // are neighbours: [blocks, thread, rows, rows of the block, rows of a thread, lanes]
-      if (traffic.scans) {
-        if (p.unroll > 1) {
-          loops.split(folded, p.unroll);
-          loops.parallelize(folded + 1, Parallel::kUnroll);
-        }
-        if (p.threads_y > 1) {
-          loops.split(folded, p.threads_y);
-          loops.parallelize(folded + 1, Parallel::kThreadY);
-        }
-      } else if (p.threads_y > 1) {
+      if (traffic.scans && p.unroll > 1) {
+        loops.split(folded, p.unroll);
+        loops.parallelize(folded + 1, Parallel::kUnroll);
+      }
+      if (p.threads_y > 1) {
         loops.split(folded, p.threads_y);
         loops.parallelize(folded + 1, Parallel::kThreadY);
       }
