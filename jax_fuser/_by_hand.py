@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
 
-from jax_fuser import _axes, _evaluate, _flatten, _ir_text, _trace
+from jax_fuser import _axes, _flatten, _ir_text, _trace, _words
 from jax_fuser._core import Fusion, Schedule, Scheduler, UserError
 
 # What `fuse(schedule=...)` takes.
@@ -89,7 +89,7 @@ def _schedule(own: Fusion, given: Given) -> Schedule:
 
 def _check_types(name: str, own: Fusion, other: Fusion) -> None:
     def types(f: Fusion) -> str:
-        return ", ".join(_evaluate.type_text(f.dtype(v), f.shape(v)) for v in f.inputs)
+        return ", ".join(_words.array(f.dtype(v), f.shape(v)) for v in f.inputs)
 
     if types(own) != types(other):
         raise UserError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text
+from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text, _words
 from jax_fuser._core import Fusion, UserError
 from jax_fuser._row_groups import spans
 from jax_fuser._search import search
@@ -119,13 +119,8 @@ def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> li
         want = (fusion.dtype(name), tuple(fusion.shape(name)))
         got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)
         if want != got:
-            raise ValueError(f"{function}: input {name} is {type_text(*want)}, got {type_text(*got)}")
+            raise ValueError(f"{function}: input {name} is {_words.array(*want)}, got {_words.array(*got)}")
     return operands
-
-
-def type_text(dtype: str, shape: Sequence[int]) -> str:
-    """Return a type as the IR writes it: f32[4,6]."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def _computed(x: Any, dtype: str) -> Any:

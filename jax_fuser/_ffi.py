@@ -76,8 +76,9 @@ def _nvrtc_dirs() -> list[str]:
     """Return the folders of installed NVRTC wheels; JAX's own plugin finds the same ones."""
     found: list[str] = []
     for root in sys.path:
-        found += sorted(glob.glob(os.path.join(root, "nvidia", "cu1[0-9]", "lib")), reverse=True)
-        found += glob.glob(os.path.join(root, "nvidia", "cuda_nvrtc", "lib"))
+        wheels = os.path.join(glob.escape(root), "nvidia")
+        found += sorted(glob.glob(os.path.join(wheels, "cu1[0-9]", "lib")), reverse=True)
+        found += glob.glob(os.path.join(wheels, "cuda_nvrtc", "lib"))
     return found
 
 

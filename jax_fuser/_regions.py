@@ -350,14 +350,15 @@ class _Partition:
 
         def read_outside(v: Var, maker: int) -> bool:
             outside = False
-            for j in self.readers[v]:
-                if not self.view[j]:
-                    outside |= j not in inside and not self._makes_again(j, maker)
-                    continue
-                for view in self.eqns[j].outvars:
-                    if view in self.returned:
-                        results[view] = None
-                    outside |= read_outside(view, maker)
+            todo = [v]  # then views of it
+            while todo:
+                value = todo.pop()
+                if value is not v and value in self.returned:
+                    results[value] = None
+                readers = [j for j in self.readers[value] if not self.view[j]]
+                outside |= any(j not in inside and not self._makes_again(j, maker) for j in readers)
+                views = [view for j in self.readers[value] if self.view[j] for view in self.eqns[j].outvars]
+                todo += reversed(views)
             return outside
 
         for i in members:

@@ -78,6 +78,19 @@ def test_returned_views_are_written_by_their_region():
     assert regions(lambda x: jnp.sin(x).T[None], X) == [["sin", "transpose", "broadcast_in_dim"]]
 
 
+def test_a_long_chain_of_views_is_no_deep_recursion():
+    def f(x):
+        y = jnp.exp(x)
+        for i in range(1500):
+            y = y.reshape((8, 4) if i % 2 == 0 else (4, 8))
+        return y, 2 * jnp.exp(x)
+
+    x = jnp.linspace(0, 1, 32, dtype=jnp.float32).reshape(4, 8)
+    one, two = jf.fuse(f)(x)
+    assert_close(one, np.exp(x))
+    assert_close(two, 2 * np.exp(x))
+
+
 def test_what_feeds_only_reductions_of_xla_stays_there():
     def fold(x, axis):
         return lax.reduce(x, 1.0, lambda a, b: a + b * a, (axis,))

@@ -106,6 +106,11 @@ def test_float_constants_keep_their_bits(value):
         ),
         ("fusion f(x: f32[8]) -> (y) {\n  y: f32[] = reduce_sum(x) {dims=[0], parts=0}\n}", "at least one part"),
         ("fusion f(x: f32[-1]) -> (x) {}", "extent that is not negative"),
+        (
+            f"fusion f(x: f32[{2**32}], i: s32[{2**32 + 1}]) -> (y) {{\n  y: f32[{2**32 + 1}] = take(x, i) "
+            f"{{axes=[0], limits=[0], dims=[0], starts=[0], strides=[{2**32}]}}\n}}",
+            "do not lie inside",
+        ),
     ],
 )
 def test_bad_text_says_where_and_what(text, message):
@@ -131,6 +136,8 @@ GOOD = "fusion f(x: f32[4]) -> (y) {\n  y: f32[4] = neg(x)\n}"
     [
         ({"program": "fusion f(x: f32[4]) -> (y) { y: f32[4] = nig(x) }"}, "expected an op"),
         ({"program": GOOD, "target": "gpu"}, "expected 'cpu' or 'cuda', got 'gpu'"),
+        ({"program": GOOD, "target": "cpu vector_bytes=0"}, "no such machine: cpu isa=portable vector_bytes=0"),
+        ({"program": GOOD, "target": "cuda sm=90"}, "no such machine: cuda sm=90 multiprocessors=0"),
         ({"program": GOOD, "abi": 999}, "written for abi 999"),
     ],
 )

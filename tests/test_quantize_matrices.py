@@ -55,8 +55,13 @@ def test_kernels_compile_without_spills(form, dtype):
 
 def test_a_program_that_is_no_quantization_is_refused():
     text = program((3, 300, 96))
-    with pytest.raises(_core.UserError, match=r"expected elements \[3,300,96\], got"):
-        _core.facts(text.replace("columns=1 transpose=1", "columns=0 transpose=0"), HOPPER)
+    for form, message in {
+        "columns=0 transpose=0": r"expected elements f8e4m3fn\[3,300,96\], got",
+        "columns=0 transpose=1": r"expected scales f32\[3,1,3\], got",
+        "columns=1 transpose=2": "expected columns=0 or 1, then transpose=0 or 1, got quantize columns=1 transpose=2",
+    }.items():
+        with pytest.raises(_core.UserError, match=message):
+            _core.facts(text.replace("columns=1 transpose=1", form), HOPPER)
 
 
 @pytest.mark.parametrize("transpose", [False, True])

@@ -143,6 +143,12 @@ def test_long_and_branching_programs_are_built_in_no_time():
         x = b.pointwise("abs", [b.pointwise("neg", [x])])
     b.output(b.reduce("reduce_sum", b.partition(x, s, e, 0, M), [1]))
     assert b.finish().shape("x") == [M, H]
+    b, x, s, e = start()
+    n = b.partition(x, s, e, 0, M)
+    for _ in range(30_000):
+        n = b.pointwise("neg", [b.pointwise("abs", [n])])
+    with pytest.raises(jf.UserError, match="more than 1000 ops lie between"):
+        b.reshape(n, [G, M, 2, 2])
 
 
 def test_gaps_between_components_are_zero():

@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <utility>
 
 #include "base/error.h"
 
 namespace jf {
 namespace {
 
+constexpr int kLeastVectorBytes = 16;
 constexpr std::array<std::string_view, 5> kIsaNames = {"portable", "avx2", "avx512", "avx512bf16", "amx"};
 
 // Asks Linux for the AMX tile registers; without the permission the first tile instruction faults.
@@ -116,12 +116,18 @@ Target parse_target(std::string_view text) {
       throw UserError(cat("[parse_target] unknown key '", key, "'"));
     }
   }
+  // Planning divides by these.
+  const bool is_sound = target.platform == Platform::kCpu
+                            ? target.vector_bytes >= kLeastVectorBytes
+                            : target.compute_capability > 0 && target.multiprocessors > 0 &&
+                                  target.max_shared_bytes >= 0 && target.max_threads_per_block >= kWarp;
+  JF_REQUIRE(is_sound, "[parse_target] no such machine: ", print(target));
   return target;
 }
 
 Target cuda_target_for(int compute_capability) {
-  JF_REQUIRE(compute_capability >= 80, "[target] CUDA devices below compute capability 8.0 are not supported, got ",
-             compute_capability);
+  JF_REQUIRE(compute_capability >= kFirstCapability,
+             "[target] CUDA devices below compute capability 8.0 are not supported, got ", compute_capability);
   constexpr int kKib = 1024;
   // Opt-in shared memory of one block: 227 KiB on 9.x to 11.x, 163 KiB on 8.0 and 8.7, 99 KiB on 8.6, 8.9 and 12.x.
   const bool large = compute_capability >= 90 && compute_capability < 120;
@@ -129,14 +135,28 @@ Target cuda_target_for(int compute_capability) {
   Target target;
   target.platform = Platform::kCuda;
   target.compute_capability = compute_capability;
-  target.multiprocessors = 132;
+  target.multiprocessors = kUsualMultiprocessors;
   target.max_shared_bytes = shared * kKib;
   return target;
 }
 
+bool has_clusters(const Target& target) {
+  return target.platform == Platform::kCuda && target.compute_capability >= kFirstWithClusters;
+}
+bool has_wgmma(const Target& target) { return target.platform == Platform::kCuda && target.compute_capability == 90; }
+
+Target other_cuda_target(const Target& target) {
+  return cuda_target_for(has_clusters(target) ? kFirstCapability : kFirstWithClusters);
+}
+
+int64_t clusters_at_once(int64_t blocks, int64_t multiprocessors) {
+  const int64_t used = blocks > 2 ? multiprocessors * 10 / 11 : multiprocessors;
+  return std::max<int64_t>(1, used / blocks);
+}
+
 std::string cuda_arch(const Target& target) {
   // The 'a' variant carries wgmma and setmaxnreg, which plain sm_90 refuses.
-  return cat("sm_", target.compute_capability, target.compute_capability == 90 ? "a" : "");
+  return cat("sm_", target.compute_capability, has_wgmma(target) ? "a" : "");
 }
 
 }  // namespace jf

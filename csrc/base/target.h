@@ -18,8 +18,17 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 constexpr int64_t kWarp = 32;
 // Blocks of a cluster, at the most, on every device that has clusters.
 constexpr int64_t kMostBlocksOfCluster = 8;
+// Of shared memory, which the system keeps for each block.
+constexpr int kReservedBytes = 1024;
 // What bulk copies ask of addresses and sizes, in bytes.
 constexpr int64_t kBulkBytes = 16;
+// Of the widest load and store instructions of one CUDA thread.
+constexpr int64_t kMaxVectorBytes = 16;
+// The first compute capabilities with kernels at all, and with clusters.
+constexpr int kFirstCapability = 80, kFirstWithClusters = 90;
+// Streaming multiprocessors of the device for which programs are planned where none is at hand, or where the order of
+// sums should not depend on it.
+constexpr int kUsualMultiprocessors = 132;
 
 struct Target {
   Platform platform = Platform::kCpu;
@@ -46,8 +55,18 @@ std::string_view name(Isa isa);
 Isa host_isa();
 // The CPU target of this machine.
 Target host_target();
-// A CUDA target without a device at hand: 132 multiprocessors and the limits of that generation.
+// A CUDA target without a device at hand: kUsualMultiprocessors and the limits of that generation.
 Target cuda_target_for(int compute_capability);
+// Whether blocks can be clusters and copies can be in bulk.
+bool has_clusters(const Target& target);
+// Whether warpgroups can multiply (wgmma): compute capability 9.0 alone.
+bool has_wgmma(const Target& target);
+// A target with clusters for one without, and the other way round: their programs differ.
+Target other_cuda_target(const Target& target);
+// Clusters of so many blocks that run at once, one block on a multiprocessor. Their blocks are neighbours, and some
+// neighbourhoods are too small for another cluster: of 132 multiprocessors clusters of 8 take 120, of 4 take 120 or
+// 124, of 2 all.
+int64_t clusters_at_once(int64_t blocks, int64_t multiprocessors);
 // The compiler's architecture name: "sm_90a" for compute capability 90, "sm_80" for 80.
 std::string cuda_arch(const Target& target);
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "codegen/generate.h"
-#include "codegen/shared_memory.h"
+#include "loops/bodies.h"
 #include "runtime/hash.h"
 
 namespace jf::codegen {

@@ -14,6 +14,14 @@ JF_FUNCTION T first_lane(Lanes<T, W> x) {
     return first_lane(x.lo);
   }
 }
+template <class T, int W>
+JF_FUNCTION T last_lane(Lanes<T, W> x) {
+  if constexpr (W <= JF_PART) {
+    return x.v[W - 1];
+  } else {
+    return last_lane(x.hi);
+  }
+}
 
 // All lanes get what the first one finds.
 template <bool kLeft, int kCount, class T, int W>
@@ -59,7 +67,7 @@ JF_FUNCTION Lanes<s32, W> search_near(const T* run, int place, Lanes<T, W> numbe
     return {places};
   } else {
     const auto low = search_near<kLeft, kCount>(run, place, number.lo);
-    return {low, search_near<kLeft, kCount>(run, first_lane(low), number.hi)};
+    return {low, search_near<kLeft, kCount>(run, last_lane(low), number.hi)};
   }
 }
 // Each lane in a table of its own.
@@ -76,14 +84,6 @@ JF_FUNCTION Lanes<s32, W> search_each(const T* run, long stride, Lanes<T, W> num
     constexpr int kHalf = W / 2;
     return {search_each<kLeft, kCount>(run, stride, number.lo, on),
             search_each<kLeft, kCount>(run + kHalf * stride, stride, number.hi, rest(on, kHalf))};
-  }
-}
-template <class T, int W>
-JF_FUNCTION T last_lane(Lanes<T, W> x) {
-  if constexpr (W <= JF_PART) {
-    return x.v[W - 1];
-  } else {
-    return last_lane(x.hi);
   }
 }
 // Each lane has a number of its own, in one table. `place`: what the last lane of the search before this one found.

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "loops/bodies.h"
 #include "runtime/output_pages.h"
 
 namespace jf::codegen {

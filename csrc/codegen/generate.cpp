@@ -7,6 +7,7 @@
 #include "codegen/dialect.h"
 #include "codegen/printer.h"
 #include "codegen/shared_memory.h"
+#include "loops/bodies.h"
 
 namespace jf::codegen {
 namespace {

@@ -10,9 +10,10 @@
 
 namespace jf::codegen {
 
-// One source for all kernels; entry i is kernel i. On the CPU a kernel is `void name(void* const* buffers, long task)`,
-// on CUDA a __global__ function of the buffers; both take them in the order of Kernel::buffers, and none may overlap
-// another; or in the order of `parameters`, where given: numbers of all buffers that are not shared.
+// One source for all kernels; entry i is kernel i. On the CPU a kernel is
+// `void name(void* const* buffers, long task, bool past_caches)`, on CUDA a __global__ function of the buffers. Both
+// take them in the order of Kernel::buffers, or of `parameters` where given: numbers of all buffers that are not
+// shared. None may overlap another.
 runtime::Source generate(const std::vector<loops::Kernel>& kernels, const Target& target,
                          const std::vector<int>& parameters = {});
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "codegen/dtype_arguments.h"
 #include "codegen/memory_statements.h"
 #include "codegen/names.h"
@@ -272,8 +273,7 @@ struct Printer : MemoryStatements {
 }  // namespace
 
 std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std::vector<int>& order) {
-  JF_CHECK(kernel.width > 0 && (kernel.width & (kernel.width - 1)) == 0, "kernel ", kernel.name, " has ", kernel.width,
-           " lanes");
+  JF_CHECK(is_power_of_two(kernel.width), "kernel ", kernel.name, " has ", kernel.width, " lanes");
   std::vector<std::string> names;
   for (const Buffer& buffer : kernel.buffers) names.push_back(buffer.name);
   for (const Array& array : kernel.arrays) names.push_back(array.name);

@@ -29,17 +29,4 @@ SharedMemory shared_memory(const loops::Kernel& kernel);
 // The bytes that a launch of the kernel must give.
 int dynamic_shared_bytes(const loops::Kernel& kernel);
 
-// Every statement of a body and of the bodies in it.
-template <class F>
-void for_each(const loops::Body& body, const F& f) {
-  for (const loops::Stmt& stmt : body) {
-    std::visit(
-        [&](const auto& node) {
-          f(node);
-          if constexpr (requires { node.body; }) for_each(node.body, f);
-        },
-        stmt.node);
-  }
-}
-
 }  // namespace jf::codegen

@@ -19,7 +19,7 @@ namespace {
 
 namespace xffi = ::xla::ffi;
 
-// A kernel's parameters take at most 4 KiB on CUDA; more buffers than that cannot be launched anywhere.
+// Of a call, whose addresses are in a fixed array; about as many as one kernel may have.
 constexpr size_t kMaxBuffers = 500;
 
 // One type per platform: the CUDA plugin is another library with its own type registry.
@@ -64,6 +64,10 @@ xffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(std::string_view program, s
                "; clear the compilation cache or export the program again");
     host::require_platform(parse_target(target), P);
     state->executable = host::instantiate(program, target);
+    const host::Program& made = state->executable->program();
+    JF_REQUIRE(made.input_bytes.size() + made.output_bytes.size() < kMaxBuffers, "[instantiate] program ", made.name,
+               " has ", made.input_bytes.size(), " inputs and ", made.output_bytes.size(),
+               " outputs; expected fewer than ", kMaxBuffers, " together");
   });
   if (error.failure()) return xffi::Unexpected(error);
   return state;
@@ -81,8 +85,6 @@ struct Bound {
     const size_t extra = program.workspace_bytes > 0 || rets.size() > outputs ? 1 : 0;
     JF_REQUIRE(args.size() == inputs && rets.size() == outputs + extra, "[execute] program ", program.name, " has ",
                inputs, " inputs and ", outputs + extra, " outputs, the call has ", args.size(), " and ", rets.size());
-    JF_REQUIRE(inputs + outputs + extra <= kMaxBuffers, "[execute] program ", program.name, " has more than ",
-               kMaxBuffers, " buffers");
     for (size_t i = 0; i < inputs; ++i) {
       pointers[i] = checked(*args.get<xffi::AnyBuffer>(i), program.input_bytes[i], program.name, "input ", i);
     }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/lists.h"
 
 namespace jf::graph {
 
@@ -382,12 +383,6 @@ std::vector<Bound> Indexer::bounds(bool folded, std::span<const int> bounded) co
     covered[s->outer] = covered[s->input];  // an inner axis can overrun on its own
   }
   return bounds;
-}
-
-std::vector<int64_t> strides(std::span<const int64_t> shape) {
-  std::vector<int64_t> result(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) result[i - 1] = result[i] * shape[i];
-  return result;
 }
 
 int64_t multiple_of(const IndexPtr& index) {

@@ -72,8 +72,6 @@ class Indexer {
   int64_t width_ = 1;
 };
 
-// Dense row-major weights: the number of elements from one index of an axis to the next.
-std::vector<int64_t> strides(std::span<const int64_t> shape);
 // The largest number known to divide an index; 0 for the index 0.
 int64_t multiple_of(const loops::IndexPtr& index);
 // Whether two indices are the same arithmetic.

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "grouped/cuda/grouped_cuda.h"
 #include "host/epilogue.h"
 #include "host/gathered_rows.h"
@@ -13,7 +14,6 @@
 #include "host/zeros.h"
 #include "ir/text.h"
 #include "lower/lower.h"
-#include "plan/even_rows.h"
 #include "plan/grouped.h"
 #include "plan/halves.h"
 #include "plan/parameters.h"
@@ -97,6 +97,7 @@ class Kernels {
       program_.scheduled.erase(program_.scheduled.begin() + static_cast<std::ptrdiff_t>(schedules),
                                program_.scheduled.end());
       program_.schedule.resize(text);
+      scheduled_.clear();
       return second();
     }
   }
@@ -226,144 +227,198 @@ ir::Fusion sum_of_parts(const std::string& name, int64_t parts, int64_t rows) {
                        "] = reduce_sum(x0) {dims=[0]}\n}\n"));
 }
 
+// The program of a plan: the steps and the facts of its segments, in their order.
+class Assembly {
+ public:
+  Assembly(const plan::Plan& plan, const Target& target, const Tuning& tuning, bool fills)
+      : plan_(plan),
+        fusion_(plan.fusion),
+        target_(target),
+        tuning_(tuning),
+        fills_(fills),
+        epilogues_(find_epilogues(plan, target)),
+        gathers_(find_gathers(plan, epilogues_, target)),
+        placement_(plan.fusion),
+        kernels_(target, tuning, program_) {}
+
+  Program run() {
+    const auto bytes = [&](ir::ValueId id) {
+      return ir::elements(fusion_.values[id]) * size_of(fusion_.values[id].dtype);
+    };
+    program_.name = fusion_.name;
+    for (ir::ValueId id : fusion_.inputs) program_.input_bytes.push_back(bytes(id));
+    for (ir::ValueId id : fusion_.outputs) program_.output_bytes.push_back(bytes(id));
+    program_.segments = plan::print(plan_);
+    for (size_t number = 0; number < plan_.segments.size(); ++number) add(number);
+    placement_.finish(program_);
+    return std::move(program_);
+  }
+
+ private:
+  const GatheredRows* gathered_by(size_t product) const {
+    const auto found = gathers_.by_product.find(product);
+    return found == gathers_.by_product.end() ? nullptr : &found->second;
+  }
+  // A segment, or what numbers the rows that a product gathers instead of it.
+  const plan::Segment& segment_of(size_t number) const {
+    const auto product = gathers_.product_of.find(number);
+    return product == gathers_.product_of.end() ? plan_.segments[number] : gathered_by(product->second)->numbers;
+  }
+  KernelFacts facts_of(const plan::Segment& segment) const {
+    KernelFacts facts = kernel_facts(segment.fusion, fusion_, segment.inputs, segment.outputs);
+    facts.reason = segment.reason;
+    return facts;
+  }
+  KernelFacts facts_of_product(size_t number) const {
+    const KernelFacts facts = facts_of(plan_.segments[number]);
+    const auto* gather = gathered_by(number);
+    return gather == nullptr ? facts : gathering(facts, *gather, fusion_);
+  }
+  grouped::Problem problem_of(size_t number) const {
+    grouped::Problem problem = plan::grouped_problem(plan_.segments[number].fusion);
+    const auto* gather = gathered_by(number);
+    if (gather != nullptr) problem.lhs_rows = fusion_.values[gather->from].axes[0].extent;
+    return problem;
+  }
+
+  std::vector<BufferRef> buffers_of(size_t number) {
+    const plan::Segment& segment = segment_of(number);
+    std::vector<BufferRef> buffers;
+    for (ir::ValueId id : segment.inputs) buffers.push_back(placement_.read(id));
+    if (const auto* gather = gathered_by(number)) {
+      buffers.push_back(buffers[0]);  // the rows' numbers, which lie where they would
+      buffers[0] = placement_.read(gather->from);
+    }
+    for (ir::ValueId id : segment.outputs) buffers.push_back(placement_.write(id));
+    if (gathers_.product_of.count(number) > 0) {
+      placement_.uses(buffers.back(), fusion_.values[segment.outputs[0]].axes[0].extent * size_of(DType::kS32));
+    }
+    return buffers;
+  }
+
+  void add(size_t number) {
+    const std::vector<BufferRef>& buffers = buffers_[number] = buffers_of(number);
+    const auto epilogue = std::find_if(epilogues_.all.begin(), epilogues_.all.end(), [&](const Epilogue& e) {
+      return e.product == number || contains(e.tails, number);
+    });
+    const bool joins = epilogue != epilogues_.all.end();
+    if (epilogues_.unread.count(number) > 0 || (joins && epilogue->tails.back() != number)) return;
+    if (joins) {
+      add_joined(*epilogue);
+    } else {
+      add_alone(number, buffers);
+    }
+  }
+
+  // A product with what follows it.
+  void add_joined(const Epilogue& epilogue) {
+    const plan::Segment& product = plan_.segments[epilogue.product];
+    const std::string& name = product.fusion.name;
+    const ir::ValueId of_product = product.outputs.front();
+    const grouped::Problem problem = problem_of(epilogue.product);
+    std::vector<KernelFacts> tails;
+    for (const size_t tail : epilogue.tails) tails.push_back(facts_of(plan_.segments[tail]));
+    program_.facts.push_back(joined(facts_of_product(epilogue.product), tails, fusion_.values[of_product].name));
+    program_.facts.back().strategy = "grouped";
+    std::vector<BufferRef> results, all = buffers_.at(epilogue.product);
+    for (const ir::ValueId id : epilogue.results) results.push_back(placement_.write(id));
+    all.back() = results.front();
+    if (epilogue.tile) {
+      for (const ir::ValueId id : epilogue.reads) all.push_back(placement_.read(id));
+      all[all.size() - epilogue.reads.size() + epilogue.tile->product] = results.front();
+      all.push_back(results.front());
+      program_.steps.push_back(GroupedStep{name, problem, std::move(all), {}, epilogue.tile});
+      return;
+    }
+    grouped::Problem stored = problem;
+    stored.out = epilogue.functor.out;
+    const Parameters& given = tuning_.of(name);
+    program_.facts.back().parameters = grouped::describe(stored, target_, &epilogue.functor, given);
+    if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement_.scratch(bytes));
+    for (const ir::ValueId id : epilogue.reads) all.push_back(placement_.read(id));
+    all.insert(all.end(), results.begin() + 1, results.end());
+    if (epilogue.sum) {
+      all.push_back(placement_.write(of_product));
+      placement_.uses(all.back(), grouped::partial_sums(problem.n) * problem.m * size_of(DType::kF32));
+    }
+    program_.steps.push_back(GroupedStep{name, problem, std::move(all), epilogue.functor, {}, given});
+    if (epilogue.sum) add_sum(of_product, *epilogue.sum, problem);
+  }
+  void add_sum(ir::ValueId of_product, ir::ValueId sum, const grouped::Problem& problem) {
+    const ir::Fusion folding = sum_of_parts(fusion_.name, grouped::partial_sums(problem.n), problem.m);
+    program_.facts.push_back(kernel_facts(folding));
+    program_.facts.back().reason = "adds up what the warps of a product have left of each row, in order";
+    program_.steps.push_back(
+        KernelStep{kernels_.reduction(folding), {placement_.write(of_product), placement_.write(sum)}});
+  }
+
+  void add_alone(size_t number, std::vector<BufferRef> buffers) {
+    const plan::Segment& segment = segment_of(number);
+    if (fills_ && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target_, placement_, program_);
+    const bool product = segment.strategy == plan::Strategy::kGrouped;
+    program_.facts.push_back(product ? facts_of_product(number) : facts_of(segment));
+    KernelFacts& facts = program_.facts.back();
+    if (gathers_.product_of.count(number) > 0) facts = numbering(facts);
+    if (const auto why = gathers_.why_not.find(number); why != gathers_.why_not.end()) {
+      facts.reason += cat("; its rows are copied first: ", why->second);
+    }
+    if (const auto why = epilogues_.why_not.find(number); why != epilogues_.why_not.end()) {
+      facts.reason += cat("; ", why->second);
+    }
+    switch (segment.strategy) {
+      case plan::Strategy::kEmpty: facts.strategy = "empty"; break;
+      case plan::Strategy::kGrouped: add_product(number, std::move(buffers)); break;
+      case plan::Strategy::kPointwise:
+      case plan::Strategy::kReduction: add_folds(segment, std::move(buffers)); break;
+      case plan::Strategy::kNested:
+        program_.steps.push_back(KernelStep{kernels_.nested(segment.fusion), std::move(buffers)});
+        break;
+    }
+  }
+  void add_product(size_t number, std::vector<BufferRef> buffers) {
+    const std::string& name = plan_.segments[number].fusion.name;
+    const grouped::Problem problem = problem_of(number);
+    grouped::require_kernel(problem, target_);
+    program_.facts.back().strategy = "grouped";
+    if (target_.platform == Platform::kCuda) {
+      program_.facts.back().parameters = grouped::describe(problem, target_, nullptr, tuning_.of(name));
+      if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement_.scratch(bytes));
+    }
+    program_.steps.push_back(GroupedStep{name, problem, std::move(buffers), {}, {}, tuning_.of(name)});
+  }
+  // A pointwise segment or a reduction, in two where no loops go together for all of it.
+  void add_folds(const plan::Segment& segment, const std::vector<BufferRef>& buffers) {
+    const bool folds = segment.strategy == plan::Strategy::kReduction;
+    try {
+      loops::Kernel kernel = folds ? kernels_.reduction(segment.fusion) : kernels_.pointwise(segment.fusion);
+      program_.steps.push_back(KernelStep{std::move(kernel), buffers});
+    } catch (const Refused&) {
+      const bool joined_elsewhere = std::any_of(segment.outputs.begin(), segment.outputs.end(),
+                                                [&](ir::ValueId id) { return placement_.is_part(id); });
+      const auto halves = plan::in_halves(segment.fusion);
+      if (!halves || joined_elsewhere) throw;
+      program_.facts.pop_back();
+      apart(segment.fusion, {halves->first, halves->second}, buffers, target_, placement_, program_);
+    }
+  }
+
+  const plan::Plan& plan_;
+  const ir::Fusion& fusion_;
+  const Target& target_;
+  const Tuning& tuning_;
+  const bool fills_;
+  const Epilogues epilogues_;
+  const GatheringProducts gathers_;
+  Program program_;
+  Placement placement_;
+  Kernels kernels_;
+  std::map<size_t, std::vector<BufferRef>> buffers_;  // by segment
+};
+
 Program build_for(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills, bool& differs) {
   const plan::Plan plan = plan::plan(whole, target);
   differs = plan.differs;
-  const ir::Fusion& fusion = plan.fusion;
-  Program program;
-  program.name = fusion.name;
-  auto bytes = [&](ir::ValueId id) { return ir::elements(fusion.values[id]) * size_of(fusion.values[id].dtype); };
-  for (ir::ValueId id : fusion.inputs) program.input_bytes.push_back(bytes(id));
-  for (ir::ValueId id : fusion.outputs) program.output_bytes.push_back(bytes(id));
-  program.segments = plan::print(plan);
-  Placement placement(fusion);
-  Kernels kernels(target, tuning, program);
-  const Epilogues epilogues = find_epilogues(plan, target);
-  const GatheringProducts gathers = find_gathers(plan, epilogues, target);
-  std::map<size_t, std::vector<BufferRef>> buffers_of;
-  const auto facts_of = [&](const plan::Segment& segment) {
-    KernelFacts facts = kernel_facts(segment.fusion, fusion, segment.inputs, segment.outputs);
-    facts.reason = segment.reason;
-    return facts;
-  };
-  const auto facts_of_product = [&](size_t number) {
-    const auto gathered = gathers.by_product.find(number);
-    const KernelFacts facts = facts_of(plan.segments[number]);
-    return gathered == gathers.by_product.end() ? facts : gathering(facts, gathered->second, fusion);
-  };
-  const auto problem_of = [&](size_t number) {
-    grouped::Problem problem = plan::grouped_problem(plan.segments[number].fusion);
-    const auto gathered = gathers.by_product.find(number);
-    if (gathered != gathers.by_product.end()) {
-      problem.lhs_rows = fusion.values[gathered->second.from].axes[0].extent;
-    }
-    return problem;
-  };
-  for (size_t number = 0; number < plan.segments.size(); ++number) {
-    const auto gathers_for = gathers.product_of.find(number);
-    const plan::Segment& segment = gathers_for == gathers.product_of.end()
-                                       ? plan.segments[number]
-                                       : gathers.by_product.at(gathers_for->second).numbers;
-    std::vector<BufferRef>& buffers = buffers_of[number];
-    for (ir::ValueId id : segment.inputs) buffers.push_back(placement.read(id));
-    if (const auto gathered = gathers.by_product.find(number); gathered != gathers.by_product.end()) {
-      buffers.push_back(buffers[0]);  // the rows' numbers, which lie where they would
-      buffers[0] = placement.read(gathered->second.from);
-    }
-    for (ir::ValueId id : segment.outputs) buffers.push_back(placement.write(id));
-    if (gathers_for != gathers.product_of.end()) {
-      placement.uses(buffers.back(), fusion.values[segment.outputs[0]].axes[0].extent * size_of(DType::kS32));
-    }
-    const auto epilogue = std::find_if(epilogues.all.begin(), epilogues.all.end(), [&](const Epilogue& e) {
-      return e.product == number || std::find(e.tails.begin(), e.tails.end(), number) != e.tails.end();
-    });
-    const bool joins = epilogue != epilogues.all.end();
-    if (epilogues.unread.count(number) > 0 || (joins && epilogue->tails.back() != number)) continue;
-    if (joins) {
-      const plan::Segment& product = plan.segments[epilogue->product];
-      const ir::ValueId of_product = product.outputs.front();
-      const grouped::Problem problem = problem_of(epilogue->product);
-      std::vector<KernelFacts> tails;
-      for (const size_t tail : epilogue->tails) tails.push_back(facts_of(plan.segments[tail]));
-      program.facts.push_back(joined(facts_of_product(epilogue->product), tails, fusion.values[of_product].name));
-      program.facts.back().strategy = "grouped";
-      std::vector<BufferRef> results, all = buffers_of.at(epilogue->product);
-      for (const ir::ValueId id : epilogue->results) results.push_back(placement.write(id));
-      all.back() = results.front();
-      if (epilogue->tile) {
-        for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
-        all[all.size() - epilogue->reads.size() + epilogue->tile->product] = results.front();
-        all.push_back(results.front());
-        program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), {}, epilogue->tile});
-        continue;
-      }
-      grouped::Problem stored = problem;
-      stored.out = epilogue->functor.out;
-      const Parameters& given = tuning.of(product.fusion.name);
-      program.facts.back().parameters = grouped::describe(stored, target, &epilogue->functor, given);
-      if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) all.push_back(placement.scratch(bytes));
-      for (const ir::ValueId id : epilogue->reads) all.push_back(placement.read(id));
-      all.insert(all.end(), results.begin() + 1, results.end());
-      if (epilogue->sum) {
-        all.push_back(placement.write(of_product));
-        placement.uses(all.back(), grouped::partial_sums(problem.n) * problem.m * size_of(DType::kF32));
-      }
-      program.steps.push_back(GroupedStep{product.fusion.name, problem, std::move(all), epilogue->functor, {}, given});
-      if (epilogue->sum) {
-        const ir::Fusion folding = sum_of_parts(fusion.name, grouped::partial_sums(problem.n), problem.m);
-        program.facts.push_back(kernel_facts(folding));
-        program.facts.back().reason = "adds up what the warps of a product have left of each row, in order";
-        program.steps.push_back(
-            KernelStep{kernels.reduction(folding), {placement.write(of_product), placement.write(*epilogue->sum)}});
-      }
-      continue;
-    }
-    if (fills && segment.strategy == plan::Strategy::kNested) fill(segment, buffers, target, placement, program);
-    const bool product = segment.strategy == plan::Strategy::kGrouped;
-    const bool numbers = gathers_for != gathers.product_of.end();
-    program.facts.push_back(product ? facts_of_product(number) : facts_of(segment));
-    if (numbers) program.facts.back() = numbering(program.facts.back());
-    if (const auto why = gathers.why_not.find(number); why != gathers.why_not.end()) {
-      program.facts.back().reason += cat("; its rows are copied first: ", why->second);
-    }
-    if (const auto why = epilogues.why_not.find(number); why != epilogues.why_not.end()) {
-      program.facts.back().reason += cat("; ", why->second);
-    }
-    switch (segment.strategy) {
-      case plan::Strategy::kEmpty: program.facts.back().strategy = "empty"; break;
-      case plan::Strategy::kGrouped: {
-        const grouped::Problem problem = problem_of(number);
-        grouped::require_kernel(problem, target);
-        program.facts.back().strategy = "grouped";
-        if (target.platform == Platform::kCuda) {
-          program.facts.back().parameters = grouped::describe(problem, target, nullptr, tuning.of(segment.fusion.name));
-          if (const int64_t bytes = grouped::cuda_scratch_bytes(problem)) buffers.push_back(placement.scratch(bytes));
-        }
-        program.steps.push_back(
-            GroupedStep{segment.fusion.name, problem, buffers, {}, {}, tuning.of(segment.fusion.name)});
-        break;
-      }
-      case plan::Strategy::kPointwise:
-      case plan::Strategy::kReduction: {
-        const bool folds = segment.strategy == plan::Strategy::kReduction;
-        try {
-          loops::Kernel kernel = folds ? kernels.reduction(segment.fusion) : kernels.pointwise(segment.fusion);
-          program.steps.push_back(KernelStep{std::move(kernel), buffers});
-        } catch (const Refused&) {
-          const bool joined_elsewhere = std::any_of(segment.outputs.begin(), segment.outputs.end(),
-                                                    [&](ir::ValueId id) { return placement.is_part(id); });
-          const auto halves = plan::in_halves(segment.fusion);
-          if (!halves || joined_elsewhere) throw;
-          program.facts.pop_back();
-          apart(segment.fusion, {halves->first, halves->second}, buffers, target, placement, program);
-        }
-        break;
-      }
-      case plan::Strategy::kNested: program.steps.push_back(KernelStep{kernels.nested(segment.fusion), buffers}); break;
-    }
-  }
-  placement.finish(program);
-  return program;
+  return Assembly(plan, target, tuning, fills).run();
 }
 
 // None where it has kernels of another kind of GPU only: packed weights are for some.
@@ -385,7 +440,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
         why.empty() ? softmax_program(whole, *softmax, target) : build_for(whole, target, tuning, fills, differs);
     if (!why.empty()) program.facts.back().reason += cat("; it reads the rows again: ", why);
     // Enough for either, with the other kinds of GPU.
-    for (const int capability : {80, 90}) {
+    for (const int capability : {kFirstCapability, kFirstWithClusters}) {
       const Program other = build_for(whole, cuda_target_for(capability), {}, fills, differs);
       program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, other.portable_workspace_bytes);
     }
@@ -396,7 +451,7 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
   }
   Program program = build_for(whole, target, tuning, fills, differs);
   if (differs) {
-    const Target other = cuda_target_for(plan::shares_rows(target) ? 80 : 90);
+    const Target other = other_cuda_target(target);
     program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, portable_bytes(whole, other, fills));
   }
   return program;

@@ -5,11 +5,12 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "codegen/functor.h"
-#include "codegen/shared_memory.h"
 #include "grouped/cuda/hopper.h"
 #include "host/group_ends.h"
 #include "host/joined_tails.h"
+#include "loops/bodies.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
 #include "schedule/schedule.h"
@@ -142,8 +143,7 @@ class Tail {
       if (has_body(stmt)) return "it has a loop beside that over rows and columns";
       if (const auto* load = std::get_if<loops::Load>(&stmt.node); load != nullptr && load->buffer == product_) {
         const auto at = linear(load->offset, row_, column_);
-        const bool plain = load->when.empty() && load->within.empty() && load->steps.empty() && load->or_first.empty();
-        if (!plain || !at || at->row != product_columns_ || at->column != 1 || load->lane_stride != 0) {
+        if (!is_plain(*load) || !at || at->row != product_columns_ || at->column != 1 || load->lane_stride != 0) {
           return "it reads the product at other places than its own";
         }
         stmt.node = loops::Get{load->result, sums, loops::constant(sum(at->constant))};
@@ -177,7 +177,7 @@ class Tail {
     }
     if (several && first_.size() > 1) return "an element of its several results is made of two columns of the product";
     std::set<int> read;
-    codegen::for_each(kernel_.body, [&](const auto& node) {
+    loops::for_each(kernel_.body, [&](const auto& node) {
       if constexpr (requires { node.buffer; }) read.insert(node.buffer);
     });
     for (const auto& tile : functor_.tiles) read.insert(tile.buffer);
@@ -252,11 +252,10 @@ class Tail {
   // Which of the arrays of 16-bit floats a load reads at the places of the result; -1 for none, or one too many.
   int tile_of(const loops::Load& load) {
     const auto at = linear(load.offset, row_, column_);
-    const bool plain = load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty();
     const auto& shape = inputs_.at(load.buffer);
     const DType dtype = kernel_.buffers[load.buffer].dtype;
-    if (!plain || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ || at->row != shape[1] ||
-        at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
+    if (!is_plain(load) || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ ||
+        at->row != shape[1] || at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
         (dtype != DType::kBF16 && dtype != DType::kF16) || shape[1] % 8 != 0) {
       return -1;
     }
@@ -353,9 +352,8 @@ std::set<size_t> unread(const plan::Plan& plan, const std::vector<Epilogue>& epi
   std::set<size_t> found;
   for (size_t i = plan.segments.size(); i-- > 0;) {
     const plan::Segment& segment = plan.segments[i];
-    const auto ends = std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) {
-      return std::find(e.tails.begin(), e.tails.end(), i) != e.tails.end();
-    });
+    const auto ends =
+        std::find_if(epilogues.begin(), epilogues.end(), [&](const Epilogue& e) { return contains(e.tails, i); });
     const auto is_read = [&](ValueId id) { return read.count(id) > 0; };
     if (ends != epilogues.end()) {
       read.insert(ends->reads.begin(), ends->reads.end());

@@ -26,6 +26,8 @@ namespace {
 constexpr size_t kMaxArguments = 512;
 // Each takes the room of 16 pointers.
 constexpr size_t kMaxMaps = 16;
+// Numbers behind them that a step's own launch adds.
+constexpr size_t kMaxScalars = 8;
 
 // The steps' buffer references as addresses, in a fixed array: running allocates nothing.
 struct Addresses {
@@ -41,8 +43,6 @@ struct Addresses {
     }
   }
 };
-
-using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
 
 // `tail`: the entry of the step's tail, with its arguments behind the product's.
 void run_grouped(const GroupedStep& step, const Target& target, void* const* buffers, HostEntry tail,
@@ -188,7 +188,7 @@ Executable::Executable(Program program, const Target& target) : program_(std::mo
     const size_t maps = kernel == nullptr ? 0 : kernel->kernel.maps.size();
     JF_REQUIRE(maps <= kMaxMaps, "[compile] a kernel of ", program_.name, " copies tiles of ", maps,
                " arrays, the limit is ", kMaxMaps, "; load some by threads");
-    const size_t most = kMaxArguments - 8 - maps * sizeof(runtime::TensorMap) / sizeof(void*);
+    const size_t most = kMaxArguments - kMaxScalars - maps * sizeof(runtime::TensorMap) / sizeof(void*);
     JF_REQUIRE(buffers_of(step).size() <= most, "[compile] a kernel of ", program_.name, " has ",
                buffers_of(step).size(), " buffers, the limit is ", most, "; fuse fewer values at once");
     compiled.push_back(compiled_step(step, target_));

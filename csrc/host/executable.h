@@ -28,6 +28,9 @@ struct CallBuffers {
   void* workspace = nullptr;  // the extra result, nullptr when the program needs none
 };
 
+// Of a generated kernel for the CPU (codegen/generate.h).
+using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
+
 class Executable {
  public:
   // Compiles every kernel that no earlier program of this process compiled.
@@ -44,7 +47,6 @@ class Executable {
   void run_cuda(const CallBuffers& buffers, runtime::CuStream stream) const;
 
  private:
-  using HostEntry = void (*)(void* const* buffers, long task, bool past_caches);
   struct LargeResult {
     size_t buffer;
     int64_t bytes;

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <functional>
 #include <map>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "host/program.h"
 #include "host/report.h"
 #include "host/request.h"
@@ -50,7 +49,7 @@ int64_t elements_read(const ir::Fusion& fusion, const ir::Op& op, size_t operand
     return ir::elements(fusion.values[op.output]);
   }
   if (const auto* pad = std::get_if<ir::Pad>(&op.attribute)) {
-    return std::accumulate(pad->counts.begin(), pad->counts.end(), int64_t{1}, std::multiplies<>());
+    return product(pad->counts);
   }
   return ir::elements(fusion.values[op.inputs[operand]]);
 }

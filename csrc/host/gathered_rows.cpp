@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "grouped/cuda/hopper.h"
 #include "host/joined_tails.h"
 #include "ir/append.h"
@@ -100,13 +101,7 @@ plan::Segment numbers(const plan::Plan& plan, const plan::Segment& gathering, co
   draft.outputs = {found.index};
   if (found.inside && *found.inside != found.index) draft.outputs.push_back(*found.inside);
   draft.places.assign(draft.outputs.size(), {0});
-  std::set<ValueId> needed(draft.outputs.begin(), draft.outputs.end());
-  for (size_t i = whole.ops.size(); i-- > 0;) {
-    const Op& op = whole.ops[i];
-    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
-    draft.ops.insert(draft.ops.begin(), i);
-    needed.insert(op.inputs.begin(), op.inputs.end());
-  }
+  draft.ops = plan::ops_between(whole, read, draft.outputs);
   plan::Segment segment = plan::extract_fused(whole, draft, cat(gathering.fusion.name, "_numbers"));
   Fusion& fusion = segment.fusion;
   Appended then(fusion);
@@ -139,7 +134,7 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
     const plan::Segment& product = plan.segments[reading[0]];
     const auto made = gather(plan.fusion, rows);
     const auto& inputs = gathering.inputs;
-    if (!made || std::find(inputs.begin(), inputs.end(), made->from) == inputs.end()) continue;
+    if (!made || !contains(inputs, made->from)) continue;
     if (product.inputs[0] != rows || std::count(product.inputs.begin(), product.inputs.end(), rows) != 1) continue;
     grouped::Problem problem = plan::grouped_problem(product.fusion);
     problem.lhs_rows = made->last + 1;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/extract.h"
 #include "plan/segment.h"
 
@@ -12,11 +13,6 @@ namespace {
 
 using ir::Fusion;
 using ir::ValueId;
-
-template <class List, class T>
-bool contains(const List& list, const T& value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
 
 // What a segment adds up along the columns of a row, [m, columns], if it does nothing else.
 std::optional<ValueId> summand(const plan::Plan& plan, const plan::Segment& segment) {
@@ -107,13 +103,7 @@ std::string join(const plan::Plan& plan, const std::vector<size_t>& reading, con
   std::sort(draft.outputs.begin(), draft.outputs.end());
   if (added) draft.outputs.push_back(*added);
   draft.places.assign(draft.outputs.size(), {0, 1});
-  std::set<ValueId> needed(draft.outputs.begin(), draft.outputs.end());
-  for (size_t i = whole.ops.size(); i-- > 0;) {
-    const ir::Op& op = whole.ops[i];
-    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
-    draft.ops.insert(draft.ops.begin(), i);
-    needed.insert(op.inputs.begin(), op.inputs.end());
-  }
+  draft.ops = plan::ops_between(whole, read, draft.outputs);
   joined.segment = plan::extract_fused(whole, draft, cat(plan.segments[reading.front()].fusion.name, "_all"));
   return "";
 }

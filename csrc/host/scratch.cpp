@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "base/error.h"

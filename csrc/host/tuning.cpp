@@ -78,13 +78,6 @@ const Parameters& Tuning::of(const std::string& kernel) const {
   return found == kernels.end() ? none : found->second;
 }
 
-std::string print(const Tuning& tuning) {
-  if (tuning.kernels.empty()) return "";
-  std::string text = "tuned {\n";
-  for (const auto& [kernel, parameters] : tuning.kernels) text += cat("  ", kernel, ": ", jf::print(parameters), "\n");
-  return text + "}\n";
-}
-
 Tuning parse_tuning(std::string_view text) {
   constexpr std::string_view kBegin = "tuned {\n", kEnd = "}\n";
   JF_REQUIRE(text.starts_with(kBegin) && text.ends_with(kEnd),

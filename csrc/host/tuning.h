@@ -20,10 +20,8 @@ struct Tuning {
   std::map<std::string, Parameters> kernels;
 
   const Parameters& of(const std::string& kernel) const;
-  bool operator==(const Tuning&) const = default;
 };
 
-std::string print(const Tuning& tuning);
 Tuning parse_tuning(std::string_view text);
 
 // What is worth measuring beside what a kernel runs with: by kernel, its parameters now and those of its neighbours,

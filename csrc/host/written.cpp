@@ -1,27 +1,37 @@
 #include "host/written.h"
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/text.h"
 
 namespace jf::host {
 namespace {
 
+void check_type(const ir::Fusion& fusion, size_t output, const char* what, const ir::Value& expected) {
+  const ir::Value& value = fusion.values[fusion.outputs[output]];
+  JF_REQUIRE(value.dtype == expected.dtype && ir::shape(value) == ir::shape(expected), "[quantize] expected ", what,
+             " ", ir::print_type(expected), ", got\n", ir::print(fusion));
+}
+
 // A fusion of matrices [matrices, rows, columns] that gives their elements as f8e4m3fn, and the scales.
 grouped::Quantization quantization(const ir::Fusion& fusion, std::string_view line) {
   const auto value = [&](ir::ValueId id) { return fusion.values[id]; };
-  const bool fits = fusion.inputs.size() == 1 && fusion.outputs.size() == 2 &&
-                    value(fusion.inputs[0]).axes.size() == 3 && value(fusion.outputs[0]).dtype == DType::kF8E4M3 &&
-                    value(fusion.outputs[1]).dtype == DType::kF32;
-  JF_REQUIRE(fits, "[quantize] expected matrices that become f8e4m3fn elements and f32 scales, got\n",
-             ir::print(fusion));
+  const bool fits = fusion.inputs.size() == 1 && fusion.outputs.size() == 2 && value(fusion.inputs[0]).axes.size() == 3;
+  JF_REQUIRE(fits, "[quantize] expected matrices that become elements and scales, got\n", ir::print(fusion));
   const std::vector<int64_t> shape = ir::shape(value(fusion.inputs[0]));
-  grouped::Quantization q{value(fusion.inputs[0]).dtype, shape[0], shape[1], shape[2], false, false};
-  const auto holds = [&](std::string_view what) { return line.find(what) != line.npos; };
-  q.of_columns = holds("columns=1"), q.transpose = holds("transpose=1");
-  const int64_t lines = q.transpose ? q.columns : q.rows;
-  JF_REQUIRE((ir::shape(value(fusion.outputs[0])) == std::vector{q.matrices, lines, q.pitch()}),
-             "[quantize] expected elements [", q.matrices, ",", lines, ",", q.pitch(), "], got\n", ir::print(fusion));
+  grouped::Quantization q{value(fusion.inputs[0]).dtype, shape[0], shape[1], shape[2]};
+  q.of_columns = line.starts_with("quantize columns=1 ");
+  q.transpose = line.ends_with(" transpose=1\n");
+  JF_REQUIRE(line == cat("quantize columns=", q.of_columns, " transpose=", q.transpose, "\n"),
+             "[quantize] expected columns=0 or 1, then transpose=0 or 1, got ", line);
   JF_REQUIRE(q.transpose || !q.of_columns, "[quantize] columns=1 needs transpose=1");
+  const int64_t lines = q.transpose ? q.columns : q.rows;
+  check_type(fusion, 0, "elements", {"", DType::kF8E4M3, {{q.matrices}, {lines}, {q.pitch()}}});
+  std::vector<ir::Axis> scales = {{q.matrices}, {q.columns}};
+  if (!q.of_columns) {
+    scales = {{q.matrices}, {divide_up(lines, grouped::kScaleBlock)}, {divide_up(q.pitch(), grouped::kScaleBlock)}};
+  }
+  check_type(fusion, 1, "scales", {"", DType::kF32, scales});
   return q;
 }
 

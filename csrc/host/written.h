@@ -2,7 +2,6 @@
 // "kernel quantize columns=1 transpose=1", "kernel quantize_groups".
 #pragma once
 
-#include <optional>
 #include <string_view>
 #include <variant>
 

@@ -13,58 +13,11 @@
 namespace jf::ir {
 namespace {
 
-std::vector<Axis> axes_of(std::span<const int64_t> shape) {
-  std::vector<Axis> axes;
-  for (int64_t extent : shape) axes.push_back({extent});
-  return axes;
-}
-
 // What makes two ops equal: everything but the label and the name of the result.
 std::string key(OpKind kind, const std::vector<ValueId>& inputs, const Attribute& attribute, const Value& type) {
   std::string text = cat(static_cast<int>(kind), ' ', print_type(type));
   for (ValueId id : inputs) text += cat(' ', id);
-  if (const Constant* c = std::get_if<Constant>(&attribute)) text += cat(" c", print_constant(*c));
-  if (const Dims* d = std::get_if<Dims>(&attribute)) {
-    for (int64_t dim : d->dims) text += cat(" d", dim);
-  }
-  if (const Pad* p = std::get_if<Pad>(&attribute)) {
-    for (size_t i = 0; i < p->low.size(); ++i) {
-      text += cat(" w", p->from.starts[i], ",", p->from.strides[i], ",", p->low[i], ",", p->counts[i]);
-    }
-  }
-  if (const Take* t = std::get_if<Take>(&attribute)) {
-    for (const auto* list : {&t->axes, &t->limits, &t->dims, &t->starts, &t->strides}) {
-      for (int64_t number : *list) text += cat(" t", number);
-    }
-  }
-  if (const Search* s = std::get_if<Search>(&attribute)) {
-    text += s->left ? " b" : " n";
-    for (int64_t dim : s->dims) text += cat(" d", dim);
-  }
-  if (const Place* p = std::get_if<Place>(&attribute)) {
-    for (size_t i = 0; i < p->starts.size(); ++i) text += cat(" l", p->starts[i], ",", p->shape[i]);
-  }
-  if (const Slice* s = std::get_if<Slice>(&attribute)) {
-    for (size_t i = 0; i < s->starts.size(); ++i) text += cat(" s", s->starts[i], ",", s->strides[i]);
-  }
-  if (const Reduce* r = std::get_if<Reduce>(&attribute)) {
-    for (int64_t dim : r->dims) text += cat(" d", dim);
-    text += cat(r->in_turn ? " t" : " p", r->parts);
-  }
-  if (const Scan* s = std::get_if<Scan>(&attribute)) text += cat(" a", s->axis, s->reverse ? "r" : "p", s->parts);
-  if (const Nest* n = std::get_if<Nest>(&attribute)) {
-    text += cat(" n", n->axis, ",", n->most, ",", n->components);
-    for (int64_t axis : n->by) text += cat(" b", axis);
-    for (int64_t number : n->also) text += cat(" o", number);
-  }
-  if (const Combine* c = std::get_if<Combine>(&attribute)) {
-    text += cat(" r", c->rows, ",", c->components);
-    for (int64_t rows : c->also) text += cat(" o", rows);
-  }
-  if (const Grouped* g = std::get_if<Grouped>(&attribute))
-    text += cat(" g", static_cast<int>(g->mode), g->transpose_rhs, static_cast<int>(g->scales), ",",
-                static_cast<int>(g->weights), ",", g->columns);
-  return text;
+  return text + print_attribute(attribute);
 }
 
 // Columns side by side of which each is computed by itself.

@@ -174,8 +174,8 @@ class Builder {
   ValueId reshape_nested(ValueId value, const std::vector<int64_t>& to);
   ValueId reshaped_nested(ValueId value, const std::vector<int64_t>& to);
   ValueId reshaped_anew(ValueId value, const std::vector<int64_t>& to);
-  // While it lives, slices, paddings, takes and partitions go one op deeper towards the inputs; beyond some the value
-  // is read.
+  // While it lives, slices, paddings, takes, partitions and reshapes go one op deeper towards the inputs; beyond
+  // kMaxDepth the value is read, or where nested values cannot be, the call fails.
   class Deeper {
    public:
     explicit Deeper(Builder& builder) : builder_(builder) { ++builder_.depth_; }

@@ -1,23 +1,16 @@
 // Slices, pads, concats and reshapes of nested values in the builder: what they are partitioned from has them instead.
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <optional>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/build.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
 
 namespace jf::ir {
 namespace {
-
-bool contains(const std::vector<int64_t>& list, int64_t item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
-}
-
-int64_t product(std::span<const int64_t> extents) {
-  return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
-}
 
 // Neighbouring axes, and what a reshape makes of them.
 struct Regrouped {
@@ -87,6 +80,63 @@ Regrouping regrouping(const std::vector<int64_t>& from, const std::vector<int64_
   }
   if (!close(-1) || next != to.size()) return {};
   return groups;
+}
+
+// What the operand of a broadcast becomes where the result is reshaped: its extents, and as `from` the axes of the
+// result that its own are. Each group is one that the operand has, or that it repeats. `first`: by axis of the result,
+// where its group begins.
+std::optional<Regrouped> before_broadcast(const Regrouping& groups, const std::vector<int64_t>& first,
+                                          const std::vector<int64_t>& from, const std::vector<int64_t>& own,
+                                          const std::vector<int64_t>& dims) {
+  Regrouped result;
+  for (const Regrouped& group : groups) {
+    std::vector<int64_t> there, extents;
+    bool whole = true, repeated = true;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (!contains(group.from, dims[i])) continue;
+      there.push_back(static_cast<int64_t>(i));
+      whole = whole && own[i] == from[dims[i]];
+      repeated = repeated && own[i] == 1;
+    }
+    for (const int64_t axis : group.from) extents.push_back(from[axis]);
+    const int64_t at = first[group.from[0]];
+    if (extents == group.to) {
+      for (const int64_t i : there) {
+        result.to.push_back(own[i]);
+        result.from.push_back(at + dims[i] - group.from[0]);
+      }
+    } else if (whole && there.size() == group.from.size()) {
+      for (size_t i = 0; i < group.to.size(); ++i) result.from.push_back(at + static_cast<int64_t>(i));
+      result.to.insert(result.to.end(), group.to.begin(), group.to.end());
+    } else if (!repeated) {
+      return std::nullopt;
+    }
+  }
+  return result;
+}
+
+// The same of a transpose, of whose operand each group of axes must be one, too.
+std::optional<Regrouped> before_transpose(const Regrouping& groups, const std::vector<int64_t>& dims) {
+  std::vector<const Regrouped*> by_axis(dims.size(), nullptr);  // of the operand: the group that its axis begins
+  for (const Regrouped& group : groups) {
+    for (size_t i = 1; i < group.from.size(); ++i) {
+      if (dims[group.from[i]] != dims[group.from[0]] + static_cast<int64_t>(i)) return std::nullopt;
+    }
+    by_axis[dims[group.from[0]]] = &group;
+  }
+  Regrouped result;
+  std::vector<int64_t> first(dims.size(), -1);
+  for (size_t axis = 0; axis < dims.size(); ++axis) {
+    if (by_axis[axis] == nullptr) continue;
+    first[axis] = std::ssize(result.to);
+    result.to.insert(result.to.end(), by_axis[axis]->to.begin(), by_axis[axis]->to.end());
+  }
+  for (const Regrouped& group : groups) {
+    for (size_t i = 0; i < group.to.size(); ++i) {
+      result.from.push_back(first[dims[group.from[0]]] + static_cast<int64_t>(i));
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -336,6 +386,9 @@ ValueId Builder::concat_nested(std::span<const ValueId> values, int64_t axis, co
 ValueId Builder::reshaped_nested(ValueId x, const std::vector<int64_t>& to) {
   std::pair<ValueId, std::vector<int64_t>> key(x, to);
   if (const auto found = reshapes_.find(key); found != reshapes_.end()) return found->second;
+  const Deeper deeper(*this);
+  JF_REQUIRE(!too_deep(), "[reshape] ", fusion_.values[x].name, " is nested, and more than ", kMaxDepth,
+             " ops lie between it and what is reshaped; reshape earlier, or combine it first");
   const ValueId result = reshaped_anew(x, to);
   reshapes_.emplace(std::move(key), result);
   return result;
@@ -385,61 +438,15 @@ ValueId Builder::reshaped_anew(ValueId x, const std::vector<int64_t>& to) {
     to_operand(cuts, rows_of(op), dense);
     return partition_like(op, reshape(op.inputs[0], dense), nest);
   }
-  if (op.kind == OpKind::kBroadcast) {
-    // A group that the operand has, or that it repeats.
-    const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
-    const std::vector<int64_t> own = shape(fusion_.values[op.inputs[0]]);
-    std::vector<int64_t> inner, places;
-    for (const Regrouped& group : groups) {
-      std::vector<int64_t> there, extents;
-      bool whole = true, repeated = true;
-      for (size_t i = 0; i < dims.size(); ++i) {
-        if (!contains(group.from, dims[i])) continue;
-        there.push_back(static_cast<int64_t>(i));
-        whole = whole && own[i] == from[dims[i]];
-        repeated = repeated && own[i] == 1;
-      }
-      for (const int64_t axis : group.from) extents.push_back(from[axis]);
-      const int64_t at = first[group.from[0]];
-      if (extents == group.to) {
-        for (const int64_t i : there) {
-          inner.push_back(own[i]);
-          places.push_back(at + dims[i] - group.from[0]);
-        }
-      } else if (whole && there.size() == group.from.size()) {
-        for (size_t i = 0; i < group.to.size(); ++i) places.push_back(at + static_cast<int64_t>(i));
-        inner.insert(inner.end(), group.to.begin(), group.to.end());
-      } else if (!repeated) {
-        return -1;
-      }
-    }
-    const ValueId operand = reshaped_nested(op.inputs[0], inner);
-    return operand < 0 ? -1 : broadcast(operand, to, places);
-  }
-  if (op.kind != OpKind::kTranspose) return -1;
-  // Each group of axes is one of the operand's, too.
+  if (op.kind != OpKind::kBroadcast && op.kind != OpKind::kTranspose) return -1;
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
-  std::vector<const Regrouped*> by_axis(from.size(), nullptr);  // of the operand: the group that its axis begins
-  std::vector<int64_t> inner, order;
-  for (const Regrouped& group : groups) {
-    for (size_t i = 1; i < group.from.size(); ++i) {
-      if (dims[group.from[i]] != dims[group.from[0]] + static_cast<int64_t>(i)) return -1;
-    }
-    by_axis[dims[group.from[0]]] = &group;
-  }
-  std::vector<int64_t> inner_first(from.size(), -1);
-  for (size_t axis = 0; axis < from.size(); ++axis) {
-    if (by_axis[axis] == nullptr) continue;
-    inner_first[axis] = static_cast<int64_t>(inner.size());
-    inner.insert(inner.end(), by_axis[axis]->to.begin(), by_axis[axis]->to.end());
-  }
-  for (const Regrouped& group : groups) {
-    for (size_t i = 0; i < group.to.size(); ++i) {
-      order.push_back(inner_first[dims[group.from[0]]] + static_cast<int64_t>(i));
-    }
-  }
-  const ValueId operand = reshaped_nested(op.inputs[0], inner);
-  return operand < 0 ? -1 : transpose(operand, order);
+  const bool broadcasts = op.kind == OpKind::kBroadcast;
+  const std::optional<Regrouped> of_operand =
+      broadcasts ? before_broadcast(groups, first, from, shape(fusion_.values[op.inputs[0]]), dims)
+                 : before_transpose(groups, dims);
+  const ValueId operand = of_operand ? reshaped_nested(op.inputs[0], of_operand->to) : -1;
+  if (operand < 0) return -1;
+  return broadcasts ? broadcast(operand, to, of_operand->from) : transpose(operand, of_operand->from);
 }
 
 ValueId Builder::reshape_nested(ValueId x, const std::vector<int64_t>& to) {

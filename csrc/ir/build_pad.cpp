@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/build.h"
 
 namespace jf::ir {
@@ -222,8 +223,7 @@ ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>&
   }
   if (is_identity(where, from, to)) return x;
   const DType dtype = fusion_.values[x].dtype;
-  if (std::find(where.counts.begin(), where.counts.end(), 0) != where.counts.end())
-    return full(dtype, to, zero_of(dtype));
+  if (contains(where.counts, 0)) return full(dtype, to, zero_of(dtype));
   if (where.counts == to) return sliced(x, where.from, to);
   std::vector<int64_t> key = to;
   for (const auto* part : {&where.from.starts, &where.from.strides, &where.low, &where.counts}) {
@@ -231,11 +231,7 @@ ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>&
   }
   if (const auto found = spreads_.find({x, key}); found != spreads_.end()) return found->second;
   ValueId result = spread_anew(x, where, to);
-  if (result < 0) {
-    std::vector<Axis> axes;
-    for (int64_t extent : to) axes.push_back({extent});
-    result = add_op(OpKind::kPad, {x}, where, dtype, std::move(axes), "");
-  }
+  if (result < 0) result = add_op(OpKind::kPad, {x}, where, dtype, axes_of(to), "");
   spreads_.emplace(std::make_pair(x, std::move(key)), result);
   return result;
 }
@@ -341,7 +337,7 @@ ValueId Builder::spread_pad(const Op& op, const Pad& where, const std::vector<in
 ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
   const Op op = *definition(x);
   const Pad all{where, std::vector<int64_t>(counts.size(), 0), counts};
-  if (std::find(counts.begin(), counts.end(), 0) != counts.end()) return -1;
+  if (contains(counts, 0)) return -1;
   if (op.kind == OpKind::kConcat) return spread_concat(op, all, counts);
   if (op.kind == OpKind::kPad) return spread_pad(op, all, counts);
   if (op.kind == OpKind::kTake) return slice_of_take(op, where, counts);
@@ -352,7 +348,7 @@ ValueId Builder::slice_of_view(ValueId x, const Slice& where, const std::vector<
   std::vector<int64_t> inner_counts;
   size_t next = 0;
   for (size_t i = 0; i < fusion_.values[op.inputs[0]].axes.size(); ++i) {
-    const bool gone = std::find(dims.begin(), dims.end(), static_cast<int64_t>(i)) != dims.end();
+    const bool gone = contains(dims, static_cast<int64_t>(i));
     inner.starts.push_back(gone ? 0 : where.starts[next]);
     inner.strides.push_back(gone ? 1 : where.strides[next]);
     inner_counts.push_back(gone ? 1 : counts[next]);

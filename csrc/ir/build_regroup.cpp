@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "ir/build.h"
 #include "ir/ragged.h"
 #include "ir/text.h"
@@ -15,10 +16,6 @@ namespace {
 
 constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
-int64_t product(const std::vector<int64_t>& extents) {
-  return std::accumulate(extents.begin(), extents.end(), int64_t{1}, std::multiplies<>());
-}
-
 }  // namespace
 
 // As many rows as the arrays that a value's ragged axis comes from have, where it comes from some.
@@ -26,18 +23,20 @@ int64_t Builder::rows_behind(ValueId x, int64_t axis) {
   const Axis ragged = fusion_.values[x].axes[axis];
   int64_t rows = 0;
   std::vector<ValueId> todo = {x};
-  for (size_t i = 0; i < todo.size(); ++i) {
-    const Op* op = definition(todo[i]);
-    if (op == nullptr || ragged_axis(fusion_.values[todo[i]]) < 0) continue;
+  std::vector<bool> seen(fusion_.values.size(), false);
+  while (!todo.empty()) {
+    const ValueId id = todo.back();
+    todo.pop_back();
+    const Op* op = seen[id] ? nullptr : definition(id);
+    seen[id] = true;
+    if (op == nullptr || ragged_axis(fusion_.values[id]) < 0) continue;
     if (op->kind == OpKind::kPartition) {
       const std::vector<int64_t> own = rows_of(*op);
       for (size_t cut = 0; cut < own.size(); ++cut) {
         if (op->inputs[2 + 2 * cut] == ragged.extents) rows = std::max(rows, own[cut]);
       }
     }
-    for (ValueId id : op->inputs) {
-      if (std::find(todo.begin(), todo.end(), id) == todo.end()) todo.push_back(id);
-    }
+    todo.insert(todo.end(), op->inputs.begin(), op->inputs.end());
   }
   return rows > 0 ? rows : ragged.extent * fusion_.values[ragged.extents].axes.back().extent;
 }
@@ -50,8 +49,8 @@ Builder::Groups Builder::groups_of(ValueId x, const char* call, int64_t axis) {
   JF_REQUIRE(!ragged.empty(), "[", call, "] expected a nested value, got ", print_type(nested),
              "; partition makes one");
   if (ragged.size() == 1) axis = ragged[0];
-  JF_REQUIRE(std::find(ragged.begin(), ragged.end(), axis) != ragged.end(), "[", call, "] ", nested.name, ", ",
-             print_type(fusion_, nested), ", has several ragged axes; expected one of them, got ", axis);
+  JF_REQUIRE(contains(ragged, axis), "[", call, "] ", nested.name, ", ", print_type(fusion_, nested),
+             ", has several ragged axes; expected one of them, got ", axis);
   for (size_t i = 1; i < ragged.size(); ++i) {
     const std::vector<int64_t>&one = nested.axes[ragged[i - 1]].by, &other = nested.axes[ragged[i]].by;
     JF_REQUIRE(std::find_first_of(one.begin(), one.end(), other.begin(), other.end()) == one.end(), "[", call, "] ",
@@ -162,7 +161,7 @@ Builder::Nested Builder::split(ValueId x, int64_t axis, int64_t factor) {
 
 Builder::Nested Builder::merge(ValueId x, int64_t first, int64_t second) {
   const std::vector<int> ragged = ragged_axes(value(x, "merge"));
-  const bool second_is = std::find(ragged.begin(), ragged.end(), second) != ragged.end();
+  const bool second_is = contains(ragged, second);
   const Groups groups = groups_of(x, "merge", second_is ? second : first);
   const std::vector<int64_t> from = shape(fusion_.values[x]);
   const int64_t component = groups.axis - 1, outer = groups.axis - 2;

@@ -1,6 +1,5 @@
 // Reading at computed places in the builder: only what is taken is computed.
 #include <algorithm>
-#include <array>
 
 #include "base/error.h"
 #include "ir/build.h"
@@ -25,11 +24,9 @@ ValueId Builder::take(ValueId x, std::span<const ValueId> indices, std::span<con
     const int64_t window = dim < 0 || dim >= static_cast<int64_t>(to.size()) ? 1 : to[dim];
     where.limits.push_back(from[axis] - window);
   }
-  std::vector<Axis> result;
-  for (int64_t extent : to) result.push_back({extent});
   std::vector<ValueId> inputs = {x};
   inputs.insert(inputs.end(), indices.begin(), indices.end());
-  infer(fusion_, OpKind::kTake, inputs, where, {"", DType::kPred, result});
+  infer(fusion_, OpKind::kTake, inputs, where, {"", DType::kPred, axes_of(to)});
   return take(std::move(inputs), std::move(where), {to.begin(), to.end()});
 }
 
@@ -107,9 +104,7 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
       return add_op(op.kind, std::move(operands), op.attribute, dtype, {}, op.label);
     }
   }
-  std::vector<Axis> axes;
-  for (int64_t extent : to) axes.push_back({extent});
-  return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, std::move(axes), "");
+  return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, axes_of(to), "");
 }
 
 // From what a broadcast repeats. -1 where no index counts then.

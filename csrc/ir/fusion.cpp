@@ -120,6 +120,12 @@ std::vector<int64_t> shape(const Value& value) {
   return extents;
 }
 
+std::vector<Axis> axes_of(std::span<const int64_t> shape) {
+  std::vector<Axis> axes;
+  for (int64_t extent : shape) axes.push_back({extent});
+  return axes;
+}
+
 std::vector<ValueId> number_as_text(Fusion& fusion) {
   std::vector<ValueId> renumbered(fusion.values.size(), -1);
   std::vector<Value> values;

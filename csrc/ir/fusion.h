@@ -26,6 +26,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -219,6 +220,7 @@ int ragged_axis(const Value& value);
 std::vector<int> ragged_axes(const Value& value);
 int64_t elements(const Value& value);
 std::vector<int64_t> shape(const Value& value);
+std::vector<Axis> axes_of(std::span<const int64_t> shape);
 // The op that makes a value; null for an input.
 const Op* definition(const Fusion& fusion, ValueId value);
 // Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new

@@ -1,6 +1,7 @@
 // Ops that compute nothing: they move, repeat or leave out elements.
 #include <algorithm>
 
+#include "base/lists.h"
 #include "ir/inference.h"
 #include "ir/ragged.h"
 
@@ -112,14 +113,11 @@ Value Inference::concat() const {
   Value result{"", in(0).dtype, {}};
   int64_t filled = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const Op* op = nullptr;
-    for (const Op& other : fusion.ops) {
-      if (other.output == inputs[i]) op = &other;
-    }
+    const Op* op = definition(fusion, inputs[i]);
     const Place* p = op == nullptr ? nullptr : std::get_if<Place>(&op->attribute);
     JF_REQUIRE(p != nullptr, "[concat] operand ", i, " must be the result of place");
     if (i == 0) {
-      for (int64_t extent : p->shape) result.axes.push_back({extent});
+      result.axes = axes_of(p->shape);
       JF_REQUIRE(d.dims.size() == 1 && d.dims[0] >= 0 && d.dims[0] < static_cast<int64_t>(result.axes.size()),
                  "[concat] expected one axis below rank ", result.axes.size());
     }
@@ -146,7 +144,7 @@ Value Inference::squeeze() const {
   std::vector<int64_t> to;
   for (size_t i = 0; i < x.axes.size(); ++i) {
     to.push_back(static_cast<int64_t>(result.axes.size()));
-    if (std::find(d.dims.begin(), d.dims.end(), static_cast<int64_t>(i)) == d.dims.end()) {
+    if (!contains(d.dims, static_cast<int64_t>(i))) {
       result.axes.push_back(x.axes[i]);
     } else {
       JF_REQUIRE(x.axes[i].extent == 1, "[squeeze] axis ", i, " of ", type(0), " has extent ", x.axes[i].extent,
@@ -198,10 +196,10 @@ Value Inference::take(const Value& stated) const {
                        (dim < 0 || std::count(t.dims.begin(), t.dims.end(), dim) == 1);
     JF_REQUIRE(known, "[take] dims of ", type(0), " must be axes of the result, each once, or -1, got ", dim);
     const int64_t size = x.axes[a].extent, window = dim < 0 ? 1 : result.axes[dim].extent;
-    const bool inside =
-        t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 && t.strides[a] <= std::max<int64_t>(size, 1) &&
-        last[a] <= size && window <= size + 1 &&
-        (elements(result) == 0 || last[a] + t.starts[a] < size - (window > 1 ? t.strides[a] * (window - 1) : 0));
+    const bool inside = t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 &&
+                        t.strides[a] <= std::max<int64_t>(size, 1) && last[a] <= size && window <= size + 1 &&
+                        (elements(result) == 0 || (last[a] + t.starts[a] < size &&
+                                                   window - 1 <= (size - 1 - last[a] - t.starts[a]) / t.strides[a]));
     JF_REQUIRE(inside, "[take] axis ", a, " of ", type(0), ": ", window, " elements from ", t.starts[a], " on, ",
                t.strides[a], " apart, with an index up to ", last[a], ", do not lie inside");
     if (dim >= 0) result.axes[dim].kind = AxisKind::kIteration;

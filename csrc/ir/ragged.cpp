@@ -3,16 +3,13 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/text.h"
 
 namespace jf::ir {
 namespace {
 
 std::string type(const Fusion& fusion, ValueId id) { return print_type(fusion, fusion.values[id]); }
-
-bool contains(const std::vector<int64_t>& list, int64_t item) {
-  return std::find(list.begin(), list.end(), item) != list.end();
-}
 
 template <class T>
 const T& get(const Attribute& attribute, const char* op, const char* what) {

@@ -231,138 +231,140 @@ class Parser {
     expect('=');
     return dims();
   }
-  Attribute attribute(OpClass op_class, DType dtype) {
-    Attribute result;
-    if (!accept('{')) return result;
+  int64_t parts() {
+    expect('=');
+    const int64_t count = integer();
+    require(count > 0, "at least one part before this");
+    return count;
+  }
+
+  // Each attribute from behind its first "key=" on.
+  Reduce reduce() {
+    Reduce result{dims()};
+    if (!accept(',')) return result;
+    expect_word("parts");
+    result.parts = parts();
+    result.in_turn = accept(',');
+    if (result.in_turn) expect_word("in_turn");
+    return result;
+  }
+  Take take() {
+    Take result{dims(), {}, {}, {}, {}};
+    for (const auto& [name, to] : {std::pair("limits", &result.limits), std::pair("dims", &result.dims),
+                                   std::pair("starts", &result.starts), std::pair("strides", &result.strides)}) {
+      expect(',');
+      *to = list(name);
+    }
+    return result;
+  }
+  Attribute from_starts() {
+    const std::vector<int64_t> starts = dims();
+    expect(',');
+    const bool is_place = word("strides or shape") == "shape";
+    expect('=');
+    if (is_place) return Place{starts, dims()};
+    Slice slice{starts, dims()};
+    if (!accept(',')) return slice;
+    Pad pad{std::move(slice), list("low"), {}};
+    expect(',');
+    pad.counts = list("counts");
+    return pad;
+  }
+  Search search() {
+    const std::string side = word("left or right");
+    require(side == "left" || side == "right", "left or right before this");
+    Search result{side == "left"};
+    if (accept(',')) result.dims = list("dims");
+    return result;
+  }
+  Scan scan() {
+    Scan result{integer()};
+    for (skip(); at_ < text_.size() && text_[at_] != '}'; skip()) {
+      const std::string next = word("reverse or parts");
+      require(next == "reverse" || next == "parts", "reverse or parts before this");
+      result.reverse = result.reverse || next == "reverse";
+      if (next == "parts") result.parts = parts();
+    }
+    return result;
+  }
+  Nest nest() {
+    Nest result{0, integer()};
+    expect(',');
+    expect_word("axis");
+    expect('=');
+    result.axis = integer();
+    while (accept(',')) {
+      const std::string next = word("by, components or also");
+      require(next == "by" || next == "components" || next == "also", "by, components or also before this");
+      expect('=');
+      if (next == "components") {
+        result.components = integer();
+      } else {
+        (next == "by" ? result.by : result.also) = dims();
+      }
+    }
+    return result;
+  }
+  Combine combine() {
+    Combine result{integer()};
+    while (accept(',')) {
+      const std::string next = word("components or also");
+      require(next == "components" || next == "also", "components or also before this");
+      expect('=');
+      if (next == "components") {
+        result.components = integer();
+      } else {
+        result.also = dims();
+      }
+    }
+    return result;
+  }
+  Grouped grouped() {
+    const std::string mode = word("rows, contraction or batch");
+    const auto* found = std::find(std::begin(kModeNames), std::end(kModeNames), mode);
+    require(found != std::end(kModeNames), "rows, contraction or batch before this");
+    Grouped result{static_cast<GroupedMode>(found - kModeNames)};
+    skip();
+    result.transpose_rhs = text_.substr(at_).starts_with("transpose_rhs");
+    if (result.transpose_rhs) expect_word("transpose_rhs");
+    skip();
+    if (accept(',')) {
+      expect_word("weights");
+      expect('=');
+      result.weights = parse_weights(word("a format of weights"));
+      expect(',');
+      expect_word("columns");
+      expect('=');
+      result.columns = integer();
+    } else if (at_ < text_.size() && text_[at_] != '}') {
+      const std::string scales = " " + word("scaled_rows or scaled_blocks");
+      require(scales == kScalesNames[1] || scales == kScalesNames[2], "scaled_rows or scaled_blocks before this");
+      result.scales = scales == kScalesNames[1] ? GroupedScales::kRows : GroupedScales::kBlocks;
+    }
+    return result;
+  }
+  Attribute keyed(OpClass op_class, DType dtype) {
     const std::string key = word("value, dims, axes, starts, axis, side, most, rows or mode");
     expect('=');
-    if (key == "value") {
-      result = constant(dtype);
-    } else if (key == "dims" && op_class != OpClass::kReduce) {
-      result = Dims{dims()};
-    } else if (key == "dims") {
-      Reduce reduce{dims()};
-      if (accept(',')) {
-        expect_word("parts");
-        expect('=');
-        reduce.parts = integer();
-        require(reduce.parts > 0, "at least one part before this");
-        if (accept(',')) {
-          expect_word("in_turn");
-          reduce.in_turn = true;
-        }
-      }
-      result = reduce;
-    } else if (key == "axes") {
-      Take take{dims(), {}, {}, {}, {}};
-      for (const auto& [name, to] : {std::pair("limits", &take.limits), std::pair("dims", &take.dims),
-                                     std::pair("starts", &take.starts), std::pair("strides", &take.strides)}) {
-        expect(',');
-        *to = list(name);
-      }
-      result = take;
-    } else if (key == "starts") {
-      Slice slice{dims(), {}};
-      expect(',');
-      const bool is_place = word("strides or shape") == "shape";
-      expect('=');
-      slice.strides = dims();
-      result = slice;
-      if (is_place) result = Place{slice.starts, slice.strides};
-      if (!is_place && accept(',')) {
-        Pad pad{slice, list("low"), {}};
-        expect(',');
-        pad.counts = list("counts");
-        result = pad;
-      }
-    } else if (key == "side") {
-      const std::string side = word("left or right");
-      require(side == "left" || side == "right", "left or right before this");
-      Search search{side == "left"};
-      if (accept(',')) search.dims = list("dims");
-      result = search;
-    } else if (key == "axis") {
-      Scan scan{integer()};
-      skip();
-      while (at_ < text_.size() && text_[at_] != '}') {
-        const std::string next = word("reverse or parts");
-        require(next == "reverse" || next == "parts", "reverse or parts before this");
-        scan.reverse = scan.reverse || next == "reverse";
-        if (next == "parts") {
-          expect('=');
-          scan.parts = integer();
-          require(scan.parts > 0, "at least one part before this");
-        }
-        skip();
-      }
-      result = scan;
-    } else if (key == "most") {
-      Nest nest{0, integer()};
-      expect(',');
-      expect_word("axis");
-      expect('=');
-      nest.axis = integer();
-      while (accept(',')) {
-        const std::string next = word("by, components or also");
-        require(next == "by" || next == "components" || next == "also", "by, components or also before this");
-        expect('=');
-        if (next == "components") {
-          nest.components = integer();
-        } else {
-          (next == "by" ? nest.by : nest.also) = dims();
-        }
-      }
-      result = nest;
-    } else if (key == "rows") {
-      Combine combine{integer()};
-      while (accept(',')) {
-        const std::string next = word("components or also");
-        require(next == "components" || next == "also", "components or also before this");
-        expect('=');
-        if (next == "components") {
-          combine.components = integer();
-        } else {
-          combine.also = dims();
-        }
-      }
-      result = combine;
-    } else {
-      require(key == "mode", "value, dims, axes, starts, axis, side, most, rows or mode before this");
-      const std::string mode = word("rows, contraction or batch");
-      Grouped grouped;
-      bool known = false;
-      for (size_t i = 0; i < std::size(kModeNames); ++i) {
-        if (mode == kModeNames[i]) {
-          grouped.mode = static_cast<GroupedMode>(i);
-          known = true;
-        }
-      }
-      require(known, "rows, contraction or batch before this");
-      skip();
-      const auto next_is = [&](std::string_view what) { return text_.substr(at_).starts_with(what); };
-      if (next_is("transpose_rhs")) {
-        expect_word("transpose_rhs");
-        grouped.transpose_rhs = true;
-        skip();
-      }
-      if (accept(',')) {
-        expect_word("weights");
-        expect('=');
-        grouped.weights = parse_weights(word("a format of weights"));
-        expect(',');
-        expect_word("columns");
-        expect('=');
-        grouped.columns = integer();
-      } else if (at_ < text_.size() && text_[at_] != '}') {
-        const std::string scales = " " + word("scaled_rows or scaled_blocks");
-        require(scales == kScalesNames[1] || scales == kScalesNames[2], "scaled_rows or scaled_blocks before this");
-        grouped.scales = scales == kScalesNames[1] ? GroupedScales::kRows : GroupedScales::kBlocks;
-      }
-      result = grouped;
-    }
+    if (key == "value") return constant(dtype);
+    if (key == "dims" && op_class == OpClass::kReduce) return reduce();
+    if (key == "dims") return Dims{dims()};
+    if (key == "axes") return take();
+    if (key == "starts") return from_starts();
+    if (key == "side") return search();
+    if (key == "axis") return scan();
+    if (key == "most") return nest();
+    if (key == "rows") return combine();
+    require(key == "mode", "value, dims, axes, starts, axis, side, most, rows or mode before this");
+    return grouped();
+  }
+  Attribute attribute(OpClass op_class, DType dtype) {
+    if (!accept('{')) return {};
+    Attribute result = keyed(op_class, dtype);
     expect('}');
     return result;
   }
+
   void op() {
     const std::string name = word("a value's name or '}'");
     expect(':');
@@ -415,6 +417,8 @@ std::string print_type(const Value& value, Name name_of) {
 
 }  // namespace
 
+std::string print_attribute(const Attribute& attribute) { return std::visit(AttributePrinter{}, attribute); }
+
 std::string print_type(const Value& value) {
   return print_type(value, [](ValueId id) { return cat("value ", id); });
 }
@@ -448,7 +452,7 @@ std::string print(const Fusion& fusion) {
     const Value& result = fusion.values[op.output];
     text += cat("  ", result.name, ": ", print_type(fusion, result), " = ", info(op.kind).name, "(");
     for (size_t i = 0; i < op.inputs.size(); ++i) text += cat(i ? ", " : "", fusion.values[op.inputs[i]].name);
-    text += cat(")", std::visit(AttributePrinter{}, op.attribute));
+    text += cat(")", print_attribute(op.attribute));
     if (!op.label.empty()) text += "  # " + op.label;
     text += "\n";
   }

@@ -19,6 +19,8 @@ std::string print(const Fusion& fusion);
 // One value's type: "bf16[b128,512]", "bf16[3,ragged 128 of sizes by 0,512]"; without the fusion, extents go by number.
 std::string print_type(const Value& value);
 std::string print_type(const Fusion& fusion, const Value& value);
+// " {dims=[0], parts=2}"; empty where there is none.
+std::string print_attribute(const Attribute& attribute);
 // "0.5", "nan", "-inf", "3": the shortest text that parses back to the same bits.
 std::string print_constant(const Constant& constant);
 // Throws UserError with line and what was expected. The result is verified.

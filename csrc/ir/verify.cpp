@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/infer.h"
 #include "ir/text.h"
 
@@ -66,7 +67,7 @@ void verify(const Fusion& fusion) {
     JF_REQUIRE(placed[op.output] < 2, "[verify] ", fusion.values[op.output].name,
                " is an operand of concat twice; place it once for each");
   }
-  JF_REQUIRE(std::find(defined.begin(), defined.end(), false) == defined.end(), "[verify] a value has no definition");
+  JF_REQUIRE(!contains(defined, false), "[verify] a value has no definition");
   JF_REQUIRE(!fusion.outputs.empty(), "[verify] the fusion has no output");
   std::set<ValueId> outputs;
   for (ValueId id : fusion.outputs) {

@@ -17,6 +17,24 @@ void visit_body(Statement& stmt, const F& f) {
       stmt.node);
 }
 
+// Calls f with every statement of a body and of the bodies in it.
+template <class F>
+void for_each(const Body& body, const F& f) {
+  for (const Stmt& stmt : body) {
+    std::visit(
+        [&](const auto& node) {
+          f(node);
+          if constexpr (requires { node.body; }) for_each(node.body, f);
+        },
+        stmt.node);
+  }
+}
+
+// Whether all lanes read what the offset says.
+inline bool is_plain(const Load& load) {
+  return load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty() && !load.rows;
+}
+
 // What each iteration does, under a condition that it may have as a whole.
 inline Body& inside(For& loop) {
   Guard* guard = loop.body.size() == 1 ? std::get_if<Guard>(&loop.body[0].node) : nullptr;

@@ -37,7 +37,7 @@ IndexPtr add(IndexPtr a, IndexPtr b) {
   if (is_constant(a)) return constant(a->value + b->value);
   if (is_constant(b, 0)) return a;
   if (is_constant(b) && a->kind == IndexKind::kAdd && is_constant(a->b)) {
-    return add(a->a, constant(a->b->value + b->value));
+    return moved(a->a, a->b->value + b->value);
   }
   return make(IndexKind::kAdd, std::move(a), std::move(b));
 }

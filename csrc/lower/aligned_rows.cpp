@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "base/dtype.h"
 #include "graph/index.h"
+#include "loops/bodies.h"
 #include "lower/guards.h"
 
 namespace jf::lower {
@@ -52,10 +52,10 @@ class Aligner {
     for (const auto& [variable, value] : last_) last = replace(last, variable, constant(value));
     const bool spare = last->kind == IndexKind::kConst && last->value >= vector.limit - 1;
     const bool same_limit = vectors_.front()->limit == vector.limit && !vector.ahead;
-    possible_ = possible_ && !vector.full && spare && same_limit && multiple_of(vector.base) % kernel_.width == 0;
+    possible_ =
+        possible_ && !vector.full && spare && same_limit && graph::multiple_of(vector.base) % kernel_.width == 0;
     for (const Stmt& stmt : vector.body) possible_ = possible_ && can_move(stmt, vector.variable);
   }
-  static int64_t multiple_of(const IndexPtr& index) { return graph::multiple_of(index); }
 
   bool can_move(const Stmt& stmt, int lane) {
     if (const auto* loop = std::get_if<For>(&stmt.node)) {
@@ -64,7 +64,7 @@ class Aligner {
       return loop->extent == 1 && std::all_of(loop->body.begin(), loop->body.end(), moves);
     }
     if (const auto* load = std::get_if<Load>(&stmt.node)) {
-      if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || !load->or_first.empty()) return false;
+      if (!loops::is_plain(*load)) return false;
       // Copies that begin anywhere bring all of each 16 bytes.
       if (kernel_.buffers[load->buffer].shared_size > 0 && !is_ring(load->buffer)) return false;
       if (load->lane_stride == 0) return !depends(load->offset, lane);
@@ -135,10 +135,9 @@ void load_whole(const Kernel& kernel, Body& body, const Vector* in) {
     auto* load = std::get_if<Load>(&stmt.node);
     if (load == nullptr || in == nullptr || !in->ahead || load->lane_stride != 1) continue;
     const Buffer& buffer = kernel.buffers[load->buffer];
-    const bool plain = load->when.empty() && load->within.empty() && load->steps.empty() && load->or_first.empty();
     const bool fits = buffer.shared_size == 0 && kernel.width * size_of(buffer.dtype) <= kLoadBytes;
     const IndexPtr offset = replace(load->offset, in->variable, in->base);
-    load->whole = plain && fits && graph::multiple_of(offset) % kernel.width == 0;
+    load->whole = loops::is_plain(*load) && fits && graph::multiple_of(offset) % kernel.width == 0;
   }
 }
 

@@ -1,7 +1,8 @@
 // What bulk axes and stages may be.
-#include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
+#include "base/target.h"
 #include "lower/bulk.h"
 #include "schedule/axes.h"
 
@@ -11,12 +12,6 @@ namespace {
 using ir::Fusion;
 using schedule::Domain;
 using schedule::Parallel;
-
-constexpr int kFirstArchitecture = 90;
-
-bool contains(const std::vector<ir::ValueId>& ids, ir::ValueId id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
 
 // An input goes to shared memory, or what is shared to an output.
 void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const ir::Op& op) {
@@ -70,9 +65,9 @@ void check_bulk(const Fusion& segment, const schedule::Schedule& schedule, const
     JF_REQUIRE(bulk || domain.stages == 1, "[lower] ", value, " has ", domain.stages,
                " stages, but no bulk axes, whose copies could fill them ahead; parallelize(bulk) its innermost axes");
     if (!bulk) continue;
-    const bool able = target.platform == Platform::kCuda && target.compute_capability >= kFirstArchitecture;
-    JF_REQUIRE(able, "[lower] ", value, " has bulk axes, which need a CUDA device of compute capability 9.0, but the ",
-               "target is '", print(target), "'; load it by threads");
+    JF_REQUIRE(has_clusters(target), "[lower] ", value,
+               " has bulk axes, which need a CUDA device of compute capability 9.0, but the ", "target is '",
+               print(target), "'; load it by threads");
     check_copy(segment, schedule, op);
     if (domain.stages == 1) continue;
     const Parallel around = domain.inline_at > 0 ? domain.loop[domain.inline_at - 1].parallel : Parallel::kBlock;

@@ -5,7 +5,6 @@
 #include <set>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "loops/bodies.h"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 
 namespace jf::lower {
 namespace {
@@ -11,7 +12,7 @@ using loops::IndexPtr;
 
 IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, const graph::Indexer& at, ir::ValueId value,
                   int64_t high, bool& even) {
-  const std::vector<int64_t> strides = graph::strides(ir::shape(fusion.values[value]));
+  const std::vector<int64_t> strides = jf::strides(ir::shape(fusion.values[value]));
   const int last = *std::max_element(ragged.by.begin(), ragged.by.end());
   std::vector<int64_t> weights(static_cast<size_t>(last) + 1, 0);
   for (size_t i = 0; i < ragged.by.size(); ++i) weights[ragged.by[i]] = strides[i];
@@ -22,6 +23,10 @@ IndexRead read_of(const ir::Fusion& fusion, const schedule::Ragged& ragged, cons
     if (share_variable(bound.index.at, p.at)) read.exists.push_back({bound.index.at, bound.bound});
   }
   return read;
+}
+
+bool same(const IndexRead& a, const IndexRead& b) {
+  return a.value == b.value && a.high == b.high && graph::same(a.offset, b.offset);
 }
 
 }  // namespace
@@ -63,11 +68,8 @@ bool IndexReads::is_open(const IndexPtr& index) const {
 }
 
 void IndexReads::offer(const IndexRead& read, int& next_variable, ThreadVariables& threads) {
-  auto same = [&](const Known& known) {
-    return known.read.value == read.value && known.read.high == read.high &&
-           graph::same(known.read.offset, read.offset);
-  };
-  if (std::any_of(known_.begin(), known_.end(), same) || !is_open(read.offset)) return;
+  const auto is_it = [&](const Known& known) { return same(known.read, read); };
+  if (std::any_of(known_.begin(), known_.end(), is_it) || !is_open(read.offset)) return;
   for (const loops::Below& bound : read.exists) {
     if (!is_open(bound.index)) return;
   }
@@ -92,7 +94,7 @@ std::vector<Guarded> IndexReads::close(size_t first, std::vector<Guarded> statem
 
 int IndexReads::variable(const IndexRead& read) const {
   for (const auto& [known, variable] : known_) {
-    if (known.value == read.value && known.high == read.high && graph::same(known.offset, read.offset)) return variable;
+    if (same(known, read)) return variable;
   }
   JF_CHECK(false, "value ", read.value, " is read as an index where its loops are not open");
 }

@@ -5,10 +5,13 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
+#include "base/target.h"
 #include "codegen/dialect.h"
 #include "codegen/shared_memory.h"
 #include "graph/groups.h"
 #include "graph/index.h"
+#include "loops/bodies.h"
 #include "lower/allocation.h"
 #include "lower/bulk.h"
 #include "lower/scan.h"
@@ -45,7 +48,7 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
     const bool elsewhere = is_parallel(parallel) && (parallel == Parallel::kTask) != cpu;
     JF_REQUIRE(!elsewhere, "[lower] ", value, " has a ", name(parallel), " axis, which target '", print(target),
                "' does not have; use ", cpu ? "task" : "block and thread");
-    JF_REQUIRE(parallel != Parallel::kCluster || target.compute_capability >= 90, "[lower] ", value,
+    JF_REQUIRE(parallel != Parallel::kCluster || has_clusters(target), "[lower] ", value,
                " has a cluster axis, which needs a CUDA device of compute capability 9.0, but the target is '",
                print(target), "'; fold in parts");
     const bool apart = parallel == Parallel::kTask || (is_block(parallel) && parallel != Parallel::kCluster);
@@ -110,7 +113,7 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain, Pla
                segment.values[op.inputs[i]].name, ", which must come from memory: make it an output of another fusion");
   }
   for (const Op& reader : segment.ops) {
-    const bool reads = std::find(reader.inputs.begin(), reader.inputs.end(), op.output) != reader.inputs.end();
+    const bool reads = contains(reader.inputs, op.output);
     JF_REQUIRE(op.kind != ir::OpKind::kCombine || !reads, "[lower] ", value, " is combined, and ",
                segment.values[reader.output].name, " reads it; make it an output, and read it in a fusion of its own");
   }
@@ -206,8 +209,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     check_parallel_types(segment, op.output, domain, target);
     check_lanes(op.output);
     if (op.kind == ir::OpKind::kSpread) {
-      const bool in_memory =
-          std::find(segment.inputs.begin(), segment.inputs.end(), op.inputs[0]) != segment.inputs.end();
+      const bool in_memory = contains(segment.inputs, op.inputs[0]);
       JF_REQUIRE(in_memory, "[lower] ", value, " spreads ", segment.values[op.inputs[0]].name,
                  ", which must come from memory: make it an output of another fusion");
     }
@@ -236,7 +238,7 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   JF_REQUIRE(threads <= fit, "[lower] ", kernel.name, " has ", threads, " threads; the target has ", fit,
              " in a block, split the axis");
   bool folds = false;
-  codegen::for_each(kernel.body, [&](const auto& node) {
+  loops::for_each(kernel.body, [&](const auto& node) {
     if constexpr (std::is_same_v<std::decay_t<decltype(node)>, loops::Combine>) {
       folds = folds || node.threads || node.threads_y || node.cluster;
     }

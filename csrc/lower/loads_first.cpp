@@ -5,8 +5,6 @@
 #include <map>
 #include <utility>
 
-#include "lower/guards.h"
-
 namespace jf::lower {
 namespace {
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/union_find.h"
 #include "lower/scan.h"
 
@@ -47,7 +48,7 @@ class Arranger {
       for (int number : waits_[i]) {
         const Item& fold = tree_.items[number];
         for (size_t l = fold.shared; is_complete_later(fold, schedule_) && l < fold.loops.size(); ++l) {
-          const bool inside = fold.loops[l] >= 0 && std::find(way.begin(), way.end(), fold.loops[l]) != way.end();
+          const bool inside = fold.loops[l] >= 0 && contains(way, fold.loops[l]);
           JF_REQUIRE(!inside, "[lower] ", fusion_.values[tree_.items[i].value].name, " reads ",
                      fusion_.values[fold.value].name, " inside of loop ", l, " that ",
                      is_fold(fold) ? "folds" : "scans", " it; inline less");

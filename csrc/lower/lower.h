@@ -1,7 +1,6 @@
-// From a pointwise segment and its schedule to the loop program of one kernel.
+// From a segment and its schedule to the loop program of one kernel.
 //
-// Every computed value stays in registers, so each must be inlined at all its loops, and all outputs share one loop
-// nest; a schedule that says otherwise is refused. Lanes that an access cannot follow evenly become a serial loop:
+// A schedule that no kernel can follow is refused. Lanes that an access cannot follow evenly become a serial loop:
 // slower, not wrong.
 #pragma once
 

@@ -1,9 +1,8 @@
 #include "lower/operands.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "lower/scan.h"
 
 namespace jf::lower {
@@ -216,7 +215,7 @@ RegisterId Operands::partition(const Item& item, const graph::Indexer& at, const
   int64_t step = 0;
   const std::vector<IndexRead> starts = this->starts(item);
   for (size_t i = 0; i < starts.size(); ++i) {
-    const int64_t axis = partitioned_axis(op, i), stride = graph::strides(ir::shape(from))[axis];
+    const int64_t axis = partitioned_axis(op, i), stride = jf::strides(ir::shape(from))[axis];
     const int64_t last = from.axes[axis].extent - 1;
     const graph::Position own = at.at_root(starts[i].axis);
     const IndexPtr row = add(loops::variable(reads_.variable(starts[i])), own.at);

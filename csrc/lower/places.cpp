@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "lower/scan.h"
 #include "schedule/axes.h"
@@ -251,7 +252,7 @@ bool Places::touches(const Node& node, ValueId shared, bool reads) const {
   if (item.op == nullptr) return false;
   const bool copies = ring_of_[shared] >= 0 || schedule::is_bulk(schedule_.domains[item.value]);
   if (!copies && in_scope(tree_.items[item_of_[shared]], item)) return false;
-  return std::find(item.op->inputs.begin(), item.op->inputs.end(), shared) != item.op->inputs.end();
+  return contains(item.op->inputs, shared);
 }
 
 bool Places::shares_inside(const Node& node) const {

@@ -24,16 +24,16 @@ using loops::Stmt;
 constexpr int64_t kDear = 8;
 
 template <class F>
-void for_each(Body& body, const F& f) {
+void for_each_body(Body& body, const F& f) {
   for (Stmt& stmt : body) {
-    loops::visit_body(stmt, [&](Body& inner) { for_each(inner, f); });
+    loops::visit_body(stmt, [&](Body& inner) { for_each_body(inner, f); });
   }
   f(body);
 }
 
 int64_t cost_of(Body& pass) {
   int64_t cost = 0;
-  for_each(pass, [&](Body& body) {
+  for_each_body(pass, [&](Body& body) {
     for (const Stmt& stmt : body) {
       const auto* compute = std::get_if<loops::Compute>(&stmt.node);
       if (compute != nullptr) cost += ir::info(compute->op).operands == ir::OperandTypes::kFloating ? kDear : 1;
@@ -54,8 +54,7 @@ loops::IndexPtr unclamped(const loops::IndexPtr& index) {
 
 // How far the load is from that of the next row, where it is contiguous and certain.
 std::optional<int64_t> row_of(const Kernel& kernel, const Load& load, const For& rows) {
-  const bool plain = load.when.empty() && load.within.empty() && load.steps.empty() && !load.rows;
-  if (load.lane_stride != 1 || !plain) return std::nullopt;
+  if (load.lane_stride != 1 || !is_plain(load)) return std::nullopt;
   const std::optional<int64_t> row = step_of(unclamped(load.offset), rows.variable);
   const int64_t bytes = row.value_or(0) * size_of(kernel.buffers[load.buffer].dtype);
   return bytes >= kShortestRow && bytes <= kLongestRow ? row : std::nullopt;
@@ -90,7 +89,7 @@ void prefetch_in(const Kernel& kernel, For& rows) {
     if (pass == nullptr) continue;
     const int64_t cost = cost_of(pass->body);
     std::set<int> loads;
-    for_each(pass->body, [&](Body& body) {
+    for_each_body(pass->body, [&](Body& body) {
       for (const Stmt& inner : body) {
         const auto* load = std::get_if<Load>(&inner.node);
         if (load != nullptr && row_of(kernel, *load, rows)) loads.insert(load->buffer);
@@ -103,7 +102,7 @@ void prefetch_in(const Kernel& kernel, For& rows) {
   }
   for (const auto& [buffer, pass] : share_out(loading)) {
     bool done = false;
-    for_each(pass->body, [&, wanted = buffer](Body& body) {
+    for_each_body(pass->body, [&, wanted = buffer](Body& body) {
       for (size_t i = 0; i < body.size() && !done; ++i) {
         const auto* load = std::get_if<Load>(&body[i].node);
         if (load == nullptr || load->buffer != wanted) continue;
@@ -119,7 +118,7 @@ void prefetch_in(const Kernel& kernel, For& rows) {
 }  // namespace
 
 void prefetch_rows(Kernel& kernel) {
-  for_each(kernel.body, [&](Body& body) {
+  for_each_body(kernel.body, [&](Body& body) {
     for (Stmt& stmt : body) {
       auto* rows = std::get_if<For>(&stmt.node);
       const bool walks = rows != nullptr && rows->parallel == loops::Parallel::kSerial && !rows->reverse;

@@ -63,8 +63,8 @@ class NextRow {
         stmt.node);
   }
   bool is_plain(const Load* load) const {
-    return load != nullptr && kernel_.buffers[load->buffer].bytes > 0 && load->lane_stride == 0 && load->when.empty() &&
-           load->within.empty() && load->steps.empty() && load->or_first.empty() && !load->rows;
+    return load != nullptr && kernel_.buffers[load->buffer].bytes > 0 && load->lane_stride == 0 &&
+           loops::is_plain(*load);
   }
   void copy(Stmt stmt) {
     const RegisterId old = result_of(stmt), result = static_cast<RegisterId>(kernel_.registers.size());

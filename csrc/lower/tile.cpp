@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <numeric>
-#include <optional>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "graph/index.h"
 #include "lower/guards.h"
 
@@ -116,7 +115,7 @@ class Finder {
     }
     std::vector<bool> seen(static_cast<size_t>(elements_), false);
     for (int64_t element = 0; all == elements_ && element < elements_; ++element) seen[number(map, element)] = true;
-    if (all != elements_ || std::find(seen.begin(), seen.end(), false) != seen.end()) {
+    if (all != elements_ || contains(seen, false)) {
       refuse("copy elements that are no box of the array; make bulk what is neighbours along each of its axes");
     }
   }

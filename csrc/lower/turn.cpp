@@ -1,7 +1,6 @@
 #include "lower/turn.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 #include <vector>
 

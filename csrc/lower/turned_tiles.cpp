@@ -6,15 +6,15 @@
 
 #include "base/dtype.h"
 #include "base/integers.h"
+#include "base/target.h"
 #include "graph/index.h"
+#include "loops/bodies.h"
 #include "lower/aligned_rows.h"
 
 namespace jf::lower {
 namespace {
 
 using namespace loops;
-
-constexpr int64_t kVectorBytes = 16;
 
 // An index over a tile: start + row * r + column * c.
 struct Plane {
@@ -48,13 +48,9 @@ std::optional<Nest> nest_of(const Stmt& stmt) {
   return nest;
 }
 
-bool is_plain(const Load& load) {
-  return load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty() && !load.rows;
-}
-
 class Turner {
  public:
-  explicit Turner(Kernel& kernel) : kernel_(kernel), variables_(next_variable(kernel), 0) {}
+  Turner(Kernel& kernel, int64_t block) : kernel_(kernel), block_(block), variables_(next_variable(kernel), 0) {}
 
   // Takes the statements of all tiles; whether they are turned now.
   bool turn(Body& body) {
@@ -85,7 +81,7 @@ class Turner {
 
   // Elements of a vector: as many as fill it with the narrowest of them.
   bool find_width(const Body& body) {
-    int64_t narrowest = kVectorBytes;
+    int64_t narrowest = kMaxVectorBytes;
     const auto fits = [&](int buffer) {
       const int64_t size = size_of(kernel_.buffers[buffer].dtype);
       narrowest = std::min(narrowest, size);
@@ -96,7 +92,7 @@ class Turner {
       if (const auto* store = std::get_if<Store>(&stmt.node)) return !store->rows && fits(store->buffer);
       return std::holds_alternative<Compute>(stmt.node);
     });
-    width_ = kVectorBytes / narrowest;
+    width_ = kMaxVectorBytes / narrowest;
     return known;
   }
   // The tile's side: columns of the result are rows of threads.
@@ -197,7 +193,7 @@ class Turner {
       return load != nullptr && load->result == store.value;
     };
     const auto copied = std::find_if(nest.body->begin(), nest.body->end(), is_copied);
-    const int64_t size = size_of(kernel_.buffers[store.buffer].dtype), vector = kVectorBytes / size;
+    const int64_t size = size_of(kernel_.buffers[store.buffer].dtype), vector = kMaxVectorBytes / size;
     if (copied == nest.body->end() || kernel_.buffers[store.buffer].shared_size == 0) return false;
     const Load& load = std::get<Load>(copied->node);
     const std::optional<Steps> from = steps_of(load.offset, nest);
@@ -270,16 +266,13 @@ class Turner {
   }
   int new_variable() { return next_++; }
 
- public:
-  int64_t block_ = 0;  // the variable of the blocks
-
- private:
   struct TilePlace {
     int shared;
     IndexPtr first;
     int64_t pitch;
   };
   Kernel& kernel_;
+  const int64_t block_;  // the variable of the blocks
   std::vector<int64_t> variables_;
   int next_ = static_cast<int>(variables_.size());
   int64_t width_ = 1, tile_ = 1;
@@ -297,9 +290,7 @@ void turn_tiles(Kernel& kernel) {
   for (Stmt& stmt : kernel.body) {
     auto* blocks = std::get_if<For>(&stmt.node);
     if (blocks == nullptr || blocks->parallel != Parallel::kBlock) continue;
-    Turner turner(kernel);
-    turner.block_ = blocks->variable;
-    turner.turn(blocks->body);
+    Turner(kernel, blocks->variable).turn(blocks->body);
     return;
   }
 }

@@ -1,7 +1,6 @@
 #include "lower/write.h"
 
 #include <algorithm>
-#include <map>
 
 #include "base/error.h"
 #include "base/integers.h"

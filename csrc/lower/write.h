@@ -1,8 +1,6 @@
 // The statements of a kernel: loads, computation, folds, stores, in the loops of the tree.
 #pragma once
 
-#include <optional>
-
 #include "ir/fusion.h"
 #include "loops/kernel.h"
 #include "lower/loop_tree.h"

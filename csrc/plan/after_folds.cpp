@@ -1,8 +1,9 @@
 #include "plan/after_folds.h"
 
 #include <algorithm>
-#include <iterator>
 #include <set>
+
+#include "base/lists.h"
 
 namespace jf::plan {
 namespace {
@@ -88,17 +89,16 @@ class Joiner {
   }
   // Whether anything but the draft itself reads a value from memory.
   bool is_read(ValueId id, size_t by_others_than) const {
-    if (std::find(fusion_.outputs.begin(), fusion_.outputs.end(), id) != fusion_.outputs.end()) return true;
+    if (contains(fusion_.outputs, id)) return true;
     for (size_t other = 0; other < drafts_.size(); ++other) {
       if (other == by_others_than) continue;
       const std::vector<size_t>& ops = drafts_[other].ops;
       const bool computes = std::any_of(ops.begin(), ops.end(), [&](size_t n) { return fusion_.ops[n].output == id; });
       const bool uses = std::any_of(ops.begin(), ops.end(), [&](size_t n) {
         const std::vector<ValueId>& inputs = fusion_.ops[n].inputs;
-        return std::find(inputs.begin(), inputs.end(), id) != inputs.end();
+        return contains(inputs, id);
       });
-      const bool copies =
-          std::find(drafts_[other].outputs.begin(), drafts_[other].outputs.end(), id) != drafts_[other].outputs.end();
+      const bool copies = contains(drafts_[other].outputs, id);
       if ((uses && !computes) || copies) return true;
     }
     return false;

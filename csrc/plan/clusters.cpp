@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/even_rows.h"
 #include "schedule/axes.h"
 
@@ -219,7 +220,7 @@ class Finder {
     std::vector<int> candidates;
     for (ValueId id : op.inputs) {
       const int cluster = sealed_[id] ? -1 : bound_to(id);
-      if (cluster >= 0 && std::find(candidates.begin(), candidates.end(), cluster) == candidates.end()) {
+      if (cluster >= 0 && !contains(candidates, cluster)) {
         candidates.push_back(cluster);
       }
     }
@@ -418,7 +419,7 @@ class Finder {
     for (ValueId id : building.sources) widest = std::max<int64_t>(widest, size_of(fusion_.values[id].dtype));
     const bool innermost = building.cluster.space.folded.back();
     const int64_t enough = target_.platform == Platform::kCpu ? kEnoughTasks : kEnoughBlocks;
-    const bool fits = parts * blocks_of_row(row, widest, shares_rows(target_)) >= enough;
+    const bool fits = parts * blocks_of_row(row, widest, has_clusters(target_)) >= enough;
     return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
   }
 

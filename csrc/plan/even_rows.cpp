@@ -11,7 +11,6 @@ constexpr int64_t kThreads = 512, kWideBytes = 4, kWideThreads = 256;
 // What a block has of a row, at the most: of one that several blocks can share, and of one that no vectors divide.
 constexpr int64_t kColumns = 16 << 10, kSharedBytes = 32 << 10, kBytes = 64 << 10;
 constexpr int64_t kLanes = 4;
-constexpr int64_t kMultiprocessors = 132;
 // Rows of warps: elements of a thread in vectors of 8; all rows of a block at once, at most so many, where each
 // multiprocessor has one, or some of them in stages. Derivatives of rms and layer norm, bf16 rows of 768, with adding
 // the runs: 2048 rows in 128 runs 5.7 and 6.6 us, in runs of one row at a time 11.3 and 13.1; 16384 in 256 runs 22.7
@@ -41,16 +40,14 @@ RowsOfWarps rows_of_warps(int64_t rows, int64_t row, int64_t bytes) {
   if (threads_of_even_row(row, bytes) == 0 || bytes >= kWideBytes || each % kWideLanes != 0 || each > kMostOfWarp) {
     return {};
   }
-  if (rows <= kAllAtOnce * kMultiprocessors) {
-    const int64_t at_once = divide_up(rows, kMultiprocessors);
+  if (rows <= kAllAtOnce * kUsualMultiprocessors) {
+    const int64_t at_once = divide_up(rows, kUsualMultiprocessors);
     return {divide_up(rows, at_once), at_once};
   }
   if (rows > kManyRows) return {};
-  const int64_t of_run = round_up(divide_up(rows, 2 * kMultiprocessors), kSideBySide);
+  const int64_t of_run = round_up(divide_up(rows, 2 * kUsualMultiprocessors), kSideBySide);
   return {divide_up(rows, of_run), kSideBySide, false};
 }
-
-bool shares_rows(const Target& target) { return target.platform == Platform::kCuda && target.compute_capability >= 90; }
 
 int64_t blocks_of_row(int64_t row, int64_t bytes, bool share_rows) {
   for (int64_t blocks = 1; blocks <= (share_rows ? kMostBlocksOfCluster : 1); blocks *= 2) {
@@ -60,8 +57,5 @@ int64_t blocks_of_row(int64_t row, int64_t bytes, bool share_rows) {
   }
   return row <= kColumns && row * bytes <= kBytes ? 1 : 0;
 }
-
-// Blocks of a cluster are neighbours, and some neighbourhoods are too small for another cluster.
-int64_t runs_at_once(int64_t blocks) { return (blocks > 2 ? kMultiprocessors * 10 / 11 : kMultiprocessors) / blocks; }
 
 }  // namespace jf::plan

@@ -24,12 +24,8 @@ struct RowsOfWarps {
 };
 RowsOfWarps rows_of_warps(int64_t rows, int64_t row, int64_t bytes);
 
-// Whether blocks of a kernel can share rows.
-bool shares_rows(const Target& target);
 // Blocks that share a row, where they can: each thread has an accumulator for each of its columns, and the rows that
-// are read fit the memory that the threads of a block share. 0 where the row is too long for that. And how many runs of
-// such rows, each of so many blocks, go on at once.
+// are read fit the memory that the threads of a block share. 0 where the row is too long for that.
 int64_t blocks_of_row(int64_t row, int64_t bytes, bool share_rows);
-int64_t runs_at_once(int64_t blocks);
 
 }  // namespace jf::plan

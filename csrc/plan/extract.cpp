@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "base/error.h"
 #include "ir/append.h"
@@ -83,6 +82,20 @@ Place operand_place(const Fusion& whole, const Op& op, size_t operand, const Pla
 }
 
 }  // namespace
+
+std::vector<size_t> ops_between(const Fusion& fusion, const std::set<ValueId>& read,
+                                const std::vector<ValueId>& outputs) {
+  std::vector<size_t> ops;
+  std::set<ValueId> needed(outputs.begin(), outputs.end());
+  for (size_t i = fusion.ops.size(); i-- > 0;) {
+    const Op& op = fusion.ops[i];
+    if (needed.count(op.output) == 0 || read.count(op.output) > 0) continue;
+    ops.push_back(i);
+    needed.insert(op.inputs.begin(), op.inputs.end());
+  }
+  std::reverse(ops.begin(), ops.end());
+  return ops;
+}
 
 Segment extract_fused(const Fusion& whole, const Draft& draft, const std::string& name) {
   std::set<ValueId> computed;

@@ -1,7 +1,9 @@
 // The fusion of one segment.
 #pragma once
 
+#include <set>
 #include <string>
+#include <vector>
 
 #include "ir/fusion.h"
 #include "plan/plan.h"
@@ -9,6 +11,9 @@
 
 namespace jf::plan {
 
+// The ops that compute values from those that are read, in their order.
+std::vector<size_t> ops_between(const ir::Fusion& fusion, const std::set<ir::ValueId>& read,
+                                const std::vector<ir::ValueId>& outputs);
 // The ops of a pointwise draft or a reduction, reading every other value as an input. A value that the segment needs at
 // two places of its iteration domain (x + transpose(x)) becomes two values, so that each has one place.
 Segment extract_fused(const ir::Fusion& fusion, const Draft& draft, const std::string& name);

@@ -8,6 +8,7 @@
 #include "ir/append.h"
 #include "ir/unused.h"
 #include "ir/verify.h"
+#include "plan/ragged_parts.h"
 
 namespace jf::plan {
 namespace {
@@ -261,10 +262,6 @@ class Rewriter {
 
 }  // namespace
 
-Fusion with_linear_sums(const Fusion& fusion) {
-  const bool nested = std::any_of(fusion.values.begin(), fusion.values.end(),
-                                  [](const Value& value) { return ir::ragged_axis(value) >= 0; });
-  return nested ? fusion : Rewriter(fusion).finish();
-}
+Fusion with_linear_sums(const Fusion& fusion) { return has_nested(fusion) ? fusion : Rewriter(fusion).finish(); }
 
 }  // namespace jf::plan

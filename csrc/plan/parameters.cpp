@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/integers.h"
+#include "base/lists.h"
 #include "plan/traffic.h"
 
 namespace jf::plan {
@@ -169,8 +171,8 @@ struct Checker {
                ": expected a loop in [", first, ", ", loops, "), got ", value);
   }
   void lanes(int64_t value) const {
-    JF_REQUIRE((value & (value - 1)) == 0 && value <= kMaxLanes, "[", strategy,
-               "] lanes: expected a power of two up to ", kMaxLanes, ", got ", value);
+    JF_REQUIRE(is_power_of_two(value) && value <= kMaxLanes, "[", strategy, "] lanes: expected a power of two up to ",
+               kMaxLanes, ", got ", value);
   }
   void at_most(const char* field, int64_t value, int64_t most) const {
     JF_REQUIRE(value <= most, "[", strategy, "] ", field, ": expected at most ", most, ", got ", value);
@@ -200,7 +202,7 @@ struct Checker {
   }
   void operator()(const CpuReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
-    const bool across = std::find(facts.across.begin(), facts.across.end(), true) != facts.across.end();
+    const bool across = contains(facts.across, true);
     JF_REQUIRE(p.rows == 1 || (across && facts.folded[p.lane_loop]),
                "[reduction] rows: nothing folds across rows whose ", "elements are in lanes; expected 1, got ", p.rows);
     at_most("rows", p.rows, kMaxUnroll);
@@ -210,7 +212,7 @@ struct Checker {
     const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;
     JF_REQUIRE(folded != columns, "[reduction] lane_loop: loop ", p.lane_loop, folded ? " is folded" : " is kept",
                "; threads along ", columns ? "columns need a loop that is kept" : "rows need one that is folded");
-    const bool kept = std::find(facts.folded.begin(), facts.folded.end(), false) != facts.folded.end();
+    const bool kept = contains(facts.folded, false);
     JF_REQUIRE(kept || p.along != ThreadsAlong::kRows, "[reduction] along: there is one row; expected row");
     // Warps fold among themselves.
     JF_REQUIRE(p.threads % kWarp == 0 || kWarp % p.threads == 0, "[reduction] threads: expected a power of two up to ",

@@ -1,8 +1,6 @@
 // The parameters of the strategies by name: what a strategy decides with, for people and for measurements to change.
 #pragma once
 
-#include <vector>
-
 #include "base/parameters.h"
 #include "base/target.h"
 #include "ir/fusion.h"

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/verify.h"
 
 namespace jf::plan {
@@ -50,7 +51,7 @@ class Splitter {
         kept_(segment.values.size(), false),
         is_input_(segment.values.size(), false) {
     for (ValueId id : segment.inputs) is_input_[id] = true;
-    across_rows_ = std::find(traffic.across.begin(), traffic.across.end(), true) != traffic.across.end();
+    across_rows_ = contains(traffic.across, true);
     find_phases();
     decide();
     if (fold_later()) decide();
@@ -232,7 +233,7 @@ class Splitter {
   // Whether all that reads a column is its conversion, which is kept instead.
   bool is_converted(ValueId input) const {
     return more_.converted && std::all_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& op) {
-             const bool reads = std::find(op.inputs.begin(), op.inputs.end(), input) != op.inputs.end();
+             const bool reads = contains(op.inputs, input);
              return !reads || (op.kind == OpKind::kConvert && kept_[op.output]);
            });
   }

@@ -8,7 +8,6 @@
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/after_folds.h"
-#include "plan/even_rows.h"
 #include "plan/extract.h"
 #include "plan/linear_sums.h"
 #include "plan/merged_axes.h"
@@ -113,12 +112,12 @@ Plan plan(const ir::Fusion& given, const Target& target) {
     return reduce != nullptr && reduce->parts > 0;
   });
   if (in_parts && target.platform == Platform::kCuda) {
-    const std::vector<Draft> others = draft_segments(whole, cuda_target_for(shares_rows(target) ? 80 : 90));
+    const std::vector<Draft> others = draft_segments(whole, other_cuda_target(target));
     result.differs = !std::equal(drafts.begin(), drafts.end(), others.begin(), others.end(),
                                  [](const Draft& a, const Draft& b) { return a.ops == b.ops; });
   }
   if (target.platform == Platform::kCuda && !result.differs) {
-    const ir::Fusion other = in_two_stages(linear, cuda_target_for(shares_rows(target) ? 80 : 90));
+    const ir::Fusion other = in_two_stages(linear, other_cuda_target(target));
     result.differs = ir::print(other) != ir::print(whole);
   }
   for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {

@@ -1,8 +1,6 @@
 // The pointwise strategy on each platform.
 #pragma once
 
-#include <vector>
-
 #include "plan/pointwise.h"
 #include "plan/traffic.h"
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/ragged_again.h"
 #include "plan/strategy_loops.h"
 
@@ -54,7 +55,7 @@ Together together(const ir::Fusion& segment) {
     all.inside = all.inside || all.scans || (nested && std::holds_alternative<ir::Reduce>(op.attribute));
     const int last = static_cast<int>(domain.logical.size()) - 1;
     const std::vector<int>& by = domain.ragged[0].by;
-    const bool is_dense = last != domain.ragged[0].axis && std::find(by.begin(), by.end(), last) == by.end();
+    const bool is_dense = last != domain.ragged[0].axis && !contains(by, last);
     if (is_dense) all.columns = std::max(all.columns, domain.logical[last]);
     all.folded_by.resize(domain.ragged[0].by.size(), false);
     for (size_t i = 0; i < domain.ragged[0].by.size() && !domain.reduced.empty(); ++i) {
@@ -70,7 +71,7 @@ std::vector<ir::ValueId> computed_values(const ir::Fusion& segment) {
   for (const bool folds : {true, false}) {
     for (const ir::Op& op : segment.ops) {
       if (std::holds_alternative<ir::Reduce>(op.attribute) != folds) continue;
-      if (std::find(values.begin(), values.end(), op.output) == values.end()) values.push_back(op.output);
+      if (!contains(values, op.output)) values.push_back(op.output);
     }
   }
   return values;
@@ -83,7 +84,7 @@ std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& 
   for (const auto& [fold, values] : values_of_folds(segment)) {
     result.push_back(computed_values(segment));
     std::erase_if(result.back(), [&, id = fold, &needs = values](ir::ValueId value) {
-      return value != id && std::find(needs.begin(), needs.end(), value) == needs.end();
+      return value != id && !contains(needs, value);
     });
   }
   return result;
@@ -104,7 +105,7 @@ Shape shape_of(const Together& all, ir::ValueId reference) {
   const Domain& domain = all.domains[reference];
   Shape shape{domain.logical, domain.ragged[0].axis};
   const std::vector<int>& by = domain.ragged[0].by;
-  const auto is_by = [&](int axis) { return std::find(by.begin(), by.end(), axis) != by.end(); };
+  const auto is_by = [&](int axis) { return contains(by, axis); };
   const auto is_folded = [&](int axis) {
     const auto found = std::find(by.begin(), by.end(), axis);
     if (found != by.end()) return bool{all.folded_by[found - by.begin()]};
@@ -130,23 +131,6 @@ int64_t power_of_two(int64_t least, int64_t most) {
   while (n < least && n < most) n *= 2;
   return n;
 }
-
-// Moves the loops of a reference by what they are; positions change with each call.
-class Loops {
- public:
-  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
-  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
-  void split(int axis, int64_t factor) { scheduler_.split(reference_, axis, factor); }
-  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
-  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
-  void merge(int count) {
-    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, 0);
-  }
-
- private:
-  Scheduler& scheduler_;
-  ir::ValueId reference_;
-};
 
 // Kept axes, rows, other folded axes, columns.
 std::vector<int> order_of(const Shape& shape) {
@@ -181,7 +165,7 @@ void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
     loops.parallelize(outer + 1, Parallel::kVector);
   }
   if (p.tasks < 2 || outer == 0) return;
-  loops.merge(outer);
+  loops.merge(0, outer);
   const int64_t pieces = loops.extent(0);
   if (pieces > p.tasks) loops.split(0, divide_up(pieces, p.tasks));
   loops.parallelize(0, Parallel::kTask);
@@ -222,7 +206,7 @@ void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) 
     }
   }
   if (outer == 0) return;
-  loops.merge(outer);
+  loops.merge(0, outer);
   loops.parallelize(0, Parallel::kBlock);
 }
 

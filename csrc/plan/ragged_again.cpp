@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "ir/unused.h"
+#include "plan/recompute.h"
 
 namespace jf::plan {
 namespace {
@@ -25,8 +26,6 @@ struct Rows {
   bool has(ValueId id) const { return ir::ragged_axes(fusion.values[id]).size() >= axes; }
   bool leaves(const Op& op) const { return !op.inputs.empty() && has(op.inputs[0]) && !has(op.output); }
 };
-
-bool leaves_nested(const Fusion& fusion, const Op& op) { return Rows{fusion}.leaves(op); }
 
 // By value: how many folds of rows, one after the other, it comes from.
 std::vector<int> depths(const Rows& rows) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/build.h"
 
 namespace jf::plan {
@@ -36,7 +36,7 @@ ir::Fusion zeros_in_gaps(const ir::Fusion& fusion, const ir::Op& combine) {
 
   ir::Builder b(cat(fusion.name, "_zeros"));
   std::vector<int64_t> flat(all.begin(), all.begin() + outer);
-  flat.push_back(std::accumulate(all.begin() + outer, all.end(), int64_t{1}, std::multiplies<>()));
+  flat.push_back(product(std::span(all).subspan(outer)));
   const auto number = [&](int64_t value, const std::vector<int64_t>& shape) {
     return b.broadcast(b.constant(DType::kS32, {value}), shape, {});
   };

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "ir/append.h"
 #include "ir/verify.h"
 #include "plan/components_apart.h"
@@ -83,9 +84,7 @@ class Rewriter {
   Value fresh(const std::string& of, const char* what, DType dtype, const std::vector<int64_t>& shape = {}) {
     std::string name = cat(of, "_", what);
     for (int copy = 2; !names_.insert(name).second; ++copy) name = cat(of, "_", what, "_", copy);
-    Value value{name, dtype, {}};
-    for (int64_t extent : shape) value.axes.push_back({extent});
-    return value;
+    return {name, dtype, ir::axes_of(shape)};
   }
   const std::string& name(ValueId id) const { return whole_.values[id].name; }
 
@@ -115,7 +114,7 @@ class Rewriter {
     for (size_t a = 0; a < from.axes.size(); ++a) {
       const auto dim = static_cast<int64_t>(a);
       const bool is_folded = reduce != nullptr && std::binary_search(reduce->dims.begin(), reduce->dims.end(), dim);
-      const bool indexes = std::find(ragged.by.begin(), ragged.by.end(), dim) != ragged.by.end();
+      const bool indexes = contains(ragged.by, dim);
       if (static_cast<int>(a) != axis && !is_folded && !indexes) columns *= std::max<int64_t>(from.axes[a].extent, 1);
     }
     const std::vector<ir::Axis>& of = whole_.values[ragged.extents].axes;
@@ -180,7 +179,7 @@ class Rewriter {
     const std::vector<int64_t> by = result_.values[operand].axes[ir::ragged_axis(result_.values[operand])].by;
     ir::Reduce first{{}, 0}, second{{}, 0};
     for (int64_t dim : reduce.dims) {
-      const bool indexes = std::find(by.begin(), by.end(), dim) != by.end();
+      const bool indexes = contains(by, dim);
       (indexes ? second : first).dims.push_back(dim);
     }
     const auto moved = [&](int64_t dim) {
@@ -190,7 +189,7 @@ class Rewriter {
     const int64_t component = moved(by.back());
     ValueId partial = add(op.kind, {operand}, first, fresh(value.name, "parts", dtype), op.label);
     partials_.emplace(op.output, partial);
-    if (std::find(second.dims.begin(), second.dims.end(), component) == second.dims.end()) {
+    if (!contains(second.dims, component)) {
       const Parts& parts = parts_of(cut);
       const int64_t outer = static_cast<int64_t>(by.size()) - 1;
       ValueId rows = partial;
@@ -200,7 +199,7 @@ class Rewriter {
         for (int64_t dim : by) order.push_back(moved(dim));
         const auto rank = static_cast<int64_t>(result_.values[partial].axes.size());
         for (int64_t dim = 0; dim < rank; ++dim) {
-          if (std::find(order.begin(), order.end(), dim) == order.end()) order.push_back(dim);
+          if (!contains(order, dim)) order.push_back(dim);
         }
         if (!std::is_sorted(order.begin(), order.end())) {
           rows = add(OpKind::kTranspose, {partial}, ir::Dims{order}, fresh(value.name, "parts_in_order", dtype));

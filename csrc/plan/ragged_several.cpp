@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lists.h"
 #include "graph/groups.h"
 #include "plan/strategy_loops.h"
 
@@ -60,8 +61,7 @@ void agree(const ir::Fusion& segment, const schedule::Schedule& schedule, const 
       std::vector<int> same = {axis};
       for (size_t r = 1; r < roles.size(); ++r) {
         for (int other : roles[r].*list) {
-          const bool taken =
-              std::find((common[r].*list).begin(), (common[r].*list).end(), other) != (common[r].*list).end();
+          const bool taken = contains(common[r].*list, other);
           const bool is_same =
               !taken &&
               schedule.domains[references[r]].logical[other] == schedule.domains[references[0]].logical[axis] &&
@@ -77,9 +77,7 @@ void agree(const ir::Fusion& segment, const schedule::Schedule& schedule, const 
   }
   for (size_t r = 0; r < roles.size(); ++r) {
     for (size_t axis = 0; axis < schedule.domains[references[r]].logical.size(); ++axis) {
-      const auto has = [&](const std::vector<int>& list) {
-        return std::find(list.begin(), list.end(), static_cast<int>(axis)) != list.end();
-      };
+      const auto has = [&](const std::vector<int>& list) { return contains(list, static_cast<int>(axis)); };
       if (!has(common[r].apart) && !has(common[r].rows)) common[r].folded.push_back(static_cast<int>(axis));
     }
   }
@@ -153,7 +151,7 @@ schedule::Schedule several_ragged_schedule(const ir::Fusion& segment, Platform p
   for (const ir::Op& op : segment.ops) folds[op.output] = std::holds_alternative<ir::Reduce>(op.attribute);
   // Those with most loops first, and of them what leaves the kernel and folds: most others are like these.
   const auto rank = [&](ValueId id) {
-    const bool leaves = std::find(segment.outputs.begin(), segment.outputs.end(), id) != segment.outputs.end();
+    const bool leaves = contains(segment.outputs, id);
     const size_t loops = start.domains[id].ragged.empty() ? 0 : start.domains[id].logical.size();
     return std::tuple(loops, leaves, bool{folds[id]});
   };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/lists.h"
+
 namespace jf::plan {
 namespace {
 
@@ -18,6 +20,8 @@ constexpr int kDearOp = 8;
 // Without a reduction to hide arithmetic behind: so little of it, from one value of no more bytes, that every kernel
 // reads as much as it would otherwise and a store is saved.
 constexpr int kMaxTrivialCost = 2, kMaxTrivialReads = 1;
+// Beyond so many values none is made again, and the lists stay short.
+constexpr size_t kMostReads = 16;
 
 bool is_nested(const ir::Value& value) { return ir::ragged_axis(value) >= 0; }
 
@@ -82,12 +86,10 @@ Recompute::Again Recompute::again(const Op& op) const {
       reads = again_[id].reads;
     }
     for (ValueId read : reads) {
-      if (std::find(result.reads.begin(), result.reads.end(), read) == result.reads.end()) {
-        result.reads.push_back(read);
-      }
+      if (!contains(result.reads, read)) result.reads.push_back(read);
     }
   }
-  if (result.reads.size() > 16) return dear;
+  if (result.reads.size() > kMostReads) return dear;
   return result;
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/target.h"
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
 #include "plan/strips.h"
@@ -27,8 +28,6 @@ constexpr int64_t kFewColumns = 8;
 // Bytes that are surely in the caches where a kernel has just left them, and rows of a thread then. f32, two results:
 // 128 x 768 took 1.35 us instead of 1.46, 256 x 2048 1.8 instead of 2.3, 792 x 768 2.5 instead of 3.1.
 constexpr int64_t kCachedBytes = 4 << 20, kCachedRows = 16;
-// Bytes of the widest access.
-constexpr int64_t kVectorBytes = 16;
 // Sums of parts of an array's rows: bytes of a thread that are on their way, and threads of a multiprocessor that have
 // registers for that; left to itself the compiler makes room for twice as many, which wait for part of the bytes each:
 // 16384 bf16 rows of 2048 took 18.0 us instead of 18.6. Not the bytes where the rows of a part are taken in turn: 8191
@@ -50,7 +49,7 @@ constexpr int64_t kElementsWithSums = 16;
 // columns: 4095 of 1537 in a warp each, 11.4 instead of 12.9.
 constexpr int64_t kMovedVectors = 3, kKeptBytesMoved = 80 * 4, kKeptBytesMovedAlone = 112 * 4;
 // Lanes of elements of 4 bytes, and of such rows the fewest vectors of a warp's thread.
-constexpr int64_t kMovedWords = kVectorBytes / 4, kFewestMovedWords = 4;
+constexpr int64_t kMovedWords = kMaxVectorBytes / 4, kFewestMovedWords = 4;
 // What a vector more or less for each thread counts against busy threads.
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
@@ -171,12 +170,12 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   const int64_t size = narrowest(facts, p.lane_loop);
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
-  int64_t wanted = std::clamp<int64_t>(kVectors * kVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
+  int64_t wanted = std::clamp<int64_t>(kVectors * kMaxVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
   // Rows that are folded twice and stored need more registers than rows that are folded once; of fewer threads that
   // keep more each, more rows are on their way. Layer norm, 16384 bf16: 251 us instead of 265 in rows of 16384, 19.3
   // instead of 20.1 in 2048 rows of 8192, softmax 248 instead of 259.
   const bool stored = stores_rows(facts.traffic, p.lane_loop), pairs = kept_in_pairs(phases);
-  const bool whole = pairs && vector_lanes(facts.traffic, p.lane_loop) * size == kVectorBytes;
+  const bool whole = pairs && vector_lanes(facts.traffic, p.lane_loop) * size == kMaxVectorBytes;
   if (stored && whole && phases.count > 2 && vectors >= kManyVectors) wanted *= 2;
   // Single elements of f32 lie apart in registers that they fill: 8191 rows of 5003, in 384 threads instead of 640,
   // took 1.1 times as long (softmax's derivative, residual and rms norm).
@@ -207,7 +206,7 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
 
 // The bytes of the narrowest element that vectors along the loop read or store.
 int64_t narrowest_of_all(const Traffic& traffic, size_t lane_loop) {
-  int64_t bytes = kVectorBytes;
+  int64_t bytes = kMaxVectorBytes;
   for (const Access& access : traffic.accesses) {
     if (access.steps[lane_loop] == 1 && access.bytes > 0) bytes = std::min(bytes, access.bytes);
   }
@@ -221,7 +220,7 @@ bool in_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction&
   if (p.lanes == 1 || shape.across > 1 || shape.folded % p.lanes != 0) return false;
   if (vectors < kVectorsOfPart || vectors > kRowOfPart || shape.kept < kManyRows) return false;
   const int64_t power = vectors & -vectors, narrow = narrowest_of_all(facts.traffic, shape.lane_loop);
-  int64_t each = std::min(kVectorsOfPart, std::max<int64_t>(1, kVectorBytes / (p.lanes * narrow)));
+  int64_t each = std::min(kVectorsOfPart, std::max<int64_t>(1, kMaxVectorBytes / (p.lanes * narrow)));
   while (each > 1 && power / each < 2) each /= 2;
   if (vectors / power * each > kVectorsOfPart) return false;
   p.threads = power / each;
@@ -294,7 +293,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
 // it is stored, the caches hold a short one until it is read again; not one of 32768 bf16, whose cross entropy took 75
 // us so and 63 us in clusters.
 void prefer_cluster(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
-  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow) return;
+  if (!has_clusters(target) || p.along != ThreadsAlong::kRow) return;
   if (p.stages > 1 || p.keep != Keep::kNothing) return;
   if (facts.traffic.scans) return;                        // what blocks have cannot be scanned in order
   if (facts.phases(Keep::kRows).kept_bytes == 0) return;  // it is read once
@@ -334,7 +333,7 @@ bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, cons
   }
   const int64_t lanes = vector_lanes(read, shape.lane_loop);
   const Strips strips = strips_of(shape.folded, columns, bytes, target);
-  if (lanes * bytes != kVectorBytes || strips.threads == 0) return false;
+  if (lanes * bytes != kMaxVectorBytes || strips.threads == 0) return false;
   p.lanes = lanes;
   p.threads = strips.threads;
   p.threads_y = strips.threads_y;
@@ -371,42 +370,13 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   while (p.threads_y / 2 >= shape.folded) p.threads_y /= 2;
   const int64_t rows = divide_up(shape.folded, p.threads_y);
   p.unroll = std::min(rows, 2 * kVectors);
-  if (in_parts && !facts.traffic.scans && columns * bytes % kVectorBytes == 0 && sums_one_array(facts)) {
+  if (in_parts && !facts.traffic.scans && columns * bytes % kMaxVectorBytes == 0 && sums_one_array(facts)) {
     if (!in_turn) p.unroll = std::min(rows, kBytesOfPart / (p.lanes * bytes));
     p.at_once = std::max<int64_t>(1, kThreadsOfParts / (p.threads * p.threads_y));
   }
   keep_rows(facts, p, rows);
   return p;
 }
-
-// Moves and merges the loops of a reference; positions change with each call.
-class Loops {
- public:
-  Loops(Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
-
-  int rank() const { return loop_rank(scheduler_, reference_); }
-  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
-  void split(int axis, int64_t factor, bool inner = true) { scheduler_.split(reference_, axis, factor, inner); }
-  void parallelize(int axis, Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
-  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
-  // `count` neighbours become one; whether there is one.
-  bool merge(int first, int count) {
-    for (int i = 1; i < count; ++i) scheduler_.merge(reference_, first);
-    return count > 0;
-  }
-  void move(int from, int to) {
-    std::vector<int> order;
-    for (int i = 0; i < rank(); ++i) {
-      if (i != from) order.push_back(i);
-    }
-    order.insert(order.begin() + to, from);
-    reorder(order);
-  }
-
- private:
-  Scheduler& scheduler_;
-  ir::ValueId reference_;
-};
 
 // Splits an axis into one whose iterations are unrolled and, outside of it, the rest. How many axes were added.
 int unroll(Loops& loops, int axis, int64_t count) {
@@ -495,16 +465,11 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
     case ThreadsAlong::kColumns: {
       // [blocks, thread, rows, rows of a thread, rows of the block, lanes]; where they are scanned, rows of a thread
       // are neighbours: [blocks, thread, rows, rows of the block, rows of a thread, lanes]
-      if (traffic.scans) {
-        if (p.unroll > 1) {
-          loops.split(folded, p.unroll);
-          loops.parallelize(folded + 1, Parallel::kUnroll);
-        }
-        if (p.threads_y > 1) {
-          loops.split(folded, p.threads_y);
-          loops.parallelize(folded + 1, Parallel::kThreadY);
-        }
-      } else if (p.threads_y > 1) {
+      if (traffic.scans && p.unroll > 1) {
+        loops.split(folded, p.unroll);
+        loops.parallelize(folded + 1, Parallel::kUnroll);
+      }
+      if (p.threads_y > 1) {
         loops.split(folded, p.threads_y);
         loops.parallelize(folded + 1, Parallel::kThreadY);
       }

@@ -4,6 +4,8 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
+#include "base/target.h"
 #include "plan/even_rows.h"
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
@@ -77,13 +79,6 @@ int64_t rows_side_by_side(const RowFacts& facts, const CudaReduction& p, int64_t
   return std::max<int64_t>(1, most);
 }
 
-// Clusters that run at once with one block on a multiprocessor. Their blocks are neighbours, and some neighbourhoods
-// are too small for another cluster: of 132 multiprocessors, clusters of 8 take 120, of 4 take 120 or 124, of 2 all.
-int64_t clusters_at_once(int64_t cluster, const Target& target) {
-  const int64_t used = cluster > 2 ? target.multiprocessors * 10 / 11 : target.multiprocessors;
-  return std::max<int64_t>(1, used / cluster);
-}
-
 // Elements after a row whose copies begin anywhere, so that the next one can begin as far into 16 bytes.
 int64_t pad_of_row(int64_t elements, DType dtype) {
   const int64_t vector = kBulkBytes / size_of(dtype);
@@ -131,7 +126,7 @@ int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Ta
   const int64_t by_threads = kThreads / (p.threads * p.threads_y);
   const int64_t row_bytes = rows_of(facts, p.keep).bytes / p.cluster * p.threads_y;
   const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
-  return clusters_at_once(p.cluster, target) * std::max<int64_t>(1, std::min(by_threads, by_memory));
+  return clusters_at_once(p.cluster, target.multiprocessors) * std::max<int64_t>(1, std::min(by_threads, by_memory));
 }
 
 namespace {
@@ -190,15 +185,15 @@ void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
 
 void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
   const std::vector<bool>& across = facts.traffic.across;
-  const bool sums_across = std::find(across.begin(), across.end(), true) != across.end();
-  if (target.compute_capability < 90 || p.along != ThreadsAlong::kRow || !sums_across) return;
+  const bool sums_across = contains(across, true);
+  if (!has_clusters(target) || p.along != ThreadsAlong::kRow || !sums_across) return;
   // Rows in one piece.
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
   Rows rows = rows_of(facts, Keep::kRows);
   int64_t cluster = 1;
   const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
-  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, shares_rows(target)));
+  const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, has_clusters(target)));
   while ((cluster < blocks || !fits()) && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
          rows.elements * rows.narrowest % (2 * kBulkBytes) == 0) {
     cluster *= 2;
@@ -270,14 +265,12 @@ std::vector<StoredRows> store_rows_in_bulk(Phases& phases) {
   for (const ir::Value& value : fusion.values) names.insert(value.name);
   const std::vector<int64_t> shape = ir::shape(fusion.values[phases.rows.front()]);
   const auto is_read = [&](ValueId id) {
-    return std::any_of(fusion.ops.begin(), fusion.ops.end(), [&](const ir::Op& op) {
-      return std::find(op.inputs.begin(), op.inputs.end(), id) != op.inputs.end();
-    });
+    return std::any_of(fusion.ops.begin(), fusion.ops.end(), [&](const ir::Op& op) { return contains(op.inputs, id); });
   };
   std::vector<ir::Op> copies;
   for (ir::Op& op : fusion.ops) {
     const ValueId id = op.output;
-    const bool output = std::find(fusion.outputs.begin(), fusion.outputs.end(), id) != fusion.outputs.end();
+    const bool output = contains(fusion.outputs, id);
     const bool plain =
         ir::info(op.kind).op_class == ir::OpClass::kPointwise && !is_read(id) && ir::shape(fusion.values[id]) == shape;
     if (!output || !plain) continue;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/append.h"
 #include "ir/build.h"
 #include "ir/verify.h"
@@ -229,7 +229,7 @@ class Rewriter {
     std::vector<ValueId> outputs;
     for (size_t n : number) {
       ValueId id = fusion.outputs[n];
-      if (std::find(outputs.begin(), outputs.end(), id) != outputs.end()) {
+      if (contains(outputs, id)) {
         ir::Value copy;
         copy.name = cat("t", fusion.values.size());
         id = ir::append(fusion, OpKind::kCopy, {id}, {}, copy);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/recompute.h"
 
 namespace jf::plan {
@@ -314,7 +315,7 @@ class Drafter {
       const Key home = home_of(value, users, want.deadline);
       drafts_[home].store(value, want.why + text(home.shape));
       if (home.kind == DraftKind::kReduction) drafts_[home].draft.reason = cluster_reason(home.part);
-      if (std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
+      if (!contains(homes, home)) homes.push_back(home);
     }
     compute(number, homes);
   }
@@ -334,9 +335,9 @@ class Drafter {
         is_generated(op) || widens || (only_folded && !want.in_memory && recompute_.better_again(value));
     if (used_outside && !outside_too) want.in_memory = true;
     std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
-    if (want.in_memory && std::find(homes.begin(), homes.end(), home) == homes.end()) homes.push_back(home);
+    if (want.in_memory && !contains(homes, home)) homes.push_back(home);
     if (want.in_memory) drafts_[home].store(value, "");
-    if (std::find(homes.begin(), homes.end(), home) != homes.end()) {
+    if (contains(homes, home)) {
       drafts_[home].draft.reason = cluster_reason(clusters_.of[value]);
     }
     compute(number, homes);
@@ -415,7 +416,7 @@ class Drafter {
                              !(is_computed_along(id) || (joins && along.values.contains(id)));
           if (reads) {
             from_memory.insert(id);
-          } else if (std::find(todo.begin(), todo.end(), definition_[id]) == todo.end()) {
+          } else if (!contains(todo, definition_[id])) {
             todo.push_back(definition_[id]);
           }
         }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/unused.h"
 #include "plan/extract.h"
 #include "plan/parameters.h"
@@ -80,7 +81,7 @@ Fusion in_order(const Fusion& whole, const Segment& segment) {
 
 Fusion one_kernel(const Fusion& given, std::string_view strategy, const Target& target) {
   const std::vector<std::string>& all = strategies();
-  JF_REQUIRE(std::find(all.begin(), all.end(), strategy) != all.end(), "[schedule] unknown strategy '", strategy,
+  JF_REQUIRE(contains(all, strategy), "[schedule] unknown strategy '", strategy,
              "'; expected pointwise, transpose or reduction");
   JF_REQUIRE(strategy != "transpose" || target.platform == Platform::kCuda,
              "[transpose] it goes through the shared memory of CUDA devices; use pointwise");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/target.h"
+
 namespace jf::plan {
 
 using schedule::Parallel;
@@ -107,6 +109,20 @@ int loop_rank(const Scheduler& scheduler, ir::ValueId value) {
 }
 int64_t loop_extent(const Scheduler& scheduler, ir::ValueId value, int axis) {
   return scheduler.schedule().domains[value].loop[axis].extent;
+}
+
+bool Loops::merge(int first, int count) {
+  for (int i = 1; i < count; ++i) scheduler_.merge(reference_, first);
+  return count > 0;
+}
+
+void Loops::move(int from, int to) {
+  std::vector<int> order;
+  for (int i = 0; i < rank(); ++i) {
+    if (i != from) order.push_back(i);
+  }
+  order.insert(order.begin() + to, from);
+  reorder(order);
 }
 
 void collapse(Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes) {

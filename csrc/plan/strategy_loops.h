@@ -10,8 +10,6 @@
 
 namespace jf::plan {
 
-constexpr int64_t kMaxVectorBytes = 16;  // of one CUDA load instruction
-
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 
@@ -31,6 +29,26 @@ int64_t task_count(const Traffic& traffic);
 
 int loop_rank(const schedule::Scheduler& scheduler, ir::ValueId value);
 int64_t loop_extent(const schedule::Scheduler& scheduler, ir::ValueId value, int axis);
+
+// Moves and merges the loops of a reference; positions change with each call.
+class Loops {
+ public:
+  Loops(schedule::Scheduler& scheduler, ir::ValueId reference) : scheduler_(scheduler), reference_(reference) {}
+
+  int rank() const { return loop_rank(scheduler_, reference_); }
+  int64_t extent(int axis) const { return loop_extent(scheduler_, reference_, axis); }
+  void split(int axis, int64_t factor, bool inner = true) { scheduler_.split(reference_, axis, factor, inner); }
+  void parallelize(int axis, schedule::Parallel parallel) { scheduler_.parallelize(reference_, axis, parallel); }
+  void reorder(const std::vector<int>& order) { scheduler_.reorder(reference_, order); }
+  // `count` neighbours become one; whether there is one.
+  bool merge(int first, int count);
+  void move(int from, int to);
+
+ private:
+  schedule::Scheduler& scheduler_;
+  ir::ValueId reference_;
+};
+
 // Merges the given numbers of neighbouring axes.
 void collapse(schedule::Scheduler& scheduler, ir::ValueId reference, const std::vector<int>& axes);
 // Makes the outermost axis one of about `tasks` iterations, taking in as many of the outer loops as that needs.

@@ -7,7 +7,7 @@
 namespace jf::plan {
 namespace {
 
-constexpr int64_t kVectorBytes = 16, kLine = 128;
+constexpr int64_t kLine = 128;
 // Of a block, and how many blocks a multiprocessor has at once. Left to itself the compiler makes room for four of them
 // (32 registers) and has 3 or 4 of a thread's 8 accesses on their way.
 constexpr int64_t kThreads = 512, kBlocks = 2;
@@ -35,7 +35,7 @@ Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& tar
   const int64_t blocks = row / line;
   if (blocks < fewest_halves(target)) return {};
   Strips strips;
-  strips.threads = line / kVectorBytes;
+  strips.threads = line / kMaxVectorBytes;
   strips.threads_y = kThreads / strips.threads;
   const int64_t unroll = blocks < 2 * fewest_of_many_rows(target) ? kUnrollAlone : kUnroll;
   strips.unroll = std::min(unroll, divide_up(rows, strips.threads_y));
@@ -44,7 +44,7 @@ Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& tar
 
 bool strips_beat_parts(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t threads = strips_of(rows, columns, bytes, target).threads;
-  const bool lines = threads * kVectorBytes == kLine && columns * bytes / kLine >= fewest_of_many_rows(target);
+  const bool lines = threads * kMaxVectorBytes == kLine && columns * bytes / kLine >= fewest_of_many_rows(target);
   return threads > 0 && (rows <= kMostRows || lines);
 }
 

@@ -6,6 +6,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/integers.h"
+#include "base/lists.h"
+#include "base/target.h"
 #include "plan/strategy_loops.h"
 #include "plan/traffic.h"
 
@@ -30,7 +33,7 @@ constexpr int64_t kFewVectors = 2, kVectors = 4, kFewTiles = 8;
 // Tiles that are turned in vectors: the largest ones of which each multiprocessor has so many, or small ones. Of all
 // vectors that they read, (1 + vector / tile)^2 times as many as there are, some are of no use.
 constexpr int64_t kMostTurned = 120, kUsualTurned = 56, kFewestTurned = 40, kTilesEach = 8;
-constexpr int64_t kVectorBytes = 16, kMostThreads = 512;
+constexpr int64_t kMostThreads = 512;
 // The largest have two rows of threads, so that more tiles have room beside each other: 8191 x 5003 bf16 took 46.1 us
 // in tiles of 120 with 240 threads and 50.8 with 480. Fewer of them are smaller: 8191 x 1537 took 17.3 us in tiles of
 // 104 with 208 threads, 18.6 with 416, and 15.9 in tiles of 72 with 288; 4095 x 1537 9.0 so and 11.9 with 144.
@@ -72,8 +75,7 @@ std::optional<Facts> find_transposed(const Traffic& traffic) {
 // a word of a bank further apart.
 constexpr int64_t kBankBytes = 4;
 bool in_place(const CudaTranspose& p) {
-  const int64_t chunks = p.tile / p.lanes;
-  return p.lanes > 1 && p.tile % p.lanes == 0 && (chunks & (chunks - 1)) == 0;
+  return p.lanes > 1 && p.tile % p.lanes == 0 && is_power_of_two(p.tile / p.lanes);
 }
 int64_t pad(const CudaTranspose& p, int64_t bytes) { return in_place(p) ? 0 : std::max(p.lanes, kBankBytes / bytes); }
 int64_t shared_bytes(const Facts& facts, const CudaTranspose& p) {
@@ -93,20 +95,20 @@ int64_t tiles_of(const Traffic& traffic, const Facts& facts, int64_t tile) {
 // Rows that begin anywhere: tiles that lower/turned_tiles.h can take in vectors. Their columns begin up to a vector
 // before the tile, and the last tile must have them still.
 void turn_in_vectors(const Traffic& traffic, const Facts& facts, CudaTranspose& p, const Target& target) {
-  int64_t narrowest = kVectorBytes, widest = 1;
+  int64_t narrowest = kMaxVectorBytes, widest = 1;
   for (const Access& access : traffic.accesses) {
     if (access.bytes == 0) continue;
     narrowest = std::min(narrowest, access.bytes);
     widest = std::max(widest, access.bytes);
   }
   if (narrowest < 2 || widest > 4) return;
-  const int64_t lanes = kVectorBytes / narrowest, rows = traffic.extents.back();
+  const int64_t lanes = kMaxVectorBytes / narrowest, rows = traffic.extents.back();
   bool turned = false;
   for (int64_t tile = std::min(kMostTurned, kRowBytes / widest); tile >= kFewestTurned;
        tile = tile > kSmallTurned ? kSmallTurned : tile - lanes) {
     int64_t bytes = 0;
     for (const Access* access : facts.transposed) {
-      bytes += access->bytes * (tile + lanes + kVectorBytes / access->bytes) * (tile + 2 * lanes);
+      bytes += access->bytes * (tile + lanes + kMaxVectorBytes / access->bytes) * (tile + 2 * lanes);
     }
     // Whole warps that take whole rows of the tile, equally many each.
     const int64_t fewest = std::lcm(tile, kWarp);
@@ -237,7 +239,7 @@ TransposeKernel transpose_kernel(const Fusion& segment, const CudaTranspose& p) 
   for (const Op& op : result.fusion.ops) computed.insert(op.output);
   for (ValueId id : computed) {
     // [tile, vectors, lane]
-    const bool copied = std::find(copies.begin(), copies.end(), id) != copies.end();
+    const bool copied = contains(copies, id);
     if (!copied || !in_place(p)) {
       scheduler.merge(id, 1);
       if (p.lanes > 1) scheduler.split(id, 1, p.lanes);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -11,7 +10,6 @@
 #include "base/target.h"
 #include "ir/append.h"
 #include "ir/verify.h"
-#include "plan/clusters.h"
 #include "plan/even_rows.h"
 #include "plan/strips.h"
 
@@ -45,7 +43,7 @@ constexpr int64_t kFewestParts = 4;
 // multiprocessors as have room beside each other, if not so few rows are left that storing the runs counts. Of 65536
 // rows of 2880 f32 in 512 blocks, with room for 396, rms norm backward went at 0.85 of a copy's speed, in 396 at 0.93;
 // 8192 rows of 4096 bf16, layer norm backward, at 0.51 in 128 blocks and 0.76 in 396.
-constexpr int64_t kFewestRowsOfPart = 4, kMultiprocessors = 132, kFewRowsOfPart = 20;
+constexpr int64_t kFewestRowsOfPart = 4, kFewRowsOfPart = 20;
 // Of rows that no vectors divide, whose kernel has more to do for each: 4095 rows of 1537 bf16 in 128, 256 and 528
 // parts took 23, 21 and 23 us (layer norm backward), 19, 17 and 17 (rms).
 constexpr int64_t kFewOddRowsOfPart = 15;
@@ -62,8 +60,8 @@ constexpr int64_t kWideBytes = 4, kMostBlocks = 6, kMostWideBlocks = 4, kWideBlo
 // The same of a scan in parts, which reads its operand twice, and pairs of parts that are worth one kernel.
 constexpr int64_t kShortestScan = 16 << 10, kFewestScannedRows = 512, kMostPairs = 1 << 20;
 constexpr int64_t kVector = 8;  // elements
-// Of the widest access, and columns below which their parts are not worth one.
-constexpr int64_t kVectorBytes = 16, kFewestColumns = 128;
+// Columns below which their parts are not worth a widest access.
+constexpr int64_t kFewestColumns = 128;
 
 bool folds(const Reduce& reduce, size_t axis) {
   return std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(axis));
@@ -148,7 +146,7 @@ class Rewriter {
           });
       const Bytes bytes = bytes_of(shape);
       parts = wanted_parts(shape, {dims}, beside_rows, bytes);
-      const int64_t vector = kVectorBytes / bytes.narrowest;
+      const int64_t vector = kMaxVectorBytes / bytes.narrowest;
       // Blocks that run at once work on neighbouring rows: layer norm backward, bf16, takes 194 us instead of 206 for
       // 16384 rows of 8192, 54 instead of 57 for 8192 of 4096.
       if (parts > 0 && beside_rows && !side_by_side(shape, dims, parts, bytes)) in_turn_.insert(folded);
@@ -166,7 +164,7 @@ class Rewriter {
     int64_t columns = 1;
     for (const int64_t axis : others(shape, dims)) columns *= shape[axis];
     const RowsOfWarps warps = rows_of_warps(shape[dims[0]], columns, bytes.narrowest);
-    return shares_rows(target_) && dims.size() == 1 && warps.runs == parts && !warps.in_turn;
+    return has_clusters(target_) && dims.size() == 1 && warps.runs == parts && !warps.in_turn;
   }
   // Whether rows that are folded across begin anywhere in vectors; those a multiple of the vector apart begin alike.
   static bool begin_apart(const std::vector<int64_t>& shape, const std::vector<int64_t>& dims, int64_t vector) {
@@ -211,16 +209,17 @@ class Rewriter {
   }
   int64_t parts_beside(int64_t row, int64_t rows, int64_t bytes, int64_t blocks_of_row) const {
     // Each has its columns' sums to store.
-    if (blocks_of_row > 1) return runs_at_once(blocks_of_row);
-    const int64_t by_rows = rows / kFewRowsOfPart / kMultiprocessors;
+    if (blocks_of_row > 1) return clusters_at_once(blocks_of_row, kUsualMultiprocessors);
+    const int64_t by_rows = rows / kFewRowsOfPart / kUsualMultiprocessors;
     const int64_t even = threads_of_even_row(row, bytes);
-    if (even > 0 && shares_rows(target_)) {
+    if (even > 0 && has_clusters(target_)) {
       if (const RowsOfWarps warps = rows_of_warps(rows, row, bytes); warps.runs > 0) return warps.runs;
-      return even_parts(rows, std::min(blocks_of_even_rows(even), std::max(kFewBlocks, by_rows)) * kMultiprocessors);
+      return even_parts(rows,
+                        std::min(blocks_of_even_rows(even), std::max(kFewBlocks, by_rows)) * kUsualMultiprocessors);
     }
     if (even > 0) {
       if (const int64_t blocks = std::min(blocks_of_even_rows(even), by_rows); blocks > 0) {
-        return blocks * kMultiprocessors;
+        return blocks * kUsualMultiprocessors;
       }
     }
     const bool wide = bytes >= kWideBytes;
@@ -230,9 +229,9 @@ class Rewriter {
     const int64_t by_memory = (kSharedBytes - kSpareBytes) / (2 * stages * bytes * row);
     const int64_t most = !wide ? kMostBlocks : row <= kRowOfWarp ? kWideBlocksOfWarps : kMostWideBlocks;
     const int64_t few = row % kLanes == 0 ? kFewRowsOfPart : kFewOddRowsOfPart;
-    const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / few / kMultiprocessors});
-    if (blocks > 1) return blocks * kMultiprocessors;
-    return row > kLongRow ? kMultiprocessors : std::clamp(rows / kRowsOfPart, kEnoughParts, kMostParts);
+    const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / few / kUsualMultiprocessors});
+    if (blocks > 1) return blocks * kUsualMultiprocessors;
+    return row > kLongRow ? kUsualMultiprocessors : std::clamp(rows / kRowsOfPart, kEnoughParts, kMostParts);
   }
 
   static int64_t in_rounds(int64_t rows, int64_t parts) {

@@ -10,9 +10,8 @@
 
 namespace jf::plan {
 
-// The same inputs and outputs, in the same order. What is stored between the stages does not depend on the platform,
-// only which rows a part has: on CUDA those that begin alike in memory, where rows begin anywhere. How
-// many parts there are may differ between GPUs.
+// The same inputs and outputs, in the same order. How many parts there are and which rows a part has depends on the
+// target: on CUDA a part has those that begin alike in memory, where rows begin anywhere.
 ir::Fusion in_two_stages(const ir::Fusion& fusion, const Target& target);
 
 }  // namespace jf::plan

@@ -337,7 +337,7 @@ void bind_programs(nb::module_& m) {
         }
         return result;
       },
-      "program"_a, "target"_a,
+      "program"_a, "target"_a, release(),
       "For each kernel with parameters to choose: its name, those that it has, and others worth measuring.");
   m.def(
       "cache_folder",
@@ -361,7 +361,8 @@ void bind_programs(nb::module_& m) {
       [](const std::string& program, const std::string& written_for, const std::string& here) {
         host::build_exported(program, parse_target(written_for), parse_target(here));
       },
-      "program"_a, "written_for"_a, "here"_a, "Raise what running a program on another target than its own raises.");
+      "program"_a, "written_for"_a, "here"_a, release(),
+      "Raise what running a program on another target than its own raises.");
   m.def(
       "compile_cuda",
       [](const std::string& program, const std::string& target) {

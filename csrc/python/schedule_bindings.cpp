@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/target.h"
 #include "graph/enumerate.h"
 #include "graph/groups.h"
@@ -252,7 +253,7 @@ void bind_schedule(nb::module_& m) {
           "positions",
           [](const Schedule& s, const std::string& value, const std::optional<std::vector<int64_t>>& weights) {
             const Domain& domain = s.domain(value, "positions");
-            return graph::positions(domain, weights ? *weights : graph::strides(domain.logical), value);
+            return graph::positions(domain, weights ? *weights : strides(domain.logical), value);
           },
           "value"_a, "weights"_a = nb::none(),
           "For each iteration of the value's loops the sum of weight times index over its root axes (by default the "

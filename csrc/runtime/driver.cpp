@@ -69,9 +69,8 @@ const Driver* find_driver(std::string* reason) {
 }
 
 const Driver& driver() {
-  if (const Driver* found = find_driver()) return *found;
   std::string reason;
-  find_driver(&reason);
+  if (const Driver* found = find_driver(&reason)) return *found;
   throw UserError("[cuda] " + reason);
 }
 

@@ -3,10 +3,10 @@
 #include <dlfcn.h>
 #include <glob.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "runtime/log.h"
 
 namespace jf::runtime {
@@ -107,7 +107,7 @@ const Nvrtc* load(std::string* reason) {
 void add_nvrtc_dir(std::string folder) {
   std::lock_guard lock(memory().mutex);
   auto& folders = memory().folders;
-  if (std::find(folders.begin(), folders.end(), folder) == folders.end()) folders.push_back(std::move(folder));
+  if (!contains(folders, folder)) folders.push_back(std::move(folder));
 }
 
 std::vector<std::string> nvrtc_dirs() {

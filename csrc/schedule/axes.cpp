@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 
 namespace jf::schedule {
 namespace {
@@ -13,12 +14,6 @@ std::string list(const AxisTree& tree) {
   std::string text;
   for (int node : tree.loop) text += cat(text.empty() ? "" : ",", tree.extents[node]);
   return cat("[", text, "]");
-}
-
-std::vector<int64_t> dense(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> weights(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) weights[i - 1] = weights[i] * shape[i];
-  return weights;
 }
 
 // A product of numbers that are not negative, or the largest number.
@@ -108,9 +103,8 @@ struct Applier {
     JF_REQUIRE(s.x != s.y, "[swizzle] ", value, ": expected two axes, got ", s.x, " twice");
     const int x = tree.loop[s.x], y = tree.loop[s.y];
     const int64_t extent = tree.extents[x];
-    JF_REQUIRE(extent == tree.extents[y] && (extent & (extent - 1)) == 0 && extent > 0, "[swizzle] axes ", s.x, " and ",
-               s.y, " of ", value, " have extents ", extent, " and ", tree.extents[y],
-               "; expected one power of two, split first");
+    JF_REQUIRE(extent == tree.extents[y] && is_power_of_two(extent), "[swizzle] axes ", s.x, " and ", s.y, " of ",
+               value, " have extents ", extent, " and ", tree.extents[y], "; expected one power of two, split first");
     JF_REQUIRE(tree.reduced[x] == tree.reduced[y], "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
                ": one is reduced and the other is not");
     JF_REQUIRE(tree.scanned[x] == 0 && tree.scanned[y] == 0, "[swizzle] axes ", s.x, " and ", s.y, " of ", value,
@@ -201,7 +195,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
   } else if (op.kind == ir::OpKind::kSqueeze) {
     int next = 0;
     for (size_t i = 0; i < from.size(); ++i) {
-      const bool gone = std::find(dims->dims.begin(), dims->dims.end(), static_cast<int64_t>(i)) != dims->dims.end();
+      const bool gone = contains(dims->dims, static_cast<int64_t>(i));
       if (!gone) axes[i] = next++;
     }
   } else if (op.kind == ir::OpKind::kSlice) {
@@ -210,7 +204,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     }
   } else if (const ir::Take* take = std::get_if<ir::Take>(&op.attribute); take != nullptr && operand == 0) {
     for (size_t i = 0; i < from.size(); ++i) {
-      const bool indexed = std::find(take->axes.begin(), take->axes.end(), static_cast<int64_t>(i)) != take->axes.end();
+      const bool indexed = contains(take->axes, static_cast<int64_t>(i));
       if (indexed || take->dims[i] < 0 || take->starts[i] != 0) continue;
       if (from[i].extent == to[take->dims[i]].extent) axes[i] = static_cast<int>(take->dims[i]);
     }
@@ -236,7 +230,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < nest->also.size(); i += 2) cut.push_back(nest->also[i]);
     int before = 0;
     for (size_t i = 0; i < from.size(); ++i) {
-      const bool is_cut = std::find(cut.begin(), cut.end(), static_cast<int64_t>(i)) != cut.end();
+      const bool is_cut = contains(cut, static_cast<int64_t>(i));
       if (!is_cut) axes[i] = static_cast<int>(i) + before;
       if (is_cut && partition) before += static_cast<int>(nest->components);
     }
@@ -253,7 +247,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
 Reading reading(const ir::Fusion& fusion, const ir::Op& op, size_t operand) {
   const std::vector<int64_t> extents = ir::shape(fusion.values[op.inputs[operand]]);
   const std::vector<int> axes = result_axes(fusion, op, operand);
-  if (op.kind == ir::OpKind::kReshape) return {dense(ir::shape(fusion.values[op.output]))};
+  if (op.kind == ir::OpKind::kReshape) return {strides(ir::shape(fusion.values[op.output]))};
   const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute);
   const ir::Slice* slice = pad != nullptr ? &pad->from : std::get_if<ir::Slice>(&op.attribute);
   const bool folds = std::holds_alternative<ir::Reduce>(op.attribute) || op.kind == ir::OpKind::kCombine;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/infer.h"
 #include "ir/verify.h"
 #include "schedule/axes.h"
@@ -16,10 +17,6 @@ using ir::Fusion;
 using ir::Op;
 using ir::OpKind;
 using ir::Reduce;
-
-bool contains(const std::vector<ValueId>& ids, ValueId value) {
-  return std::find(ids.begin(), ids.end(), value) != ids.end();
-}
 
 class Editor {
  public:

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/union_find.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -111,7 +112,7 @@ int Scheduler::useful_loops(const ir::Op& op) const {
   int useful = rank;
   while (useful > 0 && tree.inserted[tree.loop[useful - 1]]) --useful;
   // A result that others read is stored once, not for each of their rows.
-  const bool is_stored = std::find(fusion_.outputs.begin(), fusion_.outputs.end(), op.output) != fusion_.outputs.end();
+  const bool is_stored = contains(fusion_.outputs, op.output);
   for (int i = 0; is_stored && i < useful; ++i) {
     if (tree.inserted[tree.loop[i]] && is_serial(domain.loop[i].parallel)) useful = i;
   }
@@ -129,7 +130,7 @@ void Scheduler::inline_most(const std::vector<ValueId>& selected) {
     values.insert(values.end(), consumers_[op->output].begin(), consumers_[op->output].end());
     const int most = std::min(common_loops(op->output), useful_loops(*op));
     int& position = schedule_.domains[op->output].inline_at;
-    if (!selected.empty() && std::find(selected.begin(), selected.end(), op->output) == selected.end()) {
+    if (!selected.empty() && !contains(selected, op->output)) {
       for (int level = 1; level <= position; ++level) shared.share(level, values);
       continue;
     }

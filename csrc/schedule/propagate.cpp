@@ -4,6 +4,7 @@
 #include <queue>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/text.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -21,7 +22,7 @@ std::vector<bool> flags(const ir::Fusion& fusion, const std::vector<ValueId>& id
 }
 
 bool is_selected(const std::vector<ValueId>& selected, ValueId id) {
-  return selected.empty() || std::find(selected.begin(), selected.end(), id) != selected.end();
+  return selected.empty() || contains(selected, id);
 }
 
 // For an output that no op connects with the reference: axes longer than 1 correspond in order. Nothing where they do
@@ -275,7 +276,7 @@ void Scheduler::parallelize_like(ValueId reference, const std::vector<ValueId>& 
     if (!same) continue;
     const std::vector<LoopAxis> before = domain.loop;
     for (size_t l = 0; l < count; ++l) {
-      const bool copied = types.empty() || std::find(types.begin(), types.end(), like[l].parallel) != types.end();
+      const bool copied = types.empty() || contains(types, like[l].parallel);
       if (copied) domain.loop[l].parallel = like[l].parallel;
     }
     if (domain.loop == before) continue;

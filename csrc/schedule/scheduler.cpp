@@ -1,8 +1,8 @@
 // The calls that change one value's domain.
-#include <algorithm>
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/lists.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
 
@@ -210,7 +210,7 @@ void Scheduler::circular_buffer(ValueId value, int stages, int prefetch) {
 
 void Scheduler::set_memory(ValueId value, Memory memory) {
   Domain& target = domain(value, "set_memory");
-  const bool is_input = std::find(fusion_.inputs.begin(), fusion_.inputs.end(), value) != fusion_.inputs.end();
+  const bool is_input = contains(fusion_.inputs, value);
   JF_REQUIRE(!is_input, "[set_memory] ", fusion_.values[value].name,
              " is an input, which is in global memory; only what the fusion computes can be kept elsewhere");
   JF_REQUIRE(memory == Memory::kShared || target.stages == 1, "[set_memory] ", fusion_.values[value].name, " has ",

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "base/integers.h"
 #include "ir/text.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -10,8 +11,6 @@ namespace jf::schedule {
 namespace {
 
 constexpr int64_t kMaxVector = 64;
-
-bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 }  // namespace
 

@@ -12,10 +12,8 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kChunkBytes = 16;       // widest access of one thread
-constexpr int kStageAlign = 128;      // of the shared-memory struct in tensor_core.cuh
-constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
-constexpr int kMinCapability = 80;
+constexpr int kChunkBytes = 16;   // widest access of one thread
+constexpr int kStageAlign = 128;  // of the shared-memory struct in tensor_core.cuh
 constexpr int kTallTile = 128, kWideTile = 128;
 
 bool lhs_k_major(const Problem& p) { return p.mode != Mode::kContraction; }
@@ -73,8 +71,6 @@ int64_t shared_bytes(const Problem& p, const CudaConfig& c) {
   const int64_t row = c.tile_n / c.warps_n * size_of(p.out) + (size_of(p.out) == 2 ? 16 : 32);
   return round_up(std::max(stages, round_up(warps * 16 * row, kStageAlign)) + scratch_bytes(warps), kStageAlign);
 }
-
-bool is_power_of_two(int value) { return value > 0 && (value & (value - 1)) == 0; }
 
 // The static_asserts of the kernel headers, asked before a compiler is.
 bool fits(const Problem& p, const CudaConfig& c) {
@@ -255,7 +251,7 @@ CudaConfig choose(const Problem& p, const Target& target) {
 
 CudaKernel cuda_kernel(const Problem& p, const CudaConfig& c, const Target& target) {
   constexpr int64_t kMaxIndex = std::numeric_limits<int32_t>::max();
-  JF_REQUIRE(target.platform == Platform::kCuda && target.compute_capability >= kMinCapability,
+  JF_REQUIRE(target.platform == Platform::kCuda && target.compute_capability >= kFirstCapability,
              "[grouped_matmul] expected a GPU of compute capability 8.0 or later, got ", print(target));
   for (const auto& [dimension, size] : {std::pair("m", p.m), std::pair("k", p.k), std::pair("n", p.n),
                                         std::pair("groups", p.groups), std::pair("rows", p.rows)}) {

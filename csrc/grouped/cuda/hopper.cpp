@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/target.h"
 #include "grouped/cuda/hopper_kernel.h"
 #include "grouped/cuda/hopper_split.h"
 
@@ -17,7 +18,6 @@ using namespace hopper;
 
 namespace {
 
-constexpr int kCapability = 90;        // alone: other GPUs have no wgmma
 constexpr int kRowAlignment = 16;      // bytes, of every row that a tensor map describes
 constexpr int kScaleColumns = 128;     // of a scale of QuantizedRows
 constexpr int kGatheredRows = 128;     // of a tile of HopperRows at most, whose rows numbers name
@@ -26,7 +26,6 @@ constexpr int kBlocksColumns = 192;    // at most, of such a tile
 constexpr int kContractionRows = 128;  // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;      // whose order HopperContraction keeps in shared memory
 // Loops count in 32 bits and step past the end, by no more than the warps of a grid.
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
@@ -175,7 +174,8 @@ int64_t most_units(const Problem& p, const HopperConfig& c, const RowEpilogue* e
   return (divide_up(p.m, c.tile_m) + parts - 1) * divide_up(result_columns(p, epilogue), columns);
 }
 int64_t clusters(const HopperConfig& c, const Target& target) {
-  return c.split > 1 ? clusters_at_once(c.split, target) : std::max(target.multiprocessors / c.cluster, 1);
+  return c.split > 1 ? clusters_at_once(c.split, target.multiprocessors)
+                     : std::max(target.multiprocessors / c.cluster, 1);
 }
 
 // Groups of so few rows that tiles wait for weights, not for products: all take as long, and none need be taken as they
@@ -199,7 +199,7 @@ std::string print(const HopperConfig& c) {
 }
 
 std::string why_not_hopper(const Problem& p, const Target& target) {
-  if (target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("compute capability ", target.compute_capability / 10, ".", target.compute_capability % 10,
                ", it has that of 9.0");
   }

@@ -6,18 +6,17 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "base/target.h"
+#include "grouped/cuda/hopper_kernel.h"
 
 namespace jf::grouped {
+
+using namespace hopper;
+
 namespace {
 
-constexpr int kCapability = 90;  // alone: other GPUs have no wgmma
-constexpr int kThreads = 384;
-constexpr int kRowBytes = 128;  // of every box: the span of the swizzle
-constexpr int kSide = 64;       // of a piece
-constexpr int kColumns = 128;   // of a tile of the product
-constexpr int kSharedAlign = 1024;
-constexpr int kReservedBytes = 1024;  // of shared memory, kept by the system for each block
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
+constexpr int kSide = 64;      // of a piece
+constexpr int kColumns = 128;  // of a tile of the product
 
 bool two_scale_words(Weights weights) { return weights == Weights::kNvfp4 || weights == Weights::kInt4By32; }
 
@@ -38,8 +37,6 @@ int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
   constexpr int64_t kGiven = 2 * 8;
   return round_up(c.stages * stage + results + kUnits + c.stages * 16 + kGiven, kSharedAlign);
 }
-
-int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
 
 // Every group and every stretch of padding may end in a part tile.
 int64_t most_units(const Problem& p, const FourBitConfig& c, const RowEpilogue* epilogue) {
@@ -69,19 +66,6 @@ std::string_view device_format(Weights weights) {
     case Weights::kNumbers: break;
   }
   JF_CHECK(false, "no format of four bits");
-}
-
-// [rows, columns] with boxes of so many rows of kRowBytes.
-runtime::TensorLayout matrix(int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
-  const int64_t size = size_of(dtype);
-  runtime::TensorLayout layout;
-  layout.axes = 2;
-  layout.element_bytes = static_cast<int>(size);
-  layout.extents = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
-  layout.stride_bytes = {static_cast<uint64_t>(size), static_cast<uint64_t>(columns * size)};
-  layout.box = {static_cast<uint32_t>(kRowBytes / size), static_cast<uint32_t>(box_rows)};
-  layout.swizzle = kRowBytes;
-  return layout;
 }
 
 std::string text(const Problem& p, const FourBitConfig& c, std::string_view entry, int64_t shared,
@@ -128,7 +112,7 @@ std::string print(const FourBitConfig& c) {
 std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue) {
   Problem p = problem;
   if (epilogue) p.out = epilogue->out;
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (p.mode != Mode::kRows || p.weights == Weights::kNumbers) return "it takes rows times packed weights of four bits";
@@ -205,8 +189,8 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.entry = epilogue ? "jf_grouped_four_bit_fused" : "jf_grouped_four_bit";
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
-  kernel.maps = {{0, matrix(p.m, p.k, p.lhs, box_rows(c))},
-                 {out_argument(p), matrix(p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+  kernel.maps = {{0, matrices(0, p.m, p.k, p.lhs, box_rows(c))},
+                 {out_argument(p), matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
   kernel.grid = std::min(most_units(p, c, epilogue), most_blocks(c, target));
   kernel.shares = shares_units(p, c, target, epilogue);
   kernel.counts = !kernel.shares;

@@ -20,6 +20,8 @@ inline constexpr int kRowsColumns = 128;             // of a warpgroup of Hopper
 inline constexpr int kSharedColumns = 256;           // of a tile of HopperRows whose warpgroups compute the same rows
 inline constexpr int64_t kPieceRows = 32;            // of a piece of HopperSeveral, of 64 columns like all
 inline constexpr int64_t kMostRaggedRows = 1 << 30;  // of the maps that end with a group
+// Of a size: with a tile more, or what a box begins outside of an array, it is a 32-bit index.
+inline constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 inline int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); }
 inline int64_t depth(const Problem& p) { return columns_of_row(p.lhs); }  // contraction indices of a stage
@@ -27,6 +29,9 @@ inline int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
 // `epilogue` may be null, here and below.
 inline int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
+
+// [count, rows, columns] with boxes of so many rows of kRowBytes; without `count` two axes.
+runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DType dtype, int64_t box_rows);
 
 // In the order of the kernel's parameters.
 std::vector<CudaMap> maps(const Problem& problem, const RowEpilogue* epilogue);

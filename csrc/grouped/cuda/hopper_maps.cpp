@@ -1,9 +1,7 @@
 #include "grouped/cuda/hopper_kernel.h"
 
 namespace jf::grouped::hopper {
-namespace {
 
-// [count, rows, columns] with boxes of so many rows of kRowBytes; without `count` two axes.
 runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DType dtype, int64_t box_rows) {
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
   const int64_t size = size_of(dtype);
@@ -16,6 +14,8 @@ runtime::TensorLayout matrices(int64_t count, int64_t rows, int64_t columns, DTy
   layout.swizzle = kRowBytes;
   return layout;
 }
+
+namespace {
 
 // An array [any, columns] that ends after any stretch of rows: of `length` rows from `begin`, (column, row) has the
 // indices (column, 2^30 - length + row, 2^30, begin + length). What the second takes too far the last two bring back,

@@ -27,7 +27,7 @@ int64_t tiles(const Problem& p, int64_t n) {
 double cycles(const Problem& p, int64_t n, int split, const Target& target) {
   constexpr double kBytesFromL2 = 46, kBytesFromMemory = 2500, kTileCycles = 1500, kJoinCycles = 1200;
   constexpr double kRhs = kColumns * kRowBytes, kLhs = kSplitRows * kRowBytes;
-  const int64_t at_once = clusters_at_once(split, target);
+  const int64_t at_once = clusters_at_once(split, target.multiprocessors);
   const auto blocks = static_cast<double>(std::min(tiles(p, n), at_once) * split);
   const double stage = std::max((kRhs + kLhs) / kBytesFromL2, blocks * kRhs / kBytesFromMemory);
   const auto rounds = static_cast<double>(divide_up(tiles(p, n), at_once));
@@ -59,13 +59,6 @@ int choose_split(const Problem& p, int64_t n, const Target& target) {
     if (cycles(p, n, split, target) < cycles(p, n, best, target)) best = split;
   }
   return best;
-}
-
-// Their blocks are neighbours, and some neighbourhoods are too small for another cluster: of 132 multiprocessors
-// clusters of 8 and of 4 take 120, of 2 all.
-int64_t clusters_at_once(int blocks, const Target& target) {
-  const int64_t used = blocks > 2 ? target.multiprocessors * 10 / 11 : target.multiprocessors;
-  return std::max<int64_t>(used / blocks, 1);
 }
 
 }  // namespace jf::grouped

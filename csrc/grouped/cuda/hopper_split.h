@@ -22,7 +22,4 @@ std::vector<int> splits(const Problem& problem);
 // that is spread evenly are assumed.
 int choose_split(const Problem& problem, int64_t n, const Target& target);
 
-// Clusters of so many blocks that run at once, one block on a multiprocessor.
-int64_t clusters_at_once(int blocks, const Target& target);
-
 }  // namespace jf::grouped

@@ -1,32 +1,25 @@
 #include "grouped/cuda/quantize.h"
 
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper_kernel.h"
 
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;  // later ones have other kernels
 constexpr int kThreads = 256;
-constexpr int64_t kRowBytes = 128;  // of a strip: the span of the swizzle
-constexpr int64_t kChunk = 32;      // rows of a copy
-constexpr int64_t kBlock = 128;     // rows and columns of a scale
-constexpr int kSharedAlign = 1024;
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
+constexpr int64_t kChunk = 32;  // rows of a copy
 
-int64_t strip_columns(const Quantization& q) { return kRowBytes / size_of(q.in); }
-int64_t strips(const Quantization& q) { return q.of_columns ? 1 : kBlock / strip_columns(q); }
+int64_t strips(const Quantization& q) { return q.of_columns ? 1 : kScaleBlock / hopper::columns_of_row(q.in); }
 
 // As Quantizer::Shared.
 int64_t shared_bytes(const Quantization& q, int64_t rows) {
-  return strips(q) * rows * kRowBytes + 2 * 4 * (q.of_columns ? strip_columns(q) : 1) + 8;
+  return strips(q) * rows * hopper::kRowBytes + 2 * 4 * (q.of_columns ? hopper::columns_of_row(q.in) : 1) + 8;
 }
 
 int64_t grid(const Quantization& q, const QuantizeConfig& c) {
   const int64_t along = q.of_columns ? c.blocks : divide_up(q.rows, int64_t{c.rows});
-  return q.matrices * divide_up(q.columns, strips(q) * strip_columns(q)) * along;
+  return q.matrices * divide_up(q.columns, strips(q) * hopper::columns_of_row(q.in)) * along;
 }
 
 std::string text(const Quantization& q, const QuantizeConfig& c, std::string_view entry) {
@@ -43,7 +36,7 @@ std::string text(const Quantization& q, const QuantizeConfig& c, std::string_vie
   s += cat("__launch_bounds__(", kThreads, ", 2) void ", entry, "(\n    const ", in,
            "*, unsigned char* out, float* scales, const __grid_constant__ jf::TensorMap map,\n");
   s += "    long long rows, long long columns, long long pitch) {\n";
-  s += cat("  extern __shared__ __align__(", kSharedAlign, ") char memory[];\n");
+  s += cat("  extern __shared__ __align__(", hopper::kSharedAlign, ") char memory[];\n");
   s += cat("  Kernel::run(memory, map, {out, scales, rows, columns, pitch, ", c.rows, ", ", c.blocks, "});\n}\n");
   return s;
 }
@@ -55,7 +48,7 @@ int64_t Quantization::pitch() const { return transpose ? round_up(rows, int64_t{
 std::string print(const QuantizeConfig& c) { return cat("quantize rows=", c.rows, " cluster=", c.blocks); }
 
 QuantizeConfig choose_quantize(const Quantization& q, const Target& target) {
-  if (!q.of_columns) return {kBlock, 1};
+  if (!q.of_columns) return {kScaleBlock, 1};
   // As few blocks as hold the rows: 7168 x 4096 took 0.76 ms in 4 of 1792 rows, 0.81 in 8 of 896, of which two run on a
   // multiprocessor. Clusters of 6 and 7 leave many multiprocessors of the 16 or 18 that can be one idle.
   for (const int64_t blocks : {1, 2, 3, 4, 5, 8}) {
@@ -66,14 +59,14 @@ QuantizeConfig choose_quantize(const Quantization& q, const Target& target) {
 }
 
 std::string why_not_quantize(const Quantization& q, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (q.in != DType::kBF16 && q.in != DType::kF16 && q.in != DType::kF32) return cat("it takes no ", name(q.in));
   if (q.matrices == 0 || q.rows == 0 || q.columns == 0) return "an operand is empty";
   if (q.columns * size_of(q.in) % 16 != 0 || q.pitch() % 16 != 0) return "rows are no multiple of 16 bytes";
-  for (const int64_t size : {q.matrices, q.rows, q.columns, grid(q, {kBlock, kMostBlocksOfCluster})}) {
-    if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
+  for (const int64_t size : {q.matrices, q.rows, q.columns, grid(q, {kScaleBlock, kMostBlocksOfCluster})}) {
+    if (size > hopper::kMostIndex) return cat("a size of ", size, ", it takes ", hopper::kMostIndex);
   }
   if (choose_quantize(q, target).rows == 0) return cat(q.rows, " rows, which a cluster does not hold");
   return "";
@@ -88,16 +81,7 @@ CudaKernel quantize_kernel(const Quantization& q, const Target& target) {
   kernel.block = kThreads;
   kernel.grid = grid(q, c);
   kernel.shared_bytes = static_cast<int>(shared_bytes(q, c.rows));
-  const auto size = static_cast<uint64_t>(size_of(q.in));
-  const auto columns = static_cast<uint64_t>(q.columns), rows = static_cast<uint64_t>(q.rows);
-  runtime::TensorLayout layout;
-  layout.axes = 3;
-  layout.element_bytes = static_cast<int>(size);
-  layout.extents = {columns, rows, static_cast<uint64_t>(q.matrices)};
-  layout.stride_bytes = {size, columns * size, rows * columns * size};
-  layout.box = {static_cast<uint32_t>(kRowBytes / size), kChunk, 1};
-  layout.swizzle = kRowBytes;
-  kernel.maps = {{0, layout}};
+  kernel.maps = {{0, hopper::matrices(q.matrices, q.rows, q.columns, q.in, kChunk)}};
   kernel.instantiation = text(q, c, kernel.entry);
   return kernel;
 }

@@ -10,10 +10,13 @@
 
 namespace jf::grouped {
 
+// Rows and columns of the result that share a scale, where they do.
+constexpr int64_t kScaleBlock = 128;
+
 struct Quantization {
   DType in = DType::kBF16;
   int64_t matrices = 0, rows = 0, columns = 0;
-  // A scale for each column, which is a row of the result; else for each 128 x 128 elements.
+  // A scale for each column, which is a row of the result; else for each kScaleBlock x kScaleBlock elements.
   bool of_columns = false;
   bool transpose = false;  // the result is [matrices, columns, rows], each row filled up with zeros
 

@@ -2,15 +2,14 @@
 
 #include "base/error.h"
 #include "base/integers.h"
+#include "grouped/cuda/hopper_kernel.h"
 
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;
 // As GroupQuantizer.
 constexpr int kThreads = 256;
 constexpr int64_t kPlaces = 128, kColumns = 64, kOwn = 8;
-constexpr int64_t kMostIndex = (int64_t{1} << 31) - (1 << 16);
 
 int64_t grid(const GroupQuantization& q) { return q.places / kPlaces * divide_up(q.columns, kColumns); }
 
@@ -34,7 +33,7 @@ std::string text(const GroupQuantization& q, std::string_view entry) {
 std::string print(const GroupQuantization&) { return cat("quantize groups tile=", kPlaces, "x", kColumns); }
 
 std::string why_not_quantize(const GroupQuantization& q, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability != kCapability) {
+  if (!has_wgmma(target)) {
     return cat("the kernel is for GPUs of compute capability 9.0, got ", print(target));
   }
   if (q.in != DType::kBF16 && q.in != DType::kF16 && q.in != DType::kF32) return cat("it takes no ", name(q.in));
@@ -42,7 +41,7 @@ std::string why_not_quantize(const GroupQuantization& q, const Target& target) {
   if (q.columns % kOwn != 0) return cat(q.columns, " columns, which are no multiple of ", kOwn);
   if (q.places % kPlaces != 0) return cat(q.places, " places, which are no multiple of ", kPlaces);
   for (const int64_t size : {q.rows, q.columns, q.groups, q.places, grid(q)}) {
-    if (size > kMostIndex) return cat("a size of ", size, ", it takes ", kMostIndex);
+    if (size > hopper::kMostIndex) return cat("a size of ", size, ", it takes ", hopper::kMostIndex);
   }
   return "";
 }
