@@ -8,7 +8,6 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kCapability = 90;
 // As in GroupSoftmax of group_softmax.cuh.
 constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kRunBytes = 32, kMostSlots = 16;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
@@ -66,7 +65,7 @@ SoftmaxConfig choose_softmax(const GroupSoftmax& s) {
                     : has_short            ? SoftmaxConfig{64, 256, 12, 9, 6}
                                            : SoftmaxConfig{128, 128, 13, 8, 6};
   // The table of many groups takes the place of tiles: the same number on all targets, as of the scratch memory.
-  const int64_t room = cuda_target_for(kCapability).max_shared_bytes;
+  const int64_t room = cuda_target_for(kFirstWithClusters).max_shared_bytes;
   while (c.slots > c.run + 1 && shared_bytes(s, c) > room) --c.slots;
   return c;
 }
@@ -96,7 +95,7 @@ std::string print(const SoftmaxConfig& c) {
 }
 
 std::string why_not_softmax(const GroupSoftmax& s, const SoftmaxConfig& c, const Target& target) {
-  if (target.platform != Platform::kCuda || target.compute_capability < kCapability) {
+  if (!has_clusters(target)) {
     return "the kernel that reads them once is for GPUs of compute capability 9.0 or later";
   }
   if (s.dtype != DType::kBF16 && s.dtype != DType::kF16 && s.dtype != DType::kF32) {

@@ -25,7 +25,6 @@ constexpr int kBlocksRows = 128;       // of a tile of HopperBlocks
 constexpr int kBlocksColumns = 192;    // at most, of such a tile
 constexpr int kContractionRows = 128;  // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;      // whose order HopperContraction keeps in shared memory
-// Loops count in 32 bits and step past the end, by no more than the warps of a grid.
 
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
