@@ -21,7 +21,7 @@ def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
     ):
         hint = "; pass its data" if hasattr(value, "extents") else ""
         # ScaledTensor and PackedWeights, whose data are no numbers without their scales.
-        hint = "; dequantize it, or see scaled_grouped_matmul" if hasattr(value, "format") else hint
+        hint = "; dequantize it, or see scaled_grouped_matmul" if hasattr(value, "block") else hint
         raise TypeError(f"{fn}: {name} must be an array, got a {type(value).__name__}{hint}")
     try:
         return jnp.asarray(value, dtype)
@@ -43,8 +43,7 @@ def integer(fn: str, name: str, value: Any, least: int | None = None, most: int 
             raise TypeError
         number = operator.index(value)
     except (TypeError, jax.errors.TracerIntegerConversionError):
-        traced = " (traced)" if isinstance(value, jax.core.Tracer) else ""
-        raise TypeError(f"{fn}: {name} must be an int, got {_spell(value)}{traced}") from None
+        raise TypeError(f"{fn}: {name} must be an int, got {_spell(value)}") from None
     if least is not None and number < least:
         raise ValueError(f"{fn}: {name} must be at least {least}, got {number}")
     if most is not None and number > most:
@@ -94,4 +93,7 @@ def dtype(fn: str, name: str, value: Any) -> Any:
 
 
 def _spell(value: Any) -> str:
-    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else f"a {type(value).__name__}"
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return repr(value)
+    traced = " (traced)" if isinstance(value, jax.core.Tracer) else ""
+    return f"a {type(value).__name__}{traced}"

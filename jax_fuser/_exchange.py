@@ -61,9 +61,10 @@ def axis_size(fn: str, axis_name: Any, batched: bool = False) -> int:
     names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     try:
         size = jax.lax.axis_size(axis_name)
-    except NameError:
+    except (NameError, TypeError, ValueError):  # numbers are taken for dimensions, lists cannot be hashed
         size = None
-    if size is None or not (batched or set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)):
+    manual = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if size is None or not names or not (batched or all(name in manual for name in names)):
         raise NameError(f"{fn}: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis")
     return size
 

@@ -16,7 +16,7 @@ from jax_fuser._automatic import automatically, names_of
 from jax_fuser._group_order import count_sorted, group_order
 from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
-from jax_fuser._nested_rows import as_flattened, over_rows
+from jax_fuser._nested_rows import as_flattened, over_rows, require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._static_sizes import check_sizes
 
@@ -89,7 +89,7 @@ def partition(x: Any, axis: int, offsets: Any = None, *, extents: Any = None, va
         >>> jf.nested.partition(jnp.ones((2, 5)), 1, [0, 2, 5]).shape
         (2, 2, ragged)
     """
-    return _build("partition", x, offsets, extents, axis, validate)
+    return _build("partition", x, offsets, extents, axis, validate, "axis")
 
 
 def combine(nt: NestedTensor) -> jax.Array:
@@ -110,15 +110,18 @@ def combine(nt: NestedTensor) -> jax.Array:
         >>> jf.nested.combine(jf.as_nested(jnp.ones((5, 2)), extents=[2, 3])).shape
         (5, 2)
     """
+    require_nested("combine", nt)
     return as_flattened(nt)
 
 
-def _build(fn: str, data: Any, offsets: Any, extents: Any, ragged_dim: Any, validate: bool) -> NestedTensor:
+def _build(
+    fn: str, data: Any, offsets: Any, extents: Any, ragged_dim: Any, validate: bool, name: str = "ragged_dim"
+) -> NestedTensor:
     if (offsets is None) == (extents is None):
         raise TypeError(f"{fn}: pass exactly one of offsets= or extents=")
     data = _as_rows(fn, data)
     check_sizes(fn, data=data, offsets=offsets, extents=extents)
-    dim = _dimension(fn, ragged_dim, data)
+    dim = _dimension(fn, name, ragged_dim, data)
     rows = data.shape[dim]
     if rows > checks.INT32_MAX:
         raise ValueError(f"{fn}: data.shape[{dim}]={rows} does not fit in int32")
@@ -145,10 +148,10 @@ def _as_rows(fn: str, data: Any) -> jax.Array:
     return _arguments.array(fn, "data", data)
 
 
-def _dimension(fn: str, ragged_dim: Any, data: jax.Array) -> int:
-    dim = _arguments.integer(fn, "ragged_dim", ragged_dim)
+def _dimension(fn: str, name: str, ragged_dim: Any, data: jax.Array) -> int:
+    dim = _arguments.integer(fn, name, ragged_dim)
     if not -data.ndim <= dim < data.ndim:
-        raise ValueError(f"{fn}: ragged_dim={dim} is out of range for data of shape {data.shape}")
+        raise ValueError(f"{fn}: {name}={dim} is out of range for data of shape {data.shape}")
     return dim % data.ndim
 
 

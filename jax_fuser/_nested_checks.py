@@ -77,6 +77,8 @@ def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
             array = np.asarray(value)
         except jax.errors.TracerArrayConversionError:
             array = jnp.asarray(value)
+        except ValueError:
+            raise TypeError(f"{fn}: {name} must be an integer array, got {value!r:.80}") from None
         if array.size == 0:
             array = array.astype(np.int32)
     if not jnp.issubdtype(array.dtype, jnp.integer):

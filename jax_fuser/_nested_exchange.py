@@ -40,5 +40,6 @@ def exchange(nt: NestedTensor, axis_name: Any) -> NestedTensor:
 
 def clip(nt: NestedTensor, capacity: int) -> NestedTensor:
     """Return the first `capacity` rows of contiguous groups, and what they hold of each group."""
-    data = jax.lax.slice_in_dim(nt.data, 0, min(capacity, nt.capacity), axis=nt.ragged_dim)
+    capacity = min(capacity, nt.capacity)
+    data = jax.lax.slice_in_dim(nt.data, 0, capacity, axis=nt.ragged_dim)
     return NestedTensor(data, jnp.diff(jnp.minimum(nt.offsets, capacity), axis=-1), ragged_dim=nt.ragged_dim)

@@ -46,6 +46,11 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         for i in positions:
+            if not -len(args) <= i < len(args):
+                raise TypeError(
+                    f"grad: argnums has {i}, but the function got {len(args)} positional arguments; pass what to "
+                    "differentiate by position, not by name"
+                )
             _require_floating(args[i], i)
         value, grads = inner(*args, **kwargs)
         if isinstance(argnums, int):
@@ -88,9 +93,13 @@ def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: boo
 def _checked(fn: str, fun: Any, argnums: Any) -> int | tuple[int, ...]:
     _arguments.function(fn, "fun", fun)
     try:
-        return operator.index(argnums) if not isinstance(argnums, Iterable) else tuple(map(operator.index, argnums))
+        several = isinstance(argnums, Iterable)
+        positions = tuple(map(operator.index, argnums)) if several else operator.index(argnums)
     except TypeError:
         raise TypeError(f"{fn}: argnums must be an int or several, got {argnums!r}") from None
+    if positions == ():
+        raise ValueError(f"{fn}: argnums must name at least one argument, got {argnums!r}")
+    return positions
 
 
 def _require_floating(arg: Any, position: int) -> None:

@@ -17,7 +17,6 @@ from jax_fuser import _arguments
 from jax_fuser._nested_checks import debug_check, debug_enabled, first, readable
 from jax_fuser._nested_rows import as_flattened, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor, _Layout
-from jax_fuser._static_sizes import check_sizes
 
 
 def is_operand(x: Any) -> bool:
@@ -61,7 +60,8 @@ def elementwise(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
     """Apply `fn` to the rows of `operands`, at least one of them nested; `name` is the word in messages."""
     nested = [x for x in operands if isinstance(x, NestedTensor)]
     nt = nested[0]
-    check_sizes(name, data=nt.data, extents=nt.extents)
+    for x in nested:
+        require_nested(name, x)
     for other in nested[1:]:
         check_same_layout(name, nt, other)
     _check_dense_broadcast(name, nested)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_fuser import _arguments
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._nested_checks import INT32_MAX
+from jax_fuser._nested_checks import INT32_MAX, first, readable
 from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout, spell_shape
 from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
@@ -170,6 +170,7 @@ def split(
     size = _arguments.integer("split", name, given, least=1, most=INT32_MAX)
     if capacity is not None:
         _arguments.integer("split", "capacity", capacity, least=0, most=INT32_MAX)
+    blocks = _arguments.flag("split", "blocks", blocks)
     dim, at = nt.ragged_dim, dimension("split", nt, axis)
     if not 0 <= at < nt.ndim:
         raise ValueError(f"split: axis {axis} is out of range for {nt.ndim} dimensions")
@@ -187,6 +188,10 @@ def split(
     outer = nt.num_groups // size if num is None else size
     extents = nt._spans()[1].reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
+    sums = readable(parts.extents)
+    if capacity is not None and sums is not None and (sums > capacity).any():
+        part = first(sums > capacity)[0]
+        raise ValueError(f"split: part {part} has {sums[part]} rows, which exceed capacity={capacity}")
     made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)
     return made if capacity is None else clip(made, made.capacity)
 

@@ -294,4 +294,5 @@ def _static_extent(fn: str, nt: NestedTensor, max_extent: Any, group: int | None
 def require_nested(fn: str, nt: Any) -> None:
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"{fn}: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
+    nt.ragged_dim  # noqa: B018 (raises for leaves that are no arrays)
     check_sizes(fn, data=nt.data, extents=nt.extents)

@@ -124,6 +124,8 @@ class NestedTensor:
 
     def __init__(self, data: Any, extents: Any, starts: Any = None, ragged_dim: int = 0):
         ndim = getattr(data, "ndim", None)
+        if ndim is not None and not 0 <= ragged_dim < ndim:
+            raise ValueError(f"NestedTensor: ragged_dim={ragged_dim} is not a dimension of data of shape {data.shape}")
         self._set(data, extents, starts, _Layout(None if ndim is None else ndim - 1 - ragged_dim))
 
     def _set(self, data: Any, extents: Any, starts: Any, layout: _Layout) -> None:
@@ -150,12 +152,9 @@ class NestedTensor:
     def ragged_dim(self) -> int:
         """Dimension of `data` that holds the rows."""
         if self._layout.dense_ndim is None:
-            raise TypeError("NestedTensor: this one holds axes or specs, not arrays; it has no ragged_dim")
+            raise TypeError("NestedTensor: this one holds axes or specs, not arrays; build one with as_nested")
+        self._check_kinds()
         dim = self.data.ndim - 1 - self._layout.dense_ndim
-        if self.extents.dtype == jax.dtypes.float0:
-            raise TypeError(
-                "grad: NestedTensor carries integer extents; use jax_fuser.nested.grad, or differentiate w.r.t. nt.data"
-            )
         outer = self.extents.shape[:-1]
         if dim < 0 or self.extents.ndim == 0 or (outer and outer != self.data.shape[:dim]):
             raise ValueError(
@@ -163,6 +162,28 @@ class NestedTensor:
                 "in_axes=NestedTensor(0, None) shares the extents, and a dense axis is mapped with nested.map"
             )
         return dim
+
+    def _check_kinds(self) -> None:
+        """Refuse what the leaves cannot be: the class takes everything, and trees are mapped."""
+        for name, value in (("data", self.data), ("extents", self.extents), ("starts", self._starts)):
+            if value is None and name == "starts":
+                continue
+            dtype = getattr(value, "dtype", None)
+            if dtype is None:
+                raise TypeError(
+                    f"NestedTensor: {name} must be an array, got a {type(value).__name__}; build one with as_nested"
+                )
+            if dtype == jax.dtypes.float0 and name != "data":
+                raise TypeError(
+                    "grad: NestedTensor carries integer extents; use jax_fuser.nested.grad, or differentiate w.r.t. "
+                    "nt.data"
+                )
+            # Narrow integers do not hold the rows that they are compared with.
+            if name != "data" and not (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize >= 4):
+                raise TypeError(
+                    f"NestedTensor: {name} must be int32, got {dtype}; build one with as_nested, and map values with "
+                    "nested.map, not with jax.tree.map"
+                )
 
     @property
     def shape(self) -> tuple[Any, ...]:

@@ -103,6 +103,11 @@ def ragged_dot_general(
         >>> jf.ragged_dot_general(jnp.ones((3, 2)), jnp.ones((3, 4)), jnp.array([1, 2]), dims).shape
         (2, 2, 4)
     """
+    if not isinstance(ragged_dot_dimension_numbers, jax.lax.RaggedDotDimensionNumbers):
+        raise TypeError(
+            "ragged_dot_general: ragged_dot_dimension_numbers must be jax.lax.RaggedDotDimensionNumbers, got a "
+            f"{type(ragged_dot_dimension_numbers).__name__}"
+        )
     return _dispatch(
         "ragged_dot_general",
         lhs,

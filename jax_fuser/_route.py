@@ -111,12 +111,13 @@ def route(
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
     if scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
+    normalize = _arguments.flag("route", "normalize", normalize)
     for name, given, shape in (
         ("bias", bias, logits.shape[-1:]),
         ("scale", scale, ()),
         ("mask", mask, logits.shape[:-1]),
     ):
-        if given is not None and (got := _arguments.array("route", name, given).shape) != shape:
+        if (given is not None or name == "scale") and (got := _arguments.array("route", name, given).shape) != shape:
             raise ValueError(f"route: {name} must be of shape {shape} for logits {logits.shape}, got {got}")
     run = functools.partial(_route, _How(top_k, scores, normalize))
     tokens = names_of(logits)[:-1]

@@ -389,7 +389,8 @@ def _fusion(program: Fusion | Schedule, function: str) -> Fusion:
         return program
     if isinstance(program, Schedule):
         return program.fusion
-    raise TypeError(f"{function}: expected a Fusion or a Schedule, got {type(program).__name__}")
+    hint = "; pass its schedule" if isinstance(program, Scheduler) else "; make one with trace or Builder"
+    raise TypeError(f"{function}: expected a Fusion or a Schedule, got {type(program).__name__}{hint}")
 
 
 def _text(program: Fusion | Schedule) -> str:

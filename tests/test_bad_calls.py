@@ -33,12 +33,13 @@ def lowered(*calls, platform="cuda", fusion=FUSION):
 
 
 def built(*calls):
-    """Return what builds a fusion of x: f32[4] and y: f32[5] by calls of the builder, each (name, arguments...)."""
+    """Return what makes x: f32[4], y: f32[5], z: f32[4,4] and calls the builder, each call (name, arguments...)."""
 
     def run():
         b = jf.ir.Builder("b")
         b.input("x", "f32", [4])
         b.input("y", "f32", [5])
+        b.input("z", "f32", [4, 4])
         for name, *arguments in calls:
             getattr(b, name)(*arguments)
 
@@ -215,6 +216,14 @@ BAD: dict[str, tuple[Callable, str]] = {
         built(("transpose", 0, [1])),
         r"\[transpose\] dims must be a permutation of the 1 axes of f32\[4\]",
     ),
+    "turned": (
+        built(("broadcast", 2, [4, 4], [1, 0])),
+        r"\[broadcast\] dims must increase and stay below rank 2, got dims\[1\]=0",
+    ),
+    "axes without a place": (
+        built(("broadcast", 2, [4, 4], [0])),
+        r"\[broadcast\] expected one result axis for each axis of f32\[4,4\], got 1",
+    ),
     "fraction": (built(("constant", "s32", 1.5)), r"\[constant\] s32: expected an integer that it holds, got 1.5"),
     "too large": (built(("constant", "s8", 300)), r"\[constant\] s8: expected an integer that it holds, got 300"),
     "too large for all": (built(("constant", "u64", 2**64)), r"\[constant\] u64: expected an integer that it holds"),
@@ -254,6 +263,7 @@ def test_a_mistake_is_said_by_name(case):
         (lambda s: jf.ir.Schedule(), "Schedule: expected a Fusion and the text of a schedule, or none, got nothing"),
         (lambda s: jf.ir.IndexGraph(s.fusion), "IndexGraph: expected a Schedule; .*, got Fusion"),
         (lambda s: jf.ir.propose(s), "propose: expected a Fusion, got Scheduler; pass its fusion"),
+        (lambda s: jf.ir.run(s), "run: expected a Fusion or a Schedule, got Scheduler; pass its schedule"),
         (lambda s: jf.ir.trace(3), "trace: f must be a function, got 3"),
         (lambda s: jf.ir.evaluate("f"), "evaluate: expected a Fusion, got str; make one with trace or Builder"),
         (lambda s: jf.ir.run(s.schedule), r"run: f takes 2 arrays \(x, r\), got 0"),

@@ -16,6 +16,12 @@ stacked = jnp.ones((2, 5, 4))
 nt = jf.as_nested(x325, extents=[127, 0, 198])
 big = 2**31 + 5
 
+
+@jax.jit
+def traced_eps(eps):
+    return jf.nested.rms_norm(nt, eps=eps)
+
+
 CASES = [
     (TypeError, "as_nested: pass exactly one of offsets= or extents=", lambda: jf.as_nested(x325)),
     (
@@ -321,6 +327,59 @@ CASES = [
         "NestedTensor has no attribute 'astype'; functions of nested tensors are in jax_fuser.nested, whose map",
         lambda: nt.astype("bfloat16"),
     ),
+    # What is no array, and trees that were mapped.
+    (
+        TypeError,
+        "as_nested: extents must be an integer array, got [[1], [2, 3]]",
+        lambda: jf.as_nested(x325, extents=[[1], [2, 3]]),
+    ),
+    (
+        TypeError,
+        "NestedTensor: extents must be an array, got a list; build one with as_nested",
+        lambda: jf.nested.sum(jf.NestedTensor(x325, [3, 2])),
+    ),
+    (
+        TypeError,
+        "NestedTensor: data must be an array, got a bool; build one with as_nested",
+        lambda: jax.tree.map(lambda leaf: True, nt) + 1,
+    ),
+    (
+        TypeError,
+        "NestedTensor: extents must be int32, got uint8; build one with as_nested, and map values with nested.map",
+        lambda: jf.nested.sum(jf.NestedTensor(x325, jnp.array([200, 125], jnp.uint8))),
+    ),
+    (
+        TypeError,
+        "NestedTensor: extents must be int32, got bfloat16",
+        lambda: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), nt) * 2,
+    ),
+    (
+        ValueError,
+        "NestedTensor: ragged_dim=5 is not a dimension of data of shape (325, 512)",
+        lambda: jf.NestedTensor(x325, jnp.array([3, 2]), ragged_dim=5),
+    ),
+    # By the name of the function and of the argument that it was given.
+    (TypeError, "partition: axis must be an int, got None", lambda: jf.nested.partition(x325, None, [0, 325])),
+    (ValueError, "partition: axis=2 is out of range", lambda: jf.nested.partition(x325, 2, [0, 325])),
+    (TypeError, "combine: expected a NestedTensor, got", lambda: jf.nested.combine(x325)),
+    (
+        ValueError,
+        "split: part 0 has 325 rows, which exceed capacity=9",
+        lambda: jf.nested.split(nt, 0, num=1, capacity=9),
+    ),
+    (TypeError, "split: blocks must be True or False, got 'no'", lambda: jf.nested.split(nt, 1, 2, blocks="no")),
+    (
+        NameError,
+        "merge: axis 3 is not bound; call inside jax.shard_map over a mesh with that axis",
+        lambda: jf.nested.merge(jf.as_nested(stacked, extents=[[5], [2]], ragged_dim=1), 0, 2, axis_name=3),
+    ),
+    (
+        TypeError,
+        "grad: argnums has 1, but the function got 1 positional arguments; pass what to differentiate by position",
+        lambda: jf.nested.grad(lambda nt: jf.nested.sum(nt).sum(), 1)(nt),
+    ),
+    (ValueError, "grad: argnums must name at least one argument, got ()", lambda: jf.nested.grad(jnp.sum, ())),
+    (TypeError, "rms_norm: eps must be a number, got a DynamicJaxprTracer (traced)", lambda: traced_eps(1e-3)),
 ]
 
 
@@ -368,3 +427,8 @@ def test_functions_are_named_as_they_are_called():
         assert getattr(f, "__name__", name) == name
         if callable(f):
             assert pickle.loads(pickle.dumps(f)) is f
+
+
+def test_a_capacity_beyond_int32_cuts_nothing():
+    outer = jf.as_nested(stacked, extents=[[5], [2]], ragged_dim=1)
+    assert jf.nested.merge(outer, 0, 2, capacity=big).extents.tolist() == [7]

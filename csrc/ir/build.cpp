@@ -121,8 +121,12 @@ ValueId Builder::bitcast(ValueId x, DType dtype, const std::string& label) {
 
 ValueId Builder::broadcast(ValueId x, std::span<const int64_t> new_shape, std::span<const int64_t> dims) {
   const std::vector<int64_t> old_shape = shape(value(x, "broadcast"));
-  if (std::equal(old_shape.begin(), old_shape.end(), new_shape.begin(), new_shape.end())) return x;
-  return add_op(OpKind::kBroadcast, {x}, Dims{{dims.begin(), dims.end()}}, DType::kPred, axes_of(new_shape), "");
+  const Dims placed{{dims.begin(), dims.end()}};
+  if (std::equal(old_shape.begin(), old_shape.end(), new_shape.begin(), new_shape.end())) {
+    infer(fusion_, OpKind::kBroadcast, {x}, placed, {"", DType::kPred, axes_of(new_shape)});
+    return x;
+  }
+  return add_op(OpKind::kBroadcast, {x}, placed, DType::kPred, axes_of(new_shape), "");
 }
 
 ValueId Builder::transpose(ValueId x, std::span<const int64_t> permutation) {
