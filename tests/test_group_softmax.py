@@ -87,7 +87,6 @@ MAIN = """
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline float logf(float x) { return std::log(x); }
 inline float expf(float x) { return std::exp(x); }
-inline float __fmul_rn(float a, float b) { return a * b; }
 namespace jf::ptx {
 inline void store_word(unsigned long* to, unsigned long word) { *to = word; }
 // The larger of each of two 16-bit floats: these are integers of the same order, but for their signs.
