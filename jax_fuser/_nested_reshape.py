@@ -188,8 +188,8 @@ def split(
     outer = nt.num_groups // size if num is None else size
     extents = nt._spans()[1].reshape(outer, nt.num_groups // outer)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
-    sums = readable(parts.extents)
-    if capacity is not None and sums is not None and (sums > capacity).any():
+    sums = None if capacity is None else readable(parts.extents)
+    if sums is not None and (sums > capacity).any():
         part = first(sums > capacity)[0]
         raise ValueError(f"split: part {part} has {sums[part]} rows, which exceed capacity={capacity}")
     made = NestedTensor(to_padded(parts, nt.capacity if capacity is None else capacity), extents, ragged_dim=1)

@@ -441,8 +441,9 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
     if (!why.empty()) program.facts.back().reason += cat("; it reads the rows again: ", why);
     // Enough for either, with the other kinds of GPU.
     for (const int capability : {kFirstCapability, kFirstWithClusters}) {
-      const Program other = build_for(whole, cuda_target_for(capability), {}, fills, differs);
-      program.portable_workspace_bytes = std::max(program.portable_workspace_bytes, other.portable_workspace_bytes);
+      const Target other = cuda_target_for(capability);
+      program.portable_workspace_bytes =
+          std::max(program.portable_workspace_bytes, portable_bytes(whole, other, fills));
     }
     program.portable_workspace_bytes =
         std::max(program.portable_workspace_bytes,

@@ -66,8 +66,8 @@ void check_bulk(const Fusion& segment, const schedule::Schedule& schedule, const
                " stages, but no bulk axes, whose copies could fill them ahead; parallelize(bulk) its innermost axes");
     if (!bulk) continue;
     JF_REQUIRE(has_clusters(target), "[lower] ", value,
-               " has bulk axes, which need a CUDA device of compute capability 9.0, but the ", "target is '",
-               print(target), "'; load it by threads");
+               " has bulk axes, which need a CUDA device of compute capability 9.0, but the target is '", print(target),
+               "'; load it by threads");
     check_copy(segment, schedule, op);
     if (domain.stages == 1) continue;
     const Parallel around = domain.inline_at > 0 ? domain.loop[domain.inline_at - 1].parallel : Parallel::kBlock;

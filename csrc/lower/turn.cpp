@@ -154,8 +154,8 @@ class Turner {
     Body result;
     for (Stmt& stmt : body) {
       const auto* load = std::get_if<Load>(&stmt.node);
-      const bool plain = load != nullptr && load->lane_stride == 1 && load->when.empty() && load->within.empty() &&
-                         load->steps.empty() && !load->rows && depends(load->offset, variable);
+      const bool plain =
+          load != nullptr && load->lane_stride == 1 && loops::is_plain(*load) && depends(load->offset, variable);
       const std::optional<int64_t> step = plain ? step_of(load->offset, along) : std::nullopt;
       if (step.value_or(0) != 0) result.push_back({loops::Prefetch{load->buffer, loops::moved(load->offset, *step)}});
       result.push_back(std::move(stmt));
