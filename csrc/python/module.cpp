@@ -337,7 +337,7 @@ void bind_programs(nb::module_& m) {
         }
         return result;
       },
-      "program"_a, "target"_a,
+      "program"_a, "target"_a, release(),
       "For each kernel with parameters to choose: its name, those that it has, and others worth measuring.");
   m.def(
       "cache_folder",

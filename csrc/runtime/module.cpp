@@ -21,12 +21,12 @@ std::shared_ptr<const Module> load(std::shared_ptr<const Binary> binary) {
   static std::mutex mutex;
   static auto& modules = *new std::unordered_map<std::string, std::weak_ptr<const Module>>;
   std::lock_guard lock(mutex);
-  std::weak_ptr<const Module>& slot = modules[binary->key];
-  std::shared_ptr<const Module> module = slot.lock();
-  if (!module) {
-    module = std::make_shared<const Module>(std::move(binary));
-    slot = module;
-  }
+  const auto found = modules.find(binary->key);
+  if (std::shared_ptr<const Module> module = found == modules.end() ? nullptr : found->second.lock()) return module;
+  std::erase_if(modules, [](const auto& entry) { return entry.second.expired(); });
+  const std::string key = binary->key;
+  const auto module = std::make_shared<const Module>(std::move(binary));
+  modules[key] = module;
   return module;
 }
 

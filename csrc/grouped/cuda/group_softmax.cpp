@@ -9,7 +9,7 @@ namespace jf::grouped {
 namespace {
 
 // As in GroupSoftmax of group_softmax.cuh.
-constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kMostSlots = 16;
+constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kRunBytes = 32, kMostSlots = 16;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
@@ -33,8 +33,8 @@ int64_t joined(const GroupSoftmax& s, const SoftmaxConfig& c) {
 int64_t shared_bytes(const GroupSoftmax& s, const SoftmaxConfig& c) {
   const int64_t line = columns_of_strip(s, c) * kPartBytes;
   const int64_t finals = divide_up(c.slots, 2);
-  const int64_t bytes = c.slots * c.rows * c.bytes + 2 * kFolding * line + finals * line + (c.slots + finals) * 2 * 8 +
-                        4 * 4 * (table_groups(s) + 1);
+  const int64_t bytes = c.slots * (c.rows * c.bytes + kRunBytes) + 2 * kFolding * line + finals * line +
+                        (c.slots + finals) * 2 * 8 + 4 * 4 * (table_groups(s) + 1);
   return round_up(bytes, 128);
 }
 

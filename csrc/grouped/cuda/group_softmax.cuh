@@ -23,6 +23,7 @@ namespace jf {
 
 template <class T, bool kLog, int kRows, int kBytes, int kSlots, int kRun, int kSplit, int kGroups>
 struct GroupSoftmax {
+  static constexpr f32 kLog2E = 1.44269504f;
   static constexpr int kFolding = 8, kJoining = 3, kStoring = 4;  // warps
   static constexpr int kThreads = 32 * (1 + kFolding + kJoining + kStoring);
   static constexpr int kColumns = kBytes / int(sizeof(T)), kOwn = kColumns / 32;  // of a lane
@@ -33,7 +34,11 @@ struct GroupSoftmax {
   // Tiles that are on their way at a time. Words between blocks wait behind them: fewer where runs share the columns.
   static constexpr int kAhead = 3, kAheadShared = 2;
   static constexpr int kHeld = kRows < 16 * kFolding ? kRows / kFolding : 16;  // rows of a tile in a warp's registers
-  static_assert(kRows % (kFolding * kHeld) == 0 && kOwn % 2 == 0 && kColumnWarps <= kFolding,
+  // Words of a row that a lane stores: a warp has one row of 16-bit numbers at a time, since several are slower.
+  static constexpr int kChunk = sizeof(T) == 4 ? 4 : kWords;
+  static constexpr int kLanes = kBytes / (4 * kChunk), kAtATime = 32 / kLanes;  // of a row; rows of a warp
+  static_assert(kRows % (kFolding * kHeld) == 0 && kRows % (kStoring * kAtATime) == 0 && kOwn % 2 == 0 &&
+                    kColumnWarps <= kFolding,
                 "warps have equal shares");
   static_assert(kRun < kSlots && kSplit <= kRun, "a run fits the ring, and the next one's first tile");
   static_assert(kSlots <= 2 * kFinals, "a wait tells neighbouring phases apart: those who fold are no further ahead");
@@ -45,8 +50,12 @@ struct GroupSoftmax {
   struct alignas(16) Line {  // a lane's columns
     Part of[kOwn];
   };
+  struct alignas(16) Run {
+    int group, strip, number, all, tiles, row, end;  // the first row; where the group ends
+  };
   struct Memory {
     alignas(128) char tile[kSlots][kRows * kBytes];
+    Run started[kSlots];  // the run whose first tile is in a slot
     Part part[2][kFolding][kColumns];
     Part final[kFinals][kColumns];
     u64 full[kSlots], empty[kSlots], made[kFinals], used[kFinals];
@@ -59,9 +68,6 @@ struct GroupSoftmax {
     u64* words;  // [strips, parts, kColumns], [strips, joined, kColumns]: all ones
     int rows, columns, groups, parts, joined;
   };
-  struct Run {
-    int group, strip, number, all, tiles, row;  // the first row
-  };
   struct Ring {
     unsigned at = 0, turn = 0;
     template <int kSize>
@@ -71,15 +77,39 @@ struct GroupSoftmax {
   };
 
   static __device__ __forceinline__ unsigned address(const void* p) { return ptx::shared_address(p); }
-  static __device__ __forceinline__ f32 power(f32 x) {
-    if constexpr (sizeof(T) == 4) {
-      return expf(x);
-    } else {
-      return ptx::exp2_approx(x * 1.44269504f);
-    }
-  }
   // Nothing is infinitely far from an infinite shift; NaN and infinities reach the results by the sums.
   static __device__ __forceinline__ f32 shift(f32 most) { return most == -__int_as_float(0x7f800000) ? 0 : most; }
+  // What powers are relative to. In softmax of 16-bit numbers e^(x - most) is 2^(x * by - at), where `at` is most * by
+  // rounded: one multiply-add, as exact as the difference. Where most * log2(e) overflows, elements of a column are the
+  // largest or far below it, by 2^118 at least: a small factor tells. Logarithms subtract first, so that of one row the
+  // sum is 1 and its logarithm 0.
+  struct Reference {
+    static constexpr bool kMultiplyAdd = sizeof(T) == 2 && !kLog;
+    f32 by, at;
+    __device__ __forceinline__ explicit Reference(f32 most) : by(kLog2E), at(most) {
+      if constexpr (kMultiplyAdd) {
+        if (is_same<T, bf16> && fabsf(most) > 1e38f) by = 0x1p-90f;
+        at = __fmul_rn(most, by);
+      }
+    }
+    __device__ __forceinline__ f32 power(f32 x) const {
+      if constexpr (kMultiplyAdd) {
+        return ptx::exp2_approx(fmaf(x, by, -at));
+      } else if constexpr (sizeof(T) == 2) {
+        return ptx::exp2_approx((x - at) * by);
+      } else {
+        return expf(x - at);
+      }
+    }
+    // What powers relative to another column's largest are multiplied by.
+    __device__ __forceinline__ f32 between(f32 most) const {
+      if constexpr (kMultiplyAdd) {
+        return ptx::exp2_approx(__fmul_rn(most, by) - at);
+      } else {
+        return power(most);
+      }
+    }
+  };
 
   // ---- which run is whose ----
 
@@ -136,6 +166,7 @@ struct GroupSoftmax {
     const int tiles = (m.row[count] - m.row[r.group] + kRows - 1) / kRows, first = tiles * r.number / r.all;
     r.tiles = tiles * (r.number + 1) / r.all - first;
     r.row = m.row[r.group] + first * kRows;
+    r.end = m.row[r.group + 1];
     return r;
   }
   // The block's runs.
@@ -145,8 +176,18 @@ struct GroupSoftmax {
     for (int r = int(blockIdx.x), count = 0; r < all; r += int(gridDim.x), ++count)
       visit(run_at(m, a, r, strips), count);
   }
-  static __device__ __forceinline__ int rows_of(const Memory& m, const Run& r, int tile) {
-    return min(kRows, m.row[r.group + 1] - r.row - tile * kRows);
+  // The same, as the warp that copies tiles says when it begins one: finding them takes a while.
+  template <class Visit>
+  static __device__ __forceinline__ void for_loaded_runs(const Memory& m, const Args& a, const Ring& ring,
+                                                         Visit visit) {
+    const int all = m.run[a.groups] * ((a.columns + kColumns - 1) / kColumns);
+    for (int r = int(blockIdx.x), count = 0; r < all; r += int(gridDim.x), ++count) {
+      ptx::mbarrier_wait(address(&m.full[ring.at]), ring.turn);
+      visit(m.started[ring.at], count);
+    }
+  }
+  static __device__ __forceinline__ int rows_of(const Run& r, int tile) {
+    return min(kRows, r.end - r.row - tile * kRows);
   }
 
   // ---- words of runs ----
@@ -171,7 +212,9 @@ struct GroupSoftmax {
     return words[0] >> 32 != 0xffffffffu && words[1] >> 32 != 0xffffffffu;
   }
   // What is stored needs of a column.
-  static __device__ __forceinline__ Part finished(f32 shift, f32 sum) { return {shift, kLog ? logf(sum) : 1 / sum}; }
+  static __device__ __forceinline__ Part finished(f32 most, f32 sum) {
+    return {shift(most), kLog ? logf(sum) : 1 / sum};
+  }
 
   // ---- warps ----
 
@@ -189,6 +232,7 @@ struct GroupSoftmax {
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
           const unsigned full = address(&m.full[ring.at]);
+          if (i == 0) m.started[ring.at] = r;
           ptx::mbarrier_arrive_expect(full, kRows * kBytes);
           ptx::tile_load(address(m.tile[ring.at]), &map, full, r.strip * kColumns, r.row + i * kRows);
         }
@@ -197,26 +241,34 @@ struct GroupSoftmax {
     });
   }
 
-  struct Row {
-    unsigned words[kWords];
+  // Elements of neighbouring columns.
+  template <int kCount>
+  struct Words {
+    static constexpr int kElements = kCount * 4 / int(sizeof(T));
+    unsigned words[kCount];
     __device__ __forceinline__ void read(const char* from) {
-      if constexpr (kWords == 2) {
+      if constexpr (kCount == 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(from);
+        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+      } else if constexpr (kCount == 2) {
         const uint2 two = *reinterpret_cast<const uint2*>(from);
         words[0] = two.x, words[1] = two.y;
       } else {
         words[0] = *reinterpret_cast<const unsigned*>(from);
       }
     }
-    __device__ __forceinline__ void store(char* to) const {
-      if constexpr (kWords == 2) {
+    __device__ __forceinline__ void store(T* to) const {
+      if constexpr (kCount == 4) {
+        *reinterpret_cast<uint4*>(to) = {words[0], words[1], words[2], words[3]};
+      } else if constexpr (kCount == 2) {
         *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
       } else {
         *reinterpret_cast<unsigned*>(to) = words[0];
       }
     }
-    __device__ __forceinline__ void unpack(f32 (&x)[kOwn]) const {
+    __device__ __forceinline__ void unpack(f32 (&x)[kElements]) const {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if constexpr (sizeof(T) == 4) {
           x[i] = __uint_as_float(words[i]);
         } else if constexpr (is_same<T, bf16>) {
@@ -227,9 +279,9 @@ struct GroupSoftmax {
       }
     }
     // Of each column; where one is NaN, any of the two.
-    __device__ __forceinline__ void take_larger(const Row& other) {
+    __device__ __forceinline__ void take_larger(const Words& other) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if constexpr (sizeof(T) == 4) {
           words[i] = __float_as_uint(fmaxf(__uint_as_float(words[i]), __uint_as_float(other.words[i])));
         } else if constexpr (is_same<T, bf16>) {
@@ -239,9 +291,9 @@ struct GroupSoftmax {
         }
       }
     }
-    __device__ __forceinline__ void pack(const f32 (&x)[kOwn]) {
+    __device__ __forceinline__ void pack(const f32 (&x)[kElements]) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
+      for (int i = 0; i < kCount; ++i) {
         if constexpr (sizeof(T) == 4) {
           words[i] = __float_as_uint(x[i]);
         } else if constexpr (is_same<T, bf16>) {
@@ -252,6 +304,7 @@ struct GroupSoftmax {
       }
     }
   };
+  using Row = Words<kWords>;  // of a lane that folds
 
   // kHeld rows of a tile join a lane's columns; `rows` of the tile are the group's.
   template <bool kWhole>
@@ -272,14 +325,14 @@ struct GroupSoftmax {
       if (kWhole || first < rows) line.of[c].most = fmaxf(line.of[c].most, largest[c]);
     }
 #pragma unroll
-    for (int c = 0; c < kOwn; ++c) line.of[c].sum *= power(before.of[c].most - shift(line.of[c].most));
+    for (int c = 0; c < kOwn; ++c) {
+      const Reference of(shift(line.of[c].most));
+      line.of[c].sum *= of.between(before.of[c].most);
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      f32 x[kOwn];
-      held[i].unpack(x);
-#pragma unroll
-      for (int c = 0; c < kOwn; ++c) {
-        if (kWhole || first + i * kFolding < rows) line.of[c].sum += power(x[c] - shift(line.of[c].most));
+      for (int i = 0; i < kHeld; ++i) {
+        f32 x[kOwn];
+        held[i].unpack(x);
+        if (kWhole || first + i * kFolding < rows) line.of[c].sum += of.power(x[c]);
       }
     }
   }
@@ -288,14 +341,14 @@ struct GroupSoftmax {
   static __device__ __forceinline__ void fold(Memory& m, const Args& a, int warp) {
     const int lane = int(threadIdx.x % 32), column = warp * 32 + lane;
     Ring ring, final{0, 1};
-    for_runs(m, a, [&](const Run& r, int count) {
+    for_loaded_runs(m, a, ring, [&](const Run r, int count) {
       Line line;
 #pragma unroll
       for (int c = 0; c < kOwn; ++c) line.of[c] = nothing();
       for (int t = 0; t < r.tiles; ++t) {
         ptx::mbarrier_wait(address(&m.full[ring.at]), ring.turn);
         const char* from = m.tile[ring.at] + lane * (kWords * 4);
-        const int rows = rows_of(m, r, t);
+        const int rows = rows_of(r, t);
 #pragma unroll 1
         for (int first = warp; first < kRows; first += kHeld * kFolding) {
           if (rows == kRows) {
@@ -315,14 +368,14 @@ struct GroupSoftmax {
         Part all = nothing();
 #pragma unroll
         for (int i = 0; i < kFolding; ++i) all.most = fmaxf(all.most, parts[i][column].most);
-        const f32 of = shift(all.most);
+        const Reference of(shift(all.most));
 #pragma unroll
-        for (int i = 0; i < kFolding; ++i) all.sum += parts[i][column].sum * power(parts[i][column].most - of);
+        for (int i = 0; i < kFolding; ++i) all.sum += parts[i][column].sum * of.between(parts[i][column].most);
         if (r.all > 1) {
           publish(part_of(a, m, r, r.number) + column, all);
         } else {
           ptx::mbarrier_wait(address(&m.used[final.at]), final.turn);
-          m.final[final.at][column] = finished(of, all.sum);
+          m.final[final.at][column] = finished(all.most, all.sum);
           __syncwarp();
           if (lane == 0) ptx::mbarrier_arrive(address(&m.made[final.at]));
         }
@@ -354,12 +407,12 @@ struct GroupSoftmax {
       for (int i = 0; i < kFew; ++i) {
         if (i < all) joined.most = fmaxf(joined.most, parts[i].of[c].most);
       }
-      const f32 of = shift(joined.most);
+      const Reference of(shift(joined.most));
 #pragma unroll
       for (int i = 0; i < kFew; ++i) {
-        if (i < all) joined.sum += parts[i].of[c].sum * power(parts[i].of[c].most - of);
+        if (i < all) joined.sum += parts[i].of[c].sum * of.between(parts[i].of[c].most);
       }
-      line.of[c] = finished(of, joined.sum);
+      line.of[c] = finished(joined.most, joined.sum);
     }
   }
   static __device__ __forceinline__ f32 of_lane(f32 x, int distance) {
@@ -386,10 +439,10 @@ struct GroupSoftmax {
         const f32 before = joined[c].most;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) joined[c].most = fmaxf(joined[c].most, parts[i][c].most);
-        const f32 of = shift(joined[c].most);
-        joined[c].sum *= power(before - of);
+        const Reference of(shift(joined[c].most));
+        joined[c].sum *= of.between(before);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) joined[c].sum += parts[i][c].sum * power(parts[i][c].most - of);
+        for (int i = 0; i < kAtOnce; ++i) joined[c].sum += parts[i][c].sum * of.between(parts[i][c].most);
       }
     }
 #pragma unroll
@@ -397,10 +450,11 @@ struct GroupSoftmax {
       f32 most = joined[c].most;
 #pragma unroll
       for (int by = 2; by < 32; by *= 2) most = fmaxf(most, of_lane(most, by));
-      f32 sum = joined[c].sum * power(joined[c].most - shift(most));
+      const Reference of(shift(most));
+      f32 sum = joined[c].sum * of.between(joined[c].most);
 #pragma unroll
       for (int by = 2; by < 32; by *= 2) sum += of_lane(sum, by);
-      if (lane < 2) publish(to + lane * 2 + c, finished(shift(most), sum));
+      if (lane < 2) publish(to + lane * 2 + c, finished(most, sum));
     }
   }
   static __device__ __forceinline__ void join(Memory& m, const Args& a, int warp) {
@@ -434,39 +488,42 @@ struct GroupSoftmax {
   }
 
   static __device__ __forceinline__ void store(Memory& m, const Args& a, int warp) {
-    const int lane = int(threadIdx.x % 32);
+    using Chunk = Words<kChunk>;
+    constexpr int kStep = kStoring * kAtATime;
+    const int lane = int(threadIdx.x % 32), own = lane % kLanes * Chunk::kElements;
+    const int first = warp * kAtATime + lane / kLanes;
+    const long step = long(kStep) * a.columns;
     Ring ring, final;
-    for_runs(m, a, [&](const Run& r, int) {
+    for_loaded_runs(m, a, ring, [&](const Run r, int) {
       ptx::mbarrier_wait(address(&m.made[final.at]), final.turn);
-      const Line line = *reinterpret_cast<const Line*>(&m.final[final.at][lane * kOwn]);
+      Part columns[Chunk::kElements];
+#pragma unroll
+      for (int c = 0; c < Chunk::kElements; ++c) columns[c] = m.final[final.at][own + c];
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(address(&m.used[final.at]));
       final.template next<kFinals>();
-      const int column = r.strip * kColumns + lane * kOwn;
+      const int column = r.strip * kColumns + own;
       for (int t = 0; t < r.tiles; ++t) {
         ptx::mbarrier_wait(address(&m.full[ring.at]), ring.turn);
-        const char* const from = m.tile[ring.at] + warp * kBytes + lane * (kWords * 4);
-        const long pitch = long(a.columns) * int(sizeof(T));
-        char* const to = reinterpret_cast<char*>(a.out + (long(r.row) + t * kRows + warp) * a.columns + column);
-        const auto one = [&](int i) {
-          Row row;
-          f32 x[kOwn];
-          row.read(from + i * (kStoring * kBytes));
-          row.unpack(x);
+        const char* const from = m.tile[ring.at] + first * kBytes + lane % kLanes * (4 * kChunk);
+        T* to = a.out + (long(r.row) + t * kRows + first) * a.columns + column;
+        const int rows = column < a.columns ? rows_of(r, t) : 0;
 #pragma unroll
-          for (int c = 0; c < kOwn; ++c) {
-            const f32 distance = x[c] - line.of[c].most;
-            x[c] = kLog ? distance - line.of[c].sum : power(distance) * line.of[c].sum;
+        for (int i = 0; i < kRows / kStep; ++i, to += step) {
+          Chunk chunk;
+          f32 x[Chunk::kElements];
+          chunk.read(from + i * (kStep * kBytes));
+          chunk.unpack(x);
+#pragma unroll
+          for (int c = 0; c < Chunk::kElements; ++c) {
+            if constexpr (kLog) {
+              x[c] = x[c] - columns[c].most - columns[c].sum;
+            } else {
+              x[c] = Reference(columns[c].most).power(x[c]) * columns[c].sum;
+            }
           }
-          row.pack(x);
-          row.store(to + i * (kStoring * pitch));
-        };
-        const int rows = column < a.columns ? rows_of(m, r, t) : 0;
-        if (rows == kRows) {
-#pragma unroll
-          for (int i = 0; i < kRows / kStoring; ++i) one(i);
-        } else {
-          for (int i = 0; i * kStoring + warp < rows; ++i) one(i);
+          chunk.pack(x);
+          if (i * kStep + first < rows) chunk.store(to);
         }
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(address(&m.empty[ring.at]));

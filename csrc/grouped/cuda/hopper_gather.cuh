@@ -39,7 +39,7 @@ class GatheringWarp {
   static_assert(kRows <= 128, "addresses are registers");
 
  public:
-  __device__ __forceinline__ GatheringWarp(const RowsByNumber& source, unsigned self, int row_bytes)
+  __device__ __forceinline__ GatheringWarp(const RowsByNumber& source, unsigned self, unsigned row_bytes)
       : source_(source), self_(self), row_bytes_(row_bytes), chunk_(lane_id() % kLanes * kChunkBytes) {
     // As a tensor copy swizzles; every other access begins at a row with 4 more modulo 8.
     const unsigned row = self * kTogether + lane_id() / kLanes;

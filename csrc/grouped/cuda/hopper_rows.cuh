@@ -262,7 +262,7 @@ class HopperRows {
   __device__ __forceinline__ void gather(const Source& source, const TensorMap& rhs, int steps, int k) {
     static_assert(kCluster * kSplit == 1, "a block copies its own rows");
     const unsigned warp = threadIdx.x / 32;
-    GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, k * static_cast<int>(sizeof(In)));
+    GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, static_cast<unsigned>(k) * sizeof(In));
     typename Units::Place unit_place;
     RingPlace<kStages> place;
     while (true) {
