@@ -26,6 +26,7 @@ FOUR_BIT_SHAPES = [
     Shape("decode", 256, 7168, 4096, 32),
     Shape("decode, 128 groups", 256, 2048, 1536, 128),
     Shape("decode, 8 groups", 256, 4096, 14336, 8),
+    Shape("32 rows a group", 1024, 7168, 4096, 32),
     Shape("256 rows a group", 8192, 7168, 4096, 32),
 ]
 FOUR_BIT_CPU_SHAPES = [Shape("8 groups", 64, 512, 1024, 8)]

@@ -155,7 +155,7 @@ def test_ragged_edges(edge, format, block, device):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-@pytest.mark.parametrize("m", [40, 80, 200, 560, 1500])
+@pytest.mark.parametrize("m", [40, 80, 130, 200, 560, 1500])
 def test_every_tile(m, dtype, device):
     """One group has most rows, one none, and the rows of every tile's height occur."""
     if device.platform == "cpu" and m > 40:
@@ -169,6 +169,21 @@ def test_every_tile(m, dtype, device):
     # Without a kernel the factor is part of the weights, which are rounded to bfloat16.
     assert_close(multiply(x, jf.repack_weights(w), extents, dtype=dtype), want, dtype=dtype,
                  scale=1 if dtype == jnp.bfloat16 else 200)  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [40, 80, 200, 560, 1500])
+def test_every_tile_of_products_that_sum_over_columns(m):
+    device, groups, k, n = hopper_or_skip(), 6, 320, 264
+    extents = [m // 2, 0, m // 8, 1, m // 4, 3]
+    w = weights(groups, n, k, "mxfp4", 32)
+    dy = jnp.asarray(rng.normal(size=(m, n)), jnp.bfloat16)
+    want = ref.rows(np.asarray(dy).astype(np.float64), np.asarray(jf.dequantize(w)).astype(np.float64), extents, None)
+    with jax.default_device(device):
+        packed = jax.device_put(jf.repack_weights(w), device)
+        multiply_rows = jax.jit(lambda x: multiply(x, packed, extents, dtype=jnp.bfloat16))
+        [got] = jax.vjp(multiply_rows, jnp.zeros((m, k), jnp.bfloat16))[1](dy)
+    assert_close(got, want, dtype="bfloat16")
 
 
 @pytest.mark.gpu
@@ -323,8 +338,8 @@ HOPPER = _core.cuda_target_for(90)
     [
         ("mxfp4", 20, "bf16", False, "tile=16x128 stages=8 blocks=2 units=shared"),
         ("nvfp4", 60, "f32", True, "tile=32x128 stages=5 blocks=2"),
-        ("int4x32", 150, "bf16", False, "tile=64x128 stages=3 blocks=2"),
-        ("int4x64", 400, "f16", True, "tile=128x128 stages=4 blocks=1"),
+        ("int4x32", 90, "bf16", False, "tile=64x128 stages=4 blocks=2"),
+        ("int4x64", 400, "f16", True, "tile=96x128 stages=3 blocks=2"),
         ("nvfp4", 1000, "bf16", False, "tile=256x128 stages=5 blocks=1"),
     ],
 )
@@ -336,7 +351,8 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     nvrtc_or_skip()
     [(_, _, cubin)] = _core.compile_cuda(text, HOPPER)
     [used] = resources(cubin, tmp_path / "kernel.cubin")
-    assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
+    # Rows of 96 want two registers more outside of the loops.
+    assert used["LOCAL"] == 0 and used["STACK"] <= 8 * ("tile=96" in tile) and used["REG"] <= 168
     lines = sass(tmp_path / "kernel.cubin")
     products = re.findall(r"HGMMA\.64x\d+x16\.F32\.BF16 R\d+, (\w+)", lines)
     assert len(products) >= 8 and all(operand.startswith("R") for operand in products)
@@ -344,8 +360,7 @@ def test_kernels_decode_into_operands_of_products(weights, m, dtype, starts, til
     # One scale for both of a pair is half a register, not one made for it.
     half = r"R\d+(\.reuse)?\.H0_H0"
     assert re.search(rf"HMUL2\.BF16_V2 R\d+, R\d+, {half}|HFMA2\.BF16_V2 R\d+, R\d+, {half}, {half}", lines)
-    # Products that wait for each other would meet at a barrier of their own after each.
-    assert len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= len(products) / 2
+    assert_overlapping(facts, lines)
 
 
 def compiled(text, tmp_path, stack=0):
@@ -358,16 +373,18 @@ def compiled(text, tmp_path, stack=0):
     return facts, used, sass(tmp_path / "kernel.cubin")
 
 
-def assert_overlapping(lines):
-    products = lines.count("HGMMA.64x")
-    assert products >= 8 and len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= products / 2
+def assert_overlapping(facts, lines):
+    """Products that wait for each other would meet at a barrier of their own after each. Of tiles of 96 rows, those of
+    32 begin in pairs and the other two thirds one by one."""
+    products, share = lines.count("HGMMA.64x"), 5 / 6 if "tile=96" in facts["parameters"] else 1 / 2
+    assert products >= 8 and len(re.findall(r"WARPGROUP\.ARRIVE", lines)) <= products * share
 
 
 @pytest.mark.parametrize(("weights", "m"), [("mxfp4", 20), ("nvfp4", 150), ("int4x32", 300), ("int4x64", 1000)])
 def test_products_that_sum_over_columns_turn_weights_in_registers(weights, m, tmp_path):
     facts, _, lines = compiled(program(weights, m, k=136, n=192, transpose_rhs=False), tmp_path)
     assert "weights in registers" in facts["parameters"]
-    assert_overlapping(lines)
+    assert_overlapping(facts, lines)
     assert "MOVM.16.MT88" in lines
 
 
@@ -393,7 +410,7 @@ def gated(x, w, sizes, bias=None, scale=None):
     return jf.scaled_grouped_matmul(x, w, sizes, bias=bias, activation="swiglu", row_scale=scale, validate=False)
 
 
-@pytest.mark.parametrize("m", [20, 60, 300, 1000])
+@pytest.mark.parametrize("m", [20, 45, 60, 120, 1000])
 def test_a_gated_product_is_one_kernel(m, tmp_path):
     """With bias and row scale, and an array added; gate and up of every tile overlap as without."""
     w = jf.repack_weights(weights(3, 128, 64, "nvfp4", 16))
@@ -401,10 +418,10 @@ def test_a_gated_product_is_one_kernel(m, tmp_path):
     added = jnp.zeros((m, 64), jnp.bfloat16)
     args = (x, jnp.ones((3, 128)), jnp.ones(m), added)
     [text] = fused_programs(jf.fuse(lambda x, b, s, y: gated(x, w, sizes, b, s) + y), *args)
-    # All of them in a tile of 32 rows want four registers more outside of the loops.
-    facts, _, lines = compiled(text, tmp_path, stack=16 if m == 60 else 0)
+    # All of them in tiles of 64 and 96 rows want registers more outside of the loops.
+    facts, _, lines = compiled(text, tmp_path, stack={60: 16, 120: 72}.get(m, 0))
     assert "nvfp4 weights in registers" in facts["parameters"]
-    assert_overlapping(lines)
+    assert_overlapping(facts, lines)
 
 
 def test_kernels_beside_a_product_may_be_others_on_other_gpus():
@@ -488,14 +505,14 @@ def test_tails_of_eight_bits_are_those_of_grouped_matmul():
 
 
 def test_units_come_from_a_queue_where_they_take_unlike_times():
-    for m, n, units in ((280, 4096, "shared"), (400, 4096, "queued"), (400, 136, "shared")):
+    for m, n, units in ((400, 4096, "shared"), (1000, 4096, "queued"), (1000, 136, "shared")):
         [facts] = _core.facts(program("mxfp4", m, n=n), HOPPER)
         assert facts["parameters"].endswith(f"units={units}")
 
 
 def test_few_kernels_serve_any_number_of_rows():
     sources = {_core.stages(program("mxfp4", m), HOPPER)["source"] for m in range(1, 8000, 97)}
-    assert 1 <= len(sources) <= 5
+    assert 1 <= len(sources) <= 6
 
 
 def test_other_targets_say_why_there_is_no_kernel():

@@ -87,13 +87,19 @@ void run(const char* weights, const Epilogue& epilogue = {}) {
   for (int problem = 0; problem < %(problems)d; ++problem) {
     for (const bool shares : {false, true}) {
       std::vector<unsigned char> out(size * m * n, 255);  // NaN
-      const int first = problem * groups, box = Tile::kRows <= 128 ? Tile::kRows : 64;
-      const TensorMap lhs_map = {lhs.data(), k * 2, m, 2, box};
-      const TensorMap out_map = {out.data(), n * size, m, size, std::min(Tile::kRows, 128 / size)};
+      const int first = problem * groups;
+      TensorMap boxes[Kernel::kBoxes];
+      const TensorMap* maps[Kernel::kBoxes];
+      for (int i = 0; i < Kernel::kBoxes; ++i) {
+        boxes[i] = {lhs.data(), k * 2, m, 2, Kernel::box_rows(i)};
+        maps[i] = boxes + i;
+      }
+      const int stored = Tile::kBlocks > 1 && Tile::kRows >= 64 ? 32 / size : std::min(Tile::kRows, 128 / size);
+      const TensorMap out_map = {out.data(), n * size, m, size, stored};
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
       unsigned next = 0;
       ptx::launch(3, 1, [&](void* memory) {
-        Kernel::run(memory, lhs_map, pieces.data(), reinterpret_cast<const float*>(factors.data()), out_map, ragged,
+        Kernel::run(memory, maps, pieces.data(), reinterpret_cast<const float*>(factors.data()), out_map, ragged,
                     data<Out>(out), shares ? nullptr : &next, k, n, columns, epilogue);
       });
       std::fwrite(out.data(), 1, out.size(), stdout);
@@ -112,6 +118,7 @@ FORWARD = """
   run<Int4<32>, float, FourBitTile<128, 2, 1>, true>("int4_32");
   run<Int4<64>, bf16, FourBitTile<256, 2, 1>, false>("int4_64");
   run<Mxfp4, bf16, FourBitTile<16, 3, 2>, true>("mxfp4_32");
+  run<Nvfp4, float, FourBitTile<96, 2, 2>, false>("nvfp4_16");
 """
 BACK = """
   run<Mxfp4, float, FourBitTile<32, 3, 2>, false, true>("mxfp4_32");
@@ -253,8 +260,9 @@ def test_weights_of_four_bits(contracts, tmp_path):
     arrays, wide = four_bit_operands(KINDS, k, columns, contracts)
     shape = (columns, k) if contracts else (k, columns)
     raw = run_four_bit(BACK if contracts else FORWARD, arrays, *shape, tmp_path)
-    found = results(raw, [*KINDS.values(), (BF16, True)], shape[1])
-    for rhs in [*wide, wide[0]]:
+    kinds = [*KINDS.values(), (BF16, True), *[(np.float32, False)] * (not contracts)]
+    found = results(raw, kinds, shape[1])
+    for rhs in [*wide, wide[0], *wide[1:2] * (not contracts)]:
         rhs = rhs if contracts else rhs.swapaxes(1, 2)
         for _ in EXTENTS:
             extents, starts, queued, shared = next(found)

@@ -25,9 +25,17 @@ int64_t piece_bytes(Weights weights) { return kSide * kSide / 2 + (two_scale_wor
 // As in HopperFourBit and HopperStore.
 int64_t parts(const FourBitConfig& c) { return c.rows <= 128 ? 2 : 1; }
 int64_t store_rows(const Problem& p, const FourBitConfig& c) {
-  return std::min<int64_t>(c.rows, 64 / (size_of(p.out) / 2));
+  const int64_t most = c.blocks > 1 && c.rows >= 64 ? 16 : 64;
+  return std::min<int64_t>(c.rows, most / (size_of(p.out) / 2));
 }
-int box_rows(const FourBitConfig& c) { return c.rows <= 128 ? c.rows : 64; }
+// Rows of the copies that a tile chooses from, in order.
+std::vector<int> boxes(const FourBitConfig& c) {
+  if (c.rows > 128) return {kWarpgroupRows};
+  std::vector<int> rows;
+  for (int fewer = c.rows < 32 ? 8 : c.rows == 96 ? 32 : 16; fewer < c.rows; fewer *= 2) rows.push_back(fewer);
+  rows.push_back(c.rows);
+  return rows;
+}
 
 int64_t shared_bytes(const Problem& p, const FourBitConfig& c) {
   const int64_t stage = round_up(parts(c) * (c.rows * kRowBytes + 2 * piece_bytes(c.weights)), kSharedAlign);
@@ -89,13 +97,18 @@ std::string text(const Problem& p, const FourBitConfig& c, std::string_view entr
     s += cat(epilogue->members[i], " __restrict__ e", i, ", ");
     members += cat(i > 0 ? ", e" : "e", i);
   }
-  s += "const __grid_constant__ jf::TensorMap lhs_map,\n";
+  std::string lhs_maps;
+  for (size_t i = 0; i < boxes(c).size(); ++i) {
+    s += cat(i > 0 ? "    " : "", "const __grid_constant__ jf::TensorMap lhs", i, ",\n");
+    lhs_maps += cat(i > 0 ? ", &lhs" : "&lhs", i);
+  }
   s += "    const __grid_constant__ jf::TensorMap out_map, long long m, long long k, long long n, long long groups,\n";
   s += "    long long) {\n";
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
            ", static_cast<int>(groups), static_cast<int>(m)};\n");
-  s += "  Kernel::run(memory, lhs_map, pieces, factors, out_map, ragged, out, next, static_cast<int>(k),\n";
+  s += cat("  const jf::TensorMap* const lhs[] = {", lhs_maps, "};\n");
+  s += "  Kernel::run(memory, lhs, pieces, factors, out_map, ragged, out, next, static_cast<int>(k),\n";
   s += "              static_cast<int>(n), ";
   s += epilogue ? cat(p.n, ", Epilogue{", members, "}") : "static_cast<int>(n)";
   s += ");\n}\n";
@@ -136,13 +149,14 @@ std::string why_not_four_bit(const Problem& problem, const Target& target, const
 
 namespace {
 
-// What a tile of so many rows costs beside one of 32 (H200). Few rows leave the time to copying and decoding weights,
-// which two blocks of a multiprocessor hide from each other.
+// What a tile of so many rows costs beside one of 32 (H200), and where products sum over the weights' columns. Few rows
+// leave the time to copying and decoding weights, which two blocks of a multiprocessor hide from each other.
 struct Height {
   int rows, blocks;
-  double cost;
+  double cost, back;
 };
-constexpr Height kHeights[] = {{16, 2, 0.86}, {32, 2, 1}, {64, 2, 1.15}, {128, 1, 1.7}, {256, 1, 2.2}};
+constexpr Height kHeights[] = {{16, 2, 0.86, 0.86}, {32, 2, 1, 1},        {64, 2, 1.17, 1.14},
+                               {96, 2, 1.27, 1.4},  {128, 1, 1.65, 1.45}, {256, 1, 2.2, 2.2}};
 
 // Tiles of an average group that has rows, where the sizes of groups are spread exponentially.
 double tiles(int rows, double average) { return 1 / (1 - std::exp(-rows / average)); }
@@ -155,12 +169,10 @@ FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowE
   FourBitConfig c;
   c.weights = p.weights;
   const double average = static_cast<double>(p.m) / static_cast<double>(p.groups);
-  // Two sums, and weights turned, want more registers than two blocks of 64 rows leave.
-  const int most = p.transpose_rhs && (epilogue == nullptr || epilogue->sums == 1) ? 64 : 32;
   double least = std::numeric_limits<double>::infinity();
   for (const Height& h : kHeights) {
-    const double cost = tiles(h.rows, average) * h.cost;
-    if (cost >= least || (h.blocks > 1 && h.rows > most)) continue;
+    const double cost = tiles(h.rows, average) * (p.transpose_rhs ? h.cost : h.back);
+    if (cost >= least) continue;
     least = cost;
     c.rows = h.rows;
     c.blocks = h.blocks;
@@ -189,8 +201,8 @@ CudaKernel four_bit_kernel(const Problem& p, const FourBitConfig& c, const Targe
   kernel.entry = epilogue ? "jf_grouped_four_bit_fused" : "jf_grouped_four_bit";
   kernel.block = kThreads;
   kernel.shared_bytes = static_cast<int>(shared);
-  kernel.maps = {{0, matrices(0, p.m, p.k, p.lhs, box_rows(c))},
-                 {out_argument(p), matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))}};
+  for (const int rows : boxes(c)) kernel.maps.push_back({0, matrices(0, p.m, p.k, p.lhs, rows)});
+  kernel.maps.push_back({out_argument(p), matrices(0, p.m, result_columns(p, epilogue), p.out, store_rows(p, c))});
   kernel.grid = std::min(most_units(p, c, epilogue), most_blocks(c, target));
   kernel.shares = shares_units(p, c, target, epilogue);
   kernel.counts = !kernel.shares;

@@ -10,7 +10,8 @@
 //   block     kThreads: a warpgroup that schedules and copies, then two that multiply, 64 columns each
 //   shared    kSharedBytes, aligned to 1024
 //   grid      about kBlocks blocks for each multiprocessor
-//   maps      lhs 2D {k, m}, box {64, kBoxRows}; out 2D {n, m}, box {kStoreColumns, kStoreRows}; all swizzled by 128
+//   maps      lhs 2D {k, m}, kBoxes of them with boxes {64, box_rows}; out 2D {n, m}, box {kStoreColumns, kStoreRows};
+//             all swizzled by 128
 //   next      zero when the kernel starts: blocks take units as they come; or null: each takes as many as the others
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result, `columns` that of the
 //             product. Where one is made of two sums, a tile has 64 columns: each warpgroup multiplies one of the two,
@@ -27,7 +28,7 @@ namespace jf::grouped {
 template <int kRows_, int kStages_, int kBlocks_>
 struct FourBitTile {
   static constexpr int kRows = kRows_, kStages = kStages_, kBlocks = kBlocks_;
-  static_assert(kRows == 16 || kRows == 32 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
+  static_assert(kRows == 16 || kRows == 32 || kRows == 96 || kRows % 64 == 0 && kRows <= 256, "sums are registers");
 };
 
 template <class Format, class Out, class Tile, bool kHasStarts, bool kBack = false, class Epilogue = NoEpilogue>
@@ -41,15 +42,38 @@ class HopperFourBit {
   static constexpr int kGroupWarps = kGroupThreads / 32;
   static constexpr int kWarps = kGroupWarps * kSlices;  // that read a stage
   static constexpr int kRowBytes = kDepth * 2;
-  // One copy for a tile's rows: several cost more than rows that are read in vain, but for tiles of 256.
-  static constexpr int kBoxRows = kRows <= 128 ? kRows : 64;
-  static constexpr unsigned kBoxBytes = kBoxRows * kRowBytes, kLhsBytes = kRows * kRowBytes;
+  static constexpr unsigned kLhsBytes = kRows * kRowBytes;
   static constexpr unsigned kCodeBytes = kGroupThreads * 16, kScaleBytes = Format::kScaleWords * 4;  // of a row
   static constexpr unsigned kPieceBytes = kCodeBytes + 32 * kScaleBytes;  // four lanes of a row have the same scales
   static_assert(kPieceBytes % 128 == 0, "copies of whole lines");
   static constexpr int kStep = 16;
 
-  using Store = HopperStore<Out, kRows>;
+  // Rows of products, the fewest first: a tile is copied and multiplied with the fewest that hold its rows.
+  static constexpr int kFewest = kRows < 32 ? 8 : kRows == 96 ? 32 : kRows <= 128 ? 16 : 64;
+  static constexpr int more(int rows) {
+    const int next = rows < 64 ? 2 * rows : rows + (rows < 128 ? 64 : 32);
+    return next < kRows ? next : kRows;
+  }
+  static constexpr int numbers() {
+    int count = 1;
+    for (int rows = kFewest; rows < kRows; rows = more(rows)) ++count;
+    return count;
+  }
+  // One copy for a tile's rows: several cost more than rows that are read in vain, but for tiles of 256.
+  static constexpr bool kOneBox = kRows <= 128;
+
+ public:
+  static constexpr int kBoxes = kOneBox ? numbers() : 1;
+  static constexpr int box_rows(int i) {
+    int rows = kFewest;
+    for (; i > 0; --i) rows = more(rows);
+    return rows;
+  }
+
+ private:
+  // Two blocks of a multiprocessor need the memory for stages, not for rows on their way out.
+  static constexpr int kMostStored = Tile::kBlocks > 1 && kRows >= 64 ? 16 : 64;
+  using Store = HopperStore<Out, kRows, kMostStored>;
   using Schedule = RowSchedule<kHasStarts, kRows, kStep, kColumns>;
   using Sums = float[kSlices][kRows / 2];  // the second: of the other warpgroup
   using Units = UnitQueue<1, kWarps + 1>;
@@ -76,17 +100,17 @@ class HopperFourBit {
  public:
   static constexpr int kSharedBytes = (kTakenAt + 8 + 1023) / 1024 * 1024;
 
-  static __device__ __forceinline__ void run(void* memory, const TensorMap& lhs, const unsigned char* pieces,
-                                             const float* factors, const TensorMap& out_map, const Ragged& ragged,
-                                             Out* out, unsigned* next, int k, int n, int columns,
-                                             const Epilogue& epilogue = {}) {
+  static __device__ __forceinline__ void run(void* memory, const TensorMap* const (&lhs)[kBoxes],
+                                             const unsigned char* pieces, const float* factors,
+                                             const TensorMap& out_map, const Ragged& ragged, Out* out, unsigned* next,
+                                             int k, int n, int columns, const Epilogue& epilogue = {}) {
     HopperFourBit kernel(memory);
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     const int steps = cdiv(k, kDepth);
     if (warp < kGroupWarps) {
-      ptx::give_registers<40>();
+      ptx::give_registers<Tile::kBlocks == 1 ? 40 : 32>();  // of 3 * 168, or 3 * 80 for each of two blocks
       if (warp == 0) {
         if (threadIdx.x == 0) kernel.copy(lhs, pieces, steps, columns);
       } else if (warp == 1) {
@@ -95,7 +119,7 @@ class HopperFourBit {
         store_padding<kHasStarts>(ragged, out, n, blockIdx.x * 2 + warp % 2, gridDim.x * 2);
       }
     } else {
-      ptx::take_registers<Tile::kBlocks == 1 ? 232 : 96>();
+      ptx::take_registers<Tile::kBlocks == 1 ? 232 : 104>();
       kernel.multiply(static_cast<unsigned char*>(memory) + kResultsAt, factors, out_map, out, steps, n, epilogue);
       if constexpr (!kZeroPadding<Epilogue>) {
         apply_to_padding<kHasStarts>(epilogue, ragged, out, n, blockIdx.x * kWarps + warp % kWarps, gridDim.x * kWarps);
@@ -130,8 +154,9 @@ class HopperFourBit {
   }
 
   // ---- one thread: copies ----
-  __device__ __forceinline__ void copy(const TensorMap& lhs, const unsigned char* pieces, int steps, int columns) {
-    ptx::prefetch_map(lhs);
+  __device__ __forceinline__ void copy(const TensorMap* const (&maps)[kBoxes], const unsigned char* pieces, int steps,
+                                       int columns) {
+    for (const TensorMap* map : maps) ptx::prefetch_map(*map);
     const int across = cdiv(columns, kSlice);
     typename Units::Place unit_place;
     Place place;
@@ -139,7 +164,14 @@ class HopperFourBit {
       const RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
       if (unit.group == RowUnit::kEnd) return;
-      const int boxes = cdiv(unit.count, kBoxRows), first = slice_of(unit, 0), second = slice_of(unit, 1);
+      const TensorMap* lhs = maps[0];
+      int rows = kFewest;
+#pragma unroll
+      for (int i = 1; i < kBoxes; ++i) {
+        if (unit.count > rows) lhs = maps[i], rows = more(rows);
+      }
+      const int boxes = kOneBox ? 1 : cdiv(unit.count, rows), box_bytes = rows * kRowBytes;
+      const int first = slice_of(unit, 0), second = slice_of(unit, 1);
       // The last columns may be one slice: what the other warpgroup makes of what it finds is not stored.
       const int slices = second < across ? kSlices : 1;
       const unsigned char* of_group = pieces + static_cast<long long>(unit.group) * across * steps * kPieceBytes;
@@ -153,7 +185,7 @@ class HopperFourBit {
         const unsigned arrived = full(place.index), stage = shared_ + place.index * kStageBytes;
         const int here = min(kParts, steps - step);
         ptx::mbarrier_wait(empty(place.index), place.parity ^ 1);
-        ptx::mbarrier_arrive_expect(arrived, here * (slices * kPieceBytes + boxes * kBoxBytes));
+        ptx::mbarrier_arrive_expect(arrived, here * (slices * kPieceBytes + boxes * box_bytes));
         if constexpr (kBack) {
           for (int p = 0; p < here; ++p) {
             ptx::bulk_load(stage + rhs_of(0, p), from[0], slices * kPieceBytes, arrived);
@@ -167,8 +199,7 @@ class HopperFourBit {
         }
         for (int p = 0; p < here; ++p) {
           for (int i = 0; i < boxes; ++i) {
-            ptx::tile_load(stage + lhs_of(p) + i * kBoxBytes, &lhs, arrived, (step + p) * kDepth,
-                           unit.row + i * kBoxRows);
+            ptx::tile_load(stage + lhs_of(p) + i * box_bytes, lhs, arrived, (step + p) * kDepth, unit.row + i * rows);
           }
         }
         place.advance();
@@ -230,20 +261,22 @@ class HopperFourBit {
   }
 
   // With the narrowest instruction that holds `count` rows.
-  static constexpr int kFewest = kRows < 32 ? 8 : kRows <= 128 ? 16 : 64;
   template <int kCount>
   __device__ __forceinline__ void multiply_rows(float (&sums)[kRows / 2], Place& place, int count, int steps,
                                                 float factor) {
     if constexpr (kCount < kRows) {
-      constexpr int kNext = kCount < 64 ? kCount * 2 : kCount + (kCount < 128 ? 64 : 32);
-      if (count > kCount) return multiply_rows<kNext>(sums, place, count, steps, factor);
+      if (count > kCount) return multiply_rows<more(kCount)>(sums, place, count, steps, factor);
     }
     accumulate<kCount>(sums, place, steps, factor);
   }
 
   // Products that begin together. Two sets of their words take turns: while one is made, the products of the other run.
-  // A whole piece costs fewer instructions, half a piece fewer registers.
-  static constexpr int kTogether = kRows <= (kUnrolled ? 32 : 128) ? 4 : 2;
+  // A whole piece costs fewer instructions, parts of it fewer registers: where one loop of a kernel wants more than
+  // there are, the compiler makes the products of all wait for each other.
+  static constexpr int together(int count) {
+    if (!kUnrolled) return kRows <= 128 ? 4 : 2;
+    return kRows <= 32 ? 4 : kRows <= 64 || count <= 32 ? 2 : 1;
+  }
 
   template <int kCount>
   __device__ __forceinline__ void accumulate(float (&sums)[kRows / 2], Place& place, int steps, float factor) {
@@ -275,9 +308,11 @@ class HopperFourBit {
   // overlap only where a loop is left from right behind one.
   template <int kCount>
   __device__ __forceinline__ void multiply_unrolled(float (&sums)[kRows / 2], Place& place, int steps) {
+    constexpr int kTogether = together(kCount);
     unsigned even[kTogether * 4], odd[kTogether * 4];
     const Format format;
-    const unsigned long long lhs_base = ptx::wgmma_base<(kCount > kFewest)>(ptx::wgmma_operand(shared_));
+    constexpr bool kOther = kCount > kFewest && kCount <= 64;  // of 96 rows the second of three loops
+    const unsigned long long lhs_base = ptx::wgmma_base<kOther>(ptx::wgmma_operand(shared_));
     bool again = false;
     int left = steps;
 #pragma unroll 1
@@ -316,6 +351,7 @@ class HopperFourBit {
 
   template <int kCount>
   __device__ __forceinline__ void multiply_rolled(float (&sums)[kRows / 2], Place& place, int steps) {
+    constexpr int kTogether = together(kCount);
     unsigned even[kTogether * 4], odd[kTogether * 4];
     unsigned before = 0;  // the stage before
     const Format format;
@@ -366,12 +402,12 @@ class HopperFourBit {
   }
 
   // Begins these products and waits for those before.
-  template <int kCount>
-  static __device__ __forceinline__ void begin(float (&sums)[kRows / 2], const unsigned (&words)[kTogether * 4],
+  template <int kCount, int kWords>
+  static __device__ __forceinline__ void begin(float (&sums)[kRows / 2], const unsigned (&words)[kWords],
                                                unsigned long long lhs, bool add) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kWords / 4; ++i) {
       ptx::WgmmaRegisters<kCount>::run(sums, words + 4 * i, lhs + 2 * i, add || i > 0);
     }
     ptx::wgmma_commit();

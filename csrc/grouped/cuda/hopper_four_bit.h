@@ -24,7 +24,7 @@ std::string print(const FourBitConfig& config);
 std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
 // For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
-// five.
+// six.
 FourBitConfig choose_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 // As in hopper.h.
 bool shares_units(const Problem& problem, const FourBitConfig& config, const Target& target,

@@ -44,13 +44,14 @@ __device__ __forceinline__ void put_rows(unsigned to, const float* sums, int col
   }
 }
 
-template <class Out, int kRows>
+// kMost: rows of a buffer, of 16-bit results.
+template <class Out, int kRows, int kMost = 64>
 class HopperStore {
   static constexpr int kSize = sizeof(Out), kThreads = 128, kSlice = 64;
   static constexpr int kRowBytes = 128;                    // of a buffer: the span of the swizzle
   static constexpr int kStoreColumns = kRowBytes / kSize;  // of one tensor copy
   static constexpr int kParts = kSlice / kStoreColumns;    // tensor copies side by side
-  static constexpr int kMostRows = 64 / kParts;            // 8 KiB
+  static constexpr int kMostRows = kMost / kParts;         // 8 KiB at most
   static constexpr int kStoreRows = kRows < kMostRows ? kRows : kMostRows;
   static constexpr int kPartBytes = kStoreRows * kRowBytes;
   static constexpr int kPerChunk = 16 / kSize;  // elements of 16 bytes
