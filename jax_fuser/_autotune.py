@@ -21,6 +21,9 @@ from ._progress import ProgressLine
 # Copies of a call in what is timed: launches one after the other hide what starting the program costs. Of small calls
 # as many as make up bytes that take longer than that.
 _COPIES, _MOST_COPIES, _BYTES = 4, 32, 256 << 20
+# A timing is of as many runs, each of those copies, as take about so long: starting the first and waiting for the last
+# takes as long as a dozen small kernels.
+_SECONDS, _MOST_RUNS = 3e-3, 30
 _ROUNDS = 5  # timings of each candidate, in another order each time
 _STEPS = 3  # from a kernel's parameters to those of a neighbour
 _GAIN = 0.98  # of the time: less is noise
@@ -258,16 +261,25 @@ class _Search:
     ) -> dict[int, float]:
         """Return the median seconds of each of the runs."""
         samples: dict[int, list[float]] = {i: [] for i in runs}
+        number = min(max(1, round(_SECONDS / self._seconds(runs[0], 1))), _MOST_RUNS)
         for turn in range(_ROUNDS):
             for i in random.sample(list(runs), len(runs)):
-                begin = time.perf_counter()
-                runs[i]()
-                samples[i].append((time.perf_counter() - begin) / self._copies)
+                samples[i].append(self._seconds(runs[i], number) / self._copies)
             done = {i: statistics.median(s) for i, s in samples.items()}
             best = min(done, key=lambda i: done[i])
             parameters = candidates[best].get(kernel, "as it is")
             self._line.write(f"{self._number} {kernel}: {turn + 1}/{_ROUNDS} {done[best] * 1e3:.4f} ms, {parameters}")
         return done
+
+    def _seconds(self, run: Callable[[], Any], number: int) -> float:
+        """Return what each of `number` runs takes. A GPU has the next one waiting when one ends; a CPU is not given two
+        at once."""
+        begin, on_cpu = time.perf_counter(), not self._target.startswith("cuda")
+        for i in range(number):
+            results = run()
+            if on_cpu or i == number - 1:
+                jax.block_until_ready(results)
+        return (time.perf_counter() - begin) / number
 
     def _is_possible(self, choices: dict[str, str]) -> bool:
         """Return whether kernels can have these parameters; if so, they are compiled in the background."""
@@ -289,7 +301,7 @@ class _Search:
 
         with _tuned.trial(self._program, choices):
             compiled = jax.jit(copies).lower(*self._call.operands).compile()
-        return lambda: jax.block_until_ready(compiled(*self._call.operands))
+        return lambda: compiled(*self._call.operands)
 
 
 @jax.jit

@@ -56,14 +56,25 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache" / "tuned"
 
 
-def test_every_copy_of_a_timed_call_runs(folder):
-    f, args = call_of("norm")
+def search_of(name):
+    f, args = call_of(name)
     call, program, target = next(programs(f, args))
-    search = _autotune._Search(call, program, target, float("inf"), _autotune.ProgressLine("autotune", False), "1/1")
+    return _autotune._Search(call, program, target, float("inf"), _autotune.ProgressLine("autotune", False), "1/1")
+
+
+def test_every_copy_of_a_timed_call_runs(folder):
+    search = search_of("norm")
     run = search._compiled({})
     before = jf.counters()["executed"]
     jax.block_until_ready(run())
     assert search._copies == 32 and jf.counters()["executed"] - before >= 32
+
+
+def test_a_timing_is_of_many_short_runs(folder):
+    """Of one, starting it would be most: 20 us kernels were told apart by that."""
+    runs = []
+    search_of("norm")._times("norm_0", [{}], {0: lambda: runs.append(0)})
+    assert len(runs) == 1 + _autotune._ROUNDS * _autotune._MOST_RUNS
 
 
 def check_all_alternatives(f, args):
