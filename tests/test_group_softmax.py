@@ -178,7 +178,7 @@ int main() {
 
 def test_its_threads_give_every_row_its_share(tmp_path):
     """Its threads on a CPU: mixed groups, all rows in one, none; few and many runs of a strip; edges of columns; the
-    lowest number; a row alone, whose logarithms are 0; a block that begins late; extents below 0 and beyond the rows."""
+    lowest number; a row alone, whose logarithms are 0; a block that begins late; extents below 0, beyond the rows."""
     flags = ("-O1", "-DJF_BLOCKS=6", f"-DJF_WARPS={16 * 6}")
     lines = run_on_cpu(MAIN, tmp_path, flags, headers=("warpgroup.h", "hopper_block.h")).decode().splitlines()
     assert len(lines) == 16 and all(line.startswith("right") for line in lines), lines
