@@ -240,7 +240,10 @@ class _Search:
         """Return the call with each of the candidates that a kernel can have, by their places; the first is there."""
         if time.monotonic() > self._end:
             self.complete, candidates = False, candidates[:1]
-        possible = [i for i, choices in enumerate(candidates) if self._is_possible(choices) or i == 0]
+        unlike: dict[Any, int] = {}  # parameters that change no kernel are not tried
+        for i, choices in enumerate(candidates):
+            unlike.setdefault(self._kernels(choices), i)
+        possible = [i for i in unlike.values() if self._is_possible(candidates[i]) or i == 0]
         runs: dict[int, Callable[[], Any]] = {}
         for i in possible:
             self._line.write(f"{self._number} {kernel}: {i + 1} of {len(candidates)} compiled")
@@ -280,6 +283,14 @@ class _Search:
             if on_cpu or i == number - 1:
                 jax.block_until_ready(results)
         return (time.perf_counter() - begin) / number
+
+    def _kernels(self, choices: dict[str, str]) -> tuple[str, ...]:
+        """Return what tells the kernels and launches of these parameters from others; nothing where there are none."""
+        try:
+            stages = _core.stages(self._program + _tuned.text_of(choices), self._target)
+        except (_core.UserError, _core.InternalError):
+            return ()
+        return stages["source"], stages["host"]
 
     def _is_possible(self, choices: dict[str, str]) -> bool:
         """Return whether kernels can have these parameters; if so, they are compiled in the background."""

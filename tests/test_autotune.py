@@ -77,6 +77,14 @@ def test_a_timing_is_of_many_short_runs(folder):
     assert len(runs) == 1 + _autotune._ROUNDS * _autotune._MOST_RUNS
 
 
+def test_parameters_that_change_no_kernel_are_not_tried(folder):
+    """As those that it has, or columns kept in registers where threads are along columns."""
+    search = search_of("norm")
+    [(kernel, now, _)] = _core.alternatives(search._program, search._target)
+    unlike = [{kernel: now}, {kernel: now}, {kernel: "tasks=2"}]
+    assert list(search._runs(kernel, [{}, *unlike])) == [0, 3]
+
+
 def check_all_alternatives(f, args):
     tried = 0
     for call, program, target in programs(f, args):
