@@ -14,7 +14,7 @@ from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core, _ffi, _fp4, _packed_matmul, _packed_weights, _trace
+from jax_fuser import _core, _ffi, _fp4, _packed_matmul, _packed_weights, _trace, _tuned
 
 FORMATS = [("nvfp4", 16), ("mxfp4", 32), ("int4", 32), ("int4", 64), ("int4", 128)]
 rng = np.random.default_rng(0)
@@ -386,6 +386,21 @@ def test_products_that_sum_over_columns_turn_weights_in_registers(weights, m, tm
     assert "weights in registers" in facts["parameters"]
     assert_overlapping(facts, lines)
     assert "MOVM.16.MT88" in lines
+
+
+@pytest.mark.parametrize("transpose_rhs", [True, False])
+def test_other_tiles_may_be_chosen(transpose_rhs, tmp_path):
+    """By `autotune`: each is one kernel, whose products overlap."""
+    text = program("mxfp4", 60, transpose_rhs=transpose_rhs, k=256, n=256)
+    [(kernel, now, others)] = _core.alternatives(text, HOPPER)
+    assert now == "tile_m=32" and others == [f"tile_m={rows}" for rows in (16, 32, 64, 96, 128, 256)]
+    for other in others:
+        facts, _, lines = compiled(text + _tuned.text_of({kernel: other}), tmp_path, stack=16)
+        assert f"tile={other.removeprefix('tile_m=')}x128" in facts["parameters"]
+        assert_overlapping(facts, lines)
+    for wrong in ("tile_m=48", "tile_n=64", "tile_m=64 stages=3"):
+        with pytest.raises(jf.UserError, match=f"expected tile_m of 16, 32, .* got .*{wrong.split()[-1]}"):
+            _core.stages(text + _tuned.text_of({kernel: wrong}), HOPPER)
 
 
 def fused_programs(f, *args):

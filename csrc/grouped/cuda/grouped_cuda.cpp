@@ -285,8 +285,8 @@ int64_t cuda_scratch_bytes(const Problem& p) {
 
 CudaKernel cuda_kernel(const Problem& p, const Target& target, const Parameters& given) {
   if (has_choice(p, target, nullptr)) return hopper_kernel(p, edited(choose_hopper(p, target), given), target);
+  if (p.weights != Weights::kNumbers) return four_bit_kernel(p, choose_four_bit(p, target, nullptr, given), target);
   JF_REQUIRE(given.empty(), "[grouped_matmul] this kernel has nothing to choose, got ", jf::print(given));
-  if (p.weights != Weights::kNumbers) return four_bit_kernel(p, choose_four_bit(p, target), target);
   return cuda_kernel(p, choose(p, target), target);
 }
 
@@ -297,18 +297,22 @@ std::string why_no_epilogue(const Problem& p, const RowEpilogue* epilogue, const
 
 CudaKernel cuda_kernel(const Problem& p, const RowEpilogue& epilogue, const Target& target, const Parameters& given) {
   if (p.weights == Weights::kNumbers) return hopper_kernel(p, epilogue, target, given);
-  JF_REQUIRE(given.empty(), "[grouped_matmul] this kernel has nothing to choose, got ", jf::print(given));
   const Problem made = stored(p, &epilogue);
-  return four_bit_kernel(made, choose_four_bit(made, target, &epilogue), target, &epilogue);
+  return four_bit_kernel(made, choose_four_bit(made, target, &epilogue, given), target, &epilogue);
 }
 
 Parameters fields_of(const Problem& p, const Target& target, const RowEpilogue* epilogue, const Parameters& given) {
+  if (p.weights != Weights::kNumbers) {
+    if (!why_not_four_bit(p, target, epilogue).empty()) return {};
+    return fields_of(choose_four_bit(stored(p, epilogue), target, epilogue, given));
+  }
   if (!has_choice(p, target, epilogue)) return {};
   return fields_of(edited(choose_hopper(stored(p, epilogue), target, epilogue), given));
 }
 
 std::vector<Parameters> alternatives(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
   std::vector<Parameters> result;
+  if (p.weights != Weights::kNumbers) return four_bit_fields();
   if (!has_choice(p, target, epilogue)) return result;
   for (const HopperConfig& c : hopper_configs(stored(p, epilogue), target, epilogue)) result.push_back(fields_of(c));
   return result;
@@ -330,7 +334,7 @@ std::string describe(const Problem& p, const Target& target, const RowEpilogue* 
     return p.mode != Mode::kRows ? "" : shares ? " units=shared" : " units=queued";
   };
   if (p.weights != Weights::kNumbers) {
-    const FourBitConfig c = choose_four_bit(p, target, epilogue);
+    const FourBitConfig c = choose_four_bit(p, target, epilogue, given);
     return cat(print(c), units(shares_units(p, c, target, epilogue)));
   }
   const std::string why = why_not_hopper(p, target);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <iterator>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -161,22 +161,43 @@ constexpr Height kHeights[] = {{16, 2, 0.86, 0.86}, {32, 2, 1, 1},        {64, 2
 // Tiles of an average group that has rows, where the sizes of groups are spread exponentially.
 double tiles(int rows, double average) { return 1 / (1 - std::exp(-rows / average)); }
 
+const Height* height_of(const Parameters& given) {
+  const auto* rows =
+      given.size() == 1 && given.contains("tile_m") ? std::get_if<int64_t>(&given.at("tile_m")) : nullptr;
+  const auto* found = std::find_if(std::begin(kHeights), std::end(kHeights),
+                                   [&](const Height& h) { return rows != nullptr && h.rows == *rows; });
+  JF_REQUIRE(found != std::end(kHeights),
+             "[grouped_matmul] expected tile_m of 16, 32, 64, 96, 128 or 256 with weights of four bits, got ",
+             jf::print(given));
+  return found;
+}
+
+const Height* height_of(const Problem& p) {
+  const double average = static_cast<double>(p.m) / static_cast<double>(p.groups);
+  const auto cost = [&](const Height& h) { return tiles(h.rows, average) * (p.transpose_rhs ? h.cost : h.back); };
+  return std::min_element(std::begin(kHeights), std::end(kHeights),
+                          [&](const Height& a, const Height& b) { return cost(a) < cost(b); });
+}
+
 }  // namespace
 
-FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
+Parameters fields_of(const FourBitConfig& c) { return {{"tile_m", int64_t{c.rows}}}; }
+
+std::vector<Parameters> four_bit_fields() {
+  std::vector<Parameters> result;
+  for (const Height& h : kHeights) result.push_back({{"tile_m", int64_t{h.rows}}});
+  return result;
+}
+
+FourBitConfig choose_four_bit(const Problem& p, const Target& target, const RowEpilogue* epilogue,
+                              const Parameters& given) {
   const std::string why = why_not_four_bit(p, target, epilogue);
   JF_REQUIRE(why.empty(), "[grouped_matmul] ", why, "; unpack the weights");
   FourBitConfig c;
   c.weights = p.weights;
-  const double average = static_cast<double>(p.m) / static_cast<double>(p.groups);
-  double least = std::numeric_limits<double>::infinity();
-  for (const Height& h : kHeights) {
-    const double cost = tiles(h.rows, average) * (p.transpose_rhs ? h.cost : h.back);
-    if (cost >= least) continue;
-    least = cost;
-    c.rows = h.rows;
-    c.blocks = h.blocks;
-  }
+  const Height* height = given.empty() ? height_of(p) : height_of(given);
+  c.rows = height->rows;
+  c.blocks = height->blocks;
   constexpr int kMostStages = 8;
   const auto fits = [&] {
     return c.blocks * (shared_bytes(p, c) + kReservedBytes) <= target.max_shared_bytes + kReservedBytes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "grouped/cuda/grouped_cuda.h"
 
@@ -23,9 +24,13 @@ std::string print(const FourBitConfig& config);
 // `epilogue` may be null, here and below.
 std::string why_not_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
-// For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of
-// six.
-FourBitConfig choose_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
+// For a problem that it takes: throws UserError with why_not_four_bit for another. m decides only the tile, one of six;
+// `given` may have its rows, tile_m, and nothing else.
+FourBitConfig choose_four_bit(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr,
+                              const Parameters& given = {});
+Parameters fields_of(const FourBitConfig& config);
+// Of every tile.
+std::vector<Parameters> four_bit_fields();
 // As in hopper.h.
 bool shares_units(const Problem& problem, const FourBitConfig& config, const Target& target,
                   const RowEpilogue* epilogue = nullptr);
