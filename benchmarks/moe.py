@@ -15,6 +15,8 @@ import jax_fuser as jf
 from .measure import Contender, time_all
 from .report import OURS, Case
 
+P = jax.P
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -116,10 +118,42 @@ def our_layer(layer: Layer) -> Callable[..., Any]:
     return f
 
 
+def layer_over_devices(layer: Layer, mesh: jax.sharding.Mesh, **options: Any) -> Callable[..., Any]:
+    """The layer with the tokens and the experts of each device on it; rows go to their experts and back."""
+
+    def f(x: jax.Array, logits: jax.Array, w13: jax.Array, w2: jax.Array) -> jax.Array:
+        weights, experts, _ = jf.moe.route(logits, layer.top_k)
+        return jf.moe.ep_mlp(x, experts, weights, w13, w2, axis_name="ep", **options)
+
+    return jax.shard_map(f, mesh=mesh, in_specs=P("ep"), out_specs=P("ep"))
+
+
+def layer_with_copies(layer: Layer, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """The layer with the tokens of each device on it, and all experts: what it takes where no row moves."""
+    specs = (P("ep"), P("ep"), P(), P())
+    return jax.shard_map(our_layer(layer), mesh=mesh, in_specs=specs, out_specs=P("ep"))
+
+
+def several_ways(layer: Layer, args: tuple[jax.Array, ...]) -> list[tuple[str, Callable[..., Any], Any]]:
+    """Ways to compute the layer on all devices, with the arguments as they lie there."""
+    mesh = jax.make_mesh((jax.device_count(),), ("ep",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.device_put(args, jax.NamedSharding(mesh, P("ep")))
+    whole = jax.device_put(args[2:], jax.NamedSharding(mesh, P()))
+    return [
+        (OURS, layer_over_devices(layer, mesh), split),
+        (f"{OURS}, capacity 1.25", layer_over_devices(layer, mesh, capacity=1.25), split),
+        (f"{OURS}, all experts everywhere", layer_with_copies(layer, mesh), (*split[:2], *whole)),
+        ("plain JAX", plain_layer(layer), split),
+    ]
+
+
 def cases(*, quick: bool, only: str) -> Iterator[Case]:
-    """Yield measured cases; work counts the FLOPs of the three matmuls, three times as many with the backward pass."""
+    """Yield measured cases; work counts the FLOPs of the three matmuls, three times as many with the backward pass.
+
+    Where there are several devices, layers run on all of them.
+    """
     yield from router_cases(only)
-    gpu = jax.default_backend() == "gpu"
+    gpu, devices = jax.default_backend() == "gpu", jax.device_count()
     for layer in GPU_LAYERS if gpu else CPU_LAYERS:
         for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):
             keys = jax.random.split(jax.random.key(0), 4)
@@ -129,16 +163,20 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
             w2 = jax.random.normal(keys[3], (layer.experts, layer.ffn, layer.hidden), dtype)
             args = (x, logits, (w13 * layer.hidden**-0.5).astype(dtype), (w2 * layer.ffn**-0.5).astype(dtype))
             flops = 6.0 * layer.tokens * layer.top_k * layer.hidden * layer.ffn
+            if devices > 1:
+                ways = several_ways(layer, args)
+            else:
+                ways = [(OURS, our_layer(layer), args), ("plain JAX", plain_layer(layer), args)]
             for which in ("forward", "forward+backward"):
-                name = f"{layer.name} {which} {dtype}"
+                name = f"{layer.name} {which} {dtype}" + (f" on {devices} devices" if devices > 1 else "")
                 if only not in name:
                     continue
                 contenders = []
-                for way, f in ((OURS, our_layer(layer)), ("plain JAX", plain_layer(layer))):
+                for way, f, given in ways:
                     step = jax.jit(f)
                     if which != "forward":
                         step = jax.jit(jax.grad(lambda *a, f=f: f(*a).astype(jnp.float32).var(), argnums=(0, 1, 2, 3)))
-                    contenders.append(Contender(way, functools.partial(step, *args)))
+                    contenders.append(Contender(way, functools.partial(step, *given)))
                 parameters = {
                     "tokens": layer.tokens,
                     "hidden": layer.hidden,
