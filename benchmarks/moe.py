@@ -15,8 +15,6 @@ import jax_fuser as jf
 from .measure import Contender, time_all
 from .report import OURS, Case
 
-P = jax.P
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -108,42 +106,40 @@ def plain_layer(layer: Layer) -> Callable[..., Any]:
     return f
 
 
-def our_layer(layer: Layer) -> Callable[..., Any]:
+def our_layer(layer: Layer, mlp: Callable[..., Any] = jf.moe.mlp) -> Callable[..., Any]:
     """The same through jax_fuser."""
 
     def f(x: jax.Array, logits: jax.Array, w13: jax.Array, w2: jax.Array) -> jax.Array:
         weights, experts, _ = jf.moe.route(logits, layer.top_k)
-        return jf.moe.mlp(x, experts, weights, w13, w2)
+        return mlp(x, experts, weights, w13, w2)
 
     return f
 
 
-def layer_over_devices(layer: Layer, mesh: jax.sharding.Mesh, **options: Any) -> Callable[..., Any]:
-    """The layer with the tokens and the experts of each device on it; rows go to their experts and back."""
-
-    def f(x: jax.Array, logits: jax.Array, w13: jax.Array, w2: jax.Array) -> jax.Array:
-        weights, experts, _ = jf.moe.route(logits, layer.top_k)
-        return jf.moe.ep_mlp(x, experts, weights, w13, w2, axis_name="ep", **options)
-
-    return jax.shard_map(f, mesh=mesh, in_specs=P("ep"), out_specs=P("ep"))
-
-
-def layer_with_copies(layer: Layer, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    """The layer with the tokens of each device on it, and all experts: what it takes where no row moves."""
-    specs = (P("ep"), P("ep"), P(), P())
-    return jax.shard_map(our_layer(layer), mesh=mesh, in_specs=specs, out_specs=P("ep"))
-
-
 def several_ways(layer: Layer, args: tuple[jax.Array, ...]) -> list[tuple[str, Callable[..., Any], Any]]:
-    """Ways to compute the layer on all devices, with the arguments as they lie there."""
+    """Ways to compute the layer with an equal part of the tokens on each device, with the arguments as they lie there.
+
+    Experts are spread, and rows go to them and back, or all of them are on every device, and no row moves.
+    """
     mesh = jax.make_mesh((jax.device_count(),), ("ep",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.device_put(args, jax.NamedSharding(mesh, P("ep")))
-    whole = jax.device_put(args[2:], jax.NamedSharding(mesh, P()))
+    spread, everywhere = jax.P("ep"), jax.P()
+    over = functools.partial(jax.shard_map, mesh=mesh, out_specs=spread)
+    mlp = functools.partial(jf.moe.ep_mlp, axis_name="ep")
+    parts = jax.device_put(args, jax.NamedSharding(mesh, spread))
+    copies = jax.device_put(args[2:], jax.NamedSharding(mesh, everywhere))
     return [
-        (OURS, layer_over_devices(layer, mesh), split),
-        (f"{OURS}, capacity 1.25", layer_over_devices(layer, mesh, capacity=1.25), split),
-        (f"{OURS}, all experts everywhere", layer_with_copies(layer, mesh), (*split[:2], *whole)),
-        ("plain JAX", plain_layer(layer), split),
+        (OURS, over(our_layer(layer, mlp), in_specs=spread), parts),
+        (
+            f"{OURS}, capacity 1.25",
+            over(our_layer(layer, functools.partial(mlp, capacity=1.25)), in_specs=spread),
+            parts,
+        ),
+        (
+            f"{OURS}, all experts everywhere",
+            over(our_layer(layer), in_specs=(spread, spread, everywhere, everywhere)),
+            (*parts[:2], *copies),
+        ),
+        ("plain JAX", plain_layer(layer), parts),
     ]
 
 

@@ -240,7 +240,7 @@ class _Search:
         """Return the call with each of the candidates that a kernel can have, by their places; the first is there."""
         if time.monotonic() > self._end:
             self.complete, candidates = False, candidates[:1]
-        unlike: dict[Any, int] = {}  # parameters that change no kernel are not tried
+        unlike: dict[tuple[str, ...], int] = {}  # parameters that change no kernel are not tried
         for i, choices in enumerate(candidates):
             unlike.setdefault(self._kernels(choices), i)
         possible = [i for i in unlike.values() if self._is_possible(candidates[i]) or i == 0]

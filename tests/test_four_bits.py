@@ -527,7 +527,7 @@ def test_units_come_from_a_queue_where_they_take_unlike_times():
 
 def test_few_kernels_serve_any_number_of_rows():
     sources = {_core.stages(program("mxfp4", m), HOPPER)["source"] for m in range(1, 8000, 97)}
-    assert 1 <= len(sources) <= 6
+    assert 1 <= len(sources) <= 5
 
 
 def test_other_targets_say_why_there_is_no_kernel():

@@ -311,8 +311,8 @@ Parameters fields_of(const Problem& p, const Target& target, const RowEpilogue* 
 }
 
 std::vector<Parameters> alternatives(const Problem& p, const Target& target, const RowEpilogue* epilogue) {
-  std::vector<Parameters> result;
   if (p.weights != Weights::kNumbers) return four_bit_fields();
+  std::vector<Parameters> result;
   if (!has_choice(p, target, epilogue)) return result;
   for (const HopperConfig& c : hopper_configs(stored(p, epilogue), target, epilogue)) result.push_back(fields_of(c));
   return result;

@@ -86,8 +86,12 @@ std::string text(const Problem& p, const FourBitConfig& c, std::string_view entr
   s += cat("using Kernel = jf::grouped::HopperFourBit<jf::grouped::", device_format(c.weights), ", ", out, ", Tile, ",
            p.has_starts ? "true" : "false", ", ", p.transpose_rhs ? "false" : "true", epilogue ? ", Epilogue" : "",
            ">;\n");
-  s += cat("static_assert(Kernel::kSharedBytes == ", shared,
-           ", \"the launch gives the kernel its shared memory\");\n\n");
+  s += cat("static_assert(Kernel::kSharedBytes == ", shared, ", \"the launch gives the kernel its shared memory\");\n");
+  const std::vector<int> rows = boxes(c);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    s += cat("static_assert(Kernel::box_rows(", i, ") == ", rows[i], ", \"the launch makes the kernel's maps\");\n");
+  }
+  s += "\n";
   s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", ", c.blocks, ") void ", entry, "(\n");
   s += cat("    const jf::bf16*, const unsigned char* pieces, const int* extents, ",
            p.has_starts ? "const int* starts, " : "", "const float* factors, ", out, "* out,\n");
@@ -98,7 +102,7 @@ std::string text(const Problem& p, const FourBitConfig& c, std::string_view entr
     members += cat(i > 0 ? ", e" : "e", i);
   }
   std::string lhs_maps;
-  for (size_t i = 0; i < boxes(c).size(); ++i) {
+  for (size_t i = 0; i < rows.size(); ++i) {
     s += cat(i > 0 ? "    " : "", "const __grid_constant__ jf::TensorMap lhs", i, ",\n");
     lhs_maps += cat(i > 0 ? ", &lhs" : "&lhs", i);
   }
