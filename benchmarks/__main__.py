@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from . import epilogue, fuse, grouped, latency, moe, nested, scaled, sweep
+from . import epilogue, exchange, fuse, grouped, latency, moe, nested, scaled, sweep
 from .report import Case, machine, print_case, save_json, save_plot
 from .sweep_report import print_cell, print_sweep, save_heat_map
 
@@ -21,6 +21,7 @@ BENCHMARKS = {
     "moe": moe.cases,
     "latency": latency.cases,
     "nested": nested.cases,
+    "exchange": exchange.cases,
 }
 
 

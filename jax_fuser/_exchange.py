@@ -1,14 +1,14 @@
 """Rows from device to device inside `shard_map`, as many for each pair as the devices know: slabs of one static size.
 
-Each pair of devices has a stream of rows. A round moves the next rows of every stream by one dense `all_to_all`, which
-is fast on every platform; devices agree on the number of rounds, the longest stream's. Rows leave their array by a
-gather and arrive by a gather. Seen from both ends a stream is the same kind of list, so the transpose of an exchange is
-the exchange back.
+Each pair of devices has a stream of rows, which travel in rounds (see `_rounds.py`). Rows leave their array by a gather
+and arrive by a gather, those of further rounds by a scatter. Seen from both ends a stream is the same kind of list, so
+the transpose of an exchange is the exchange back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +20,10 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
+from jax_fuser._rounds import Rounds, further_rounds, rounds_of
 from jax_fuser._spread_sum import front, trailing
-from jax_fuser._sum_rows import sum_rows
+from jax_fuser._sum_rows import gather_rows
 from jax_fuser._varying import same_varying
-
-# A round has room for this part more than streams of equal length need: mostly it is the only one.
-_ROOM = 1.25
-# A round of fewer bytes takes no longer than a smaller one.
-_MIN_ROUND_BYTES = 1 << 20
 
 exchange_p = jax.extend.core.Primitive("jax_fuser_exchange")
 
@@ -92,9 +88,9 @@ def exchange(
     if width == 0 or 0 in (*x.shape, *receiver.owner.shape):
         return jnp.zeros_like(operands[0], shape=(receiver.owner.shape[0], *x.shape[1:]))
     row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
-    slab = min(width, max(math.ceil(_ROOM * balanced), _MIN_ROUND_BYTES // (row_bytes * sender.sizes.shape[0]), 1))
+    rounds = rounds_of(width, balanced, row_bytes * sender.sizes.shape[0])
     result: jax.Array = exchange_p.bind(
-        *operands, axis_name=axis_name, slab=slab, rounds=-(-width // slab), shared=(sender.shared, receiver.shared)
+        *operands, axis_name=axis_name, rounds=rounds, shared=(sender.shared, receiver.shared)
     )
     return result
 
@@ -103,33 +99,28 @@ def _arrays(end: End) -> tuple[jax.Array, ...]:
     return end.starts, end.sizes, end.owner
 
 
-def _exchange(x: Any, *operands: Any, axis_name: Any, slab: int, rounds: int, shared: tuple[bool, bool]) -> jax.Array:
+def _exchange(x: Any, *operands: Any, axis_name: Any, rounds: Rounds, shared: tuple[bool, bool]) -> jax.Array:
     starts, sizes, owner, to_starts, to_sizes, to_owner, longest = operands
     sender, receiver = End(starts, sizes, owner, shared[0]), End(to_starts, to_sizes, to_owner, shared[1])
-    peers = sender.sizes.shape[0]
-    positions = jnp.arange(slab, dtype=jnp.int32)
+    peers, rows = sender.sizes.shape[0], receiver.owner.shape[0]
 
-    def arrived(number: Any) -> jax.Array:
-        rows = _gather(x, _rows_at(sender, number * slab + positions).reshape(-1))
-        slabs = jax.lax.all_to_all(rows.reshape(peers, slab, *x.shape[1:]), axis_name, 0, 0, tiled=True)
-        return slabs.reshape(rows.shape)
+    def arrived(begin: Any, size: int) -> jax.Array:
+        positions = begin + jnp.arange(size, dtype=jnp.int32)
+        slabs = gather_rows(x, _rows_at(sender, positions).reshape(-1)).reshape(peers, size, *x.shape[1:])
+        return jax.lax.all_to_all(slabs, axis_name, 0, 0, tiled=True).reshape(peers * size, *x.shape[1:])
 
-    place = _add_to_slices(receiver, slab) if receiver.shared else _put(receiver, slab)
-    first = place(arrived(0), 0, None)
-
-    def step(state: Any) -> Any:
-        number, out = state
-        return number + 1, place(arrived(number), number, out)
-
-    if rounds > 1:
-        needed = -(-longest // slab)
-        first = jax.lax.while_loop(lambda state: state[0] < needed, step, (jnp.int32(1), first))[1]
-    return first[: receiver.owner.shape[0]].astype(x.dtype)
-
-
-def _gather(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Return rows of `x`, zero for -1. Nothing differentiates it here."""
-    return sum_rows(x, index[:, None], jnp.zeros((x.shape[0], 0), jnp.int32))
+    if receiver.shared:
+        # A window of a whole round fits everywhere.
+        room = max(rounds.first, rounds.further)
+        out = jnp.zeros_like(x, shape=(rows + room, *x.shape[1:]), dtype=accumulator(x.dtype))
+        run = functools.partial(_add_to_slices, receiver, arrived)
+        out = run(0, rounds.first, out)
+    else:
+        run = functools.partial(_put, receiver, arrived)
+        out = _first_of(receiver, arrived(0, rounds.first), rounds.first)
+    if rounds.most_further:
+        out = further_rounds(run, out, longest, rounds)
+    return out[:rows].astype(x.dtype)
 
 
 def _rows_at(end: End, positions: jax.Array) -> jax.Array:
@@ -147,47 +138,39 @@ def _rows_at(end: End, positions: jax.Array) -> jax.Array:
     return jnp.where(inside, rows, -1)
 
 
-def _put(end: End, slab: int) -> Callable[[jax.Array, Any, jax.Array | None], jax.Array]:
-    """Return a function that puts the rows of a round where they belong."""
+def _first_of(end: End, arrived: jax.Array, size: int) -> jax.Array:
+    """Return the rows of the first round where they belong, and zeros."""
     rows, slices = end.owner.shape[0], end.sizes.shape[1]
-    owned, owner = end.owner >= 0, jnp.maximum(end.owner, 0)
-    position = jnp.arange(rows, dtype=jnp.int32) + (end.places - end.starts).reshape(-1)[owner]
-
-    def put(arrived: jax.Array, number: Any, out: jax.Array | None) -> jax.Array:
-        place = position - number * slab
-        here = owned & (place >= 0) & (place < slab)
-        found = _gather(arrived, jnp.where(here, owner // slices * slab + place, -1))
-        return found if out is None else jnp.where(trailing(here, out.ndim), found, out)
-
-    return put
+    owner = jnp.maximum(end.owner, 0)
+    place = jnp.arange(rows, dtype=jnp.int32) + (end.places - end.starts).reshape(-1)[owner]
+    here = (end.owner >= 0) & (place >= 0) & (place < size)
+    return gather_rows(arrived, jnp.where(here, owner // slices * size + place, -1))
 
 
-def _add_to_slices(end: End, slab: int) -> Callable[[jax.Array, Any, jax.Array | None], jax.Array]:
-    """Return a function that adds the rows of a round to every slice they belong to, one slice after another.
+def _put(end: End, arrived: Callable[..., jax.Array], begin: Any, size: int, out: jax.Array) -> jax.Array:
+    """Put the rows of a further round where they belong."""
+    rows = _rows_at(end, begin + jnp.arange(size, dtype=jnp.int32)).reshape(-1)
+    # Negative indices would wrap; unsigned ones are out of range, hence dropped.
+    return out.at[rows.astype(jnp.uint32)].set(arrived(begin, size), mode="drop", unique_indices=True)
 
-    The result has `slab` rows more, so that a slice's window fits everywhere.
-    """
-    rows, slices = end.owner.shape[0], end.sizes.shape[1]
+
+def _add_to_slices(end: End, arrived: Callable[..., jax.Array], begin: Any, size: int, out: jax.Array) -> jax.Array:
+    """Add the rows of a round to every slice they belong to, one slice after another."""
+    slices, came = end.sizes.shape[1], arrived(begin, size)
+    wide = jnp.concatenate([came, jnp.zeros_like(came[:size])]).astype(out.dtype)
     starts, sizes, places = (a.reshape(-1) for a in (end.starts, end.sizes, end.places))
-    positions = jnp.arange(slab, dtype=jnp.int32)
+    positions = jnp.arange(size, dtype=jnp.int32)
 
-    def add(arrived: jax.Array, number: Any, out: jax.Array | None) -> jax.Array:
-        wide = jnp.concatenate([arrived, jnp.zeros_like(arrived[:slab])]).astype(accumulator(arrived.dtype))
-        if out is None:
-            out = jnp.zeros_like(wide, shape=(rows + slab, *wide.shape[1:]))
+    def one(k: Any, out: jax.Array) -> jax.Array:
+        first = jnp.maximum(places[k], begin)
+        count = jnp.minimum(places[k] + sizes[k], begin + size) - first
+        part = jax.lax.dynamic_slice_in_dim(wide, k // slices * size + first - begin, size)
+        part = jnp.where(trailing(positions < count, part.ndim), part, jnp.zeros((), part.dtype))
+        row = starts[k] + first - places[k]
+        window = jax.lax.dynamic_slice_in_dim(out, row, size)
+        return jax.lax.dynamic_update_slice_in_dim(out, window + part, row, 0)
 
-        def one(k: Any, out: jax.Array) -> jax.Array:
-            begin = jnp.maximum(places[k], number * slab)
-            count = jnp.minimum(places[k] + sizes[k], (number + 1) * slab) - begin
-            part = jax.lax.dynamic_slice_in_dim(wide, k // slices * slab + begin - number * slab, slab)
-            part = jnp.where(trailing(positions < count, part.ndim), part, jnp.zeros((), part.dtype))
-            row = starts[k] + begin - places[k]
-            window = jax.lax.dynamic_slice_in_dim(out, row, slab)
-            return jax.lax.dynamic_update_slice_in_dim(out, window + part, row, 0)
-
-        return jax.lax.fori_loop(0, starts.shape[0], one, out)
-
-    return add
+    return jax.lax.fori_loop(0, starts.shape[0], one, out)
 
 
 def _batched(x: Any, *operands: Any, **params: Any) -> jax.Array:
@@ -223,7 +206,11 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     return exchange_p.bind(*front(args, dims), longest, **params), 0
 
 
-compile_when_eager(exchange_p, "axis_name", "slab", "rounds", "shared")
+def _in_one_part(*operands: Any, rounds: Rounds, **params: Any) -> jax.Array:
+    return _batched(*operands, rounds=rounds.of_cpus(), **params)
+
+
+compile_when_eager(exchange_p, "axis_name", "rounds", "shared")
 exchange_p.def_abstract_eval(_abstract_eval)
 # Linear in x alone: the ends keep their values in tangents and cotangents.
 ad.defjvp(
@@ -232,3 +219,4 @@ ad.defjvp(
 ad.primitive_transposes[exchange_p] = _transpose
 batching.primitive_batchers[exchange_p] = _batch
 mlir.register_lowering(exchange_p, mlir.lower_fun(_batched, multiple_results=False))
+mlir.register_lowering(exchange_p, mlir.lower_fun(_in_one_part, multiple_results=False), platform="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,8 +13,12 @@ from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._expert_rows import NAMED
+from jax_fuser._expert_rows import NAMED, expert_rows
+from jax_fuser._grouped_matmul import grouped_matmul
+from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
+from jax_fuser._nested_moves import move_rows
+from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import spell
 from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
@@ -150,3 +155,31 @@ def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, targe
     per_row = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1)).astype(wide)
     weighted = rows.astype(wide) * per_row.reshape(-1, *[1] * (rows.ndim - 1))
     return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)
+
+
+def run_layer(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    w13: jax.Array,
+    w2: jax.Array,
+    activation: Activation,
+    rows: int | None = None,
+) -> jax.Array:
+    """Return the layer `(tokens, n)` of `x` `(tokens, d)`; `rows`: so many at most are choices of an expert."""
+    _, source, target, extents = order_rows(experts, w13.shape[0])
+    source, target, top_k = source[:rows], target.reshape(experts.shape), experts.shape[1]
+    take = source // top_k
+
+    def composed(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
+        nt = NestedTensor(move_rows(x, source, target.reshape(-1), top_k), extents)
+        multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
+        return multiply(multiply(nt, w13, activation=activation), w2)
+
+    if not (isinstance(activation, str) and activation in NAMED):
+        return weighted_sum(composed(x, w13, w2).data, weights, source, target)
+    jax.eval_shape(composed, x, w13, w2)  # for its words on what does not fit
+    # Weigh rows between the products, and only add them afterwards.
+    scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
+    out = expert_rows(x, take, target, w13, w2, scale, extents, activation=activation, dtype=x.dtype)
+    return sum_rows(out, target, take[:, None])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -11,73 +10,57 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser._activations import Activation
-from jax_fuser._exchange import End, axis_size, exchange, longest_stream
-from jax_fuser._expert_layer import Stats, dispatch_arguments, layer_arguments, stats_of, weighted_sum, weights_of
-from jax_fuser._expert_rows import NAMED, expert_rows
-from jax_fuser._grouped_matmul import grouped_matmul
-from jax_fuser._nested import as_nested, order_rows
+from jax_fuser._exchange import axis_size
+from jax_fuser._expert_layer import (
+    Stats,
+    dispatch_arguments,
+    layer_arguments,
+    run_layer,
+    stats_of,
+    weighted_sum,
+    weights_of,
+)
+from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._rounds import rounds_of
 from jax_fuser._route import spell
-from jax_fuser._row_groups import row_groups
-from jax_fuser._sum_rows import sum_rows
+from jax_fuser._token_exchange import Streams
 from jax_fuser._varying import varying_axes
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class EpState:
-    """Where the rows of an `ep_dispatch` came from and went to; `ep_combine` needs it.
+    """Where the rows of an `ep_dispatch` came from; `ep_combine` needs it.
 
     Attributes:
-        source: int32 `(tokens * top_k,)`, token * top_k + choice of each row of this device, sorted by expert; -1 for
-            those that were dropped.
-        target: int32 `(tokens, top_k)`, the row of each choice; -1 where it was dropped.
-        sender: which of these rows go to which device.
-        receiver: which rows of this device's experts come from which device.
-        longest: int32, rows of the pair of devices that has most.
+        streams: which tokens of this device went to which.
+        source: int32 `(rows,)`, place where the token landed * top_k + choice of each row; -1 for padding.
+        target: int32 `(places, top_k)`, the row of each choice that landed here; -1 where it is of another device, or
+            was dropped.
         load: int32 `(experts,)`, rows of each expert, from all devices.
         clipped: int32, choices of all devices that found no room.
-        axis_name: the mesh axis.
-        room: rows that fit from one device to another.
     """
 
+    streams: Streams
     source: jax.Array
     target: jax.Array
-    sender: End
-    receiver: End
-    longest: jax.Array
     load: jax.Array
     clipped: jax.Array
-    axis_name: Any = dataclasses.field(metadata={"static": True})
-    room: int = dataclasses.field(metadata={"static": True})
 
     def stats(self) -> Stats:
         """Return the load per expert of the whole axis and what can be read from it; the same on its devices."""
-        choices = self.sender.sizes.shape[-2] * math.prod(self.target.shape[-2:])
+        choices = self.streams.take.shape[-2] * math.prod(self.streams.target.shape[-2:])
         return stats_of(self.load, choices, self.clipped)
-
-    def send(self, rows: jax.Array) -> jax.Array:
-        """Return the rows of this device's experts, from the sorted ones of every device."""
-        return self._exchange(rows, self.sender, self.receiver)
-
-    def send_back(self, rows: jax.Array) -> jax.Array:
-        """Return this device's sorted rows, from those of its experts on every device."""
-        return self._exchange(rows, self.receiver, self.sender)
-
-    def _exchange(self, rows: jax.Array, sender: End, receiver: End) -> jax.Array:
-        balanced = -(-self.target.size // self.sender.sizes.shape[0])
-        return exchange(
-            rows, sender, receiver, self.longest, axis_name=self.axis_name, width=self.room, balanced=balanced
-        )
 
     def __repr__(self) -> str:
         if getattr(self.target, "ndim", 0) != 2:
             return f"EpState(source={self.source}, target={self.target}, load={self.load})"
-        tokens, top_k = self.target.shape
-        return f"EpState(tokens={tokens}, top_k={top_k}, axis={self.axis_name!r}, load={spell(self.load)})"
+        tokens, top_k = self.streams.target.shape
+        return f"EpState(tokens={tokens}, top_k={top_k}, axis={self.streams.axis_name!r}, load={spell(self.load)})"
 
 
 def ep_dispatch(
@@ -86,9 +69,10 @@ def ep_dispatch(
     """Send tokens to the devices of their experts, inside `jax.shard_map`: one row per choice, sorted by expert.
 
     The devices of the axis own equally many experts, in their order, and bring equally many tokens. The order inside an
-    expert is that of the devices, then that of their tokens: that of `dispatch` on the tokens of all devices. Rows move
-    by dense `all_to_all` and gathers, forward and backward, in a fixed order. Without a capacity they go in rounds, as
-    many as the longest pair of devices needs, mostly one.
+    expert is that of the devices, then that of their tokens: that of `dispatch` on the tokens of all devices. A token
+    travels once to each device that has experts of it, by dense `all_to_all` and gathers, forward and backward, in a
+    fixed order. Where a device could send another many more tokens than it will on average, they go in rounds, as many
+    as the longest pair of devices needs, mostly one.
 
     Args:
         x: tokens of this device, `(tokens, ..)`. Differentiable.
@@ -123,14 +107,24 @@ def ep_dispatch(
     """
     fn = "ep_dispatch"
     x, experts, num_experts = dispatch_arguments(fn, x, experts, num_experts)
-    state = _plan(fn, experts, num_experts, axis_name, capacity)
-    return _nested(state, x), state
+    plan = _plan(fn, x, experts, num_experts, axis_name, capacity)
+    landed, local_experts = plan.send(x)
+    local = num_experts // plan.devices
+    _, source, target, extents = order_rows(local_experts, local)
+    source, target = source[: plan.rows], target.reshape(local_experts.shape)
+    nt = NestedTensor(move_rows(landed, source, target.reshape(-1), target.shape[1]), extents)
+    own = jax.lax.dynamic_update_slice_in_dim(
+        jnp.zeros_like(extents, shape=(num_experts,)), extents, jax.lax.axis_index(axis_name) * local, 0
+    )
+    load, clipped = (jax.lax.psum(a, axis_name) for a in (own, plan.clipped))
+    return nt, EpState(plan.streams, source, target, load, clipped)
 
 
 def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
-    """Send rows back to the devices of their tokens and add each token's choices, weighted.
+    """Add each token's choices, weighted, and send the sums back to the devices of their tokens.
 
-    Computed in float32, choices added in order, as `combine` does. A dropped choice adds zero.
+    Every device adds the choices that it has, in order, and the token's device adds what comes from them, in float32;
+    between them is a rounding to the dtype of `nt`. A dropped choice adds zero.
 
     Args:
         nt: rows `[num_experts / devices, ragged, ..]`, in the layout that `ep_dispatch` returned. Differentiable.
@@ -158,14 +152,15 @@ def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
     require_nested("ep_combine", nt)
     if not isinstance(state, EpState):
         raise TypeError(f"ep_combine: state must be what ep_dispatch returned, got a {type(state).__name__}")
-    weights = weights_of("ep_combine", weights, state.target)
-    axis_size("ep_combine", state.axis_name)
-    rows = state.receiver.owner.shape[0]
+    weights = weights_of("ep_combine", weights, state.streams.target)
+    axis_size("ep_combine", state.streams.axis_name)
+    rows = state.source.shape[0]
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != rows:
         raise ValueError(
             f"ep_combine: nt must have the {rows} rows that ep_dispatch returned, got data {nt.data.shape}"
         )
-    return weighted_sum(state.send_back(nt.data), weights, state.source, state.target)
+    (landed,) = state.streams.send(weights)
+    return state.streams.add_back(weighted_sum(nt.data, landed, state.source, state.target))
 
 
 def ep_mlp(
@@ -181,8 +176,9 @@ def ep_mlp(
 ) -> jax.Array:
     """Run a whole expert layer whose experts are spread over the devices of a mesh axis, inside `jax.shard_map`.
 
-    The result is that of `mlp` on the tokens and experts of all devices. With a named activation the rows' weights
-    travel with them and come before the second product, as there.
+    The result is that of `mlp` on the tokens and experts of all devices, but for a rounding of what each device has of
+    a token, as in `ep_combine`. A token travels once to each device that has experts of it, and its sum there travels
+    back. With a named activation the weights come before the second product, as in `mlp`.
 
     Args:
         x: tokens of this device, `(.., d)`. Differentiable.
@@ -227,69 +223,74 @@ def ep_mlp(
             )
     tokens = math.prod(x.shape[:-1])
     flat, experts, weights = (a.reshape(tokens, a.shape[-1]) for a in (x, experts, weights))
-    state = _plan(fn, experts, devices * w13.shape[0], axis_name, capacity)
-    nt = _nested(state, flat)
-    if isinstance(activation, str) and activation in NAMED:
-        out = _weighted_rows(nt, state, weights, w13, w2, activation)
-    else:
-        multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
-        out = ep_combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights)
+    plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
+    landed, local_experts, landed_weights = plan.send(flat, weights)
+    out = run_layer(landed, local_experts, landed_weights, w13, w2, activation, plan.rows)
+    out = plan.streams.add_back(out)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
-def _weighted_rows(
-    nt: NestedTensor, state: EpState, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
-) -> jax.Array:
-    """Weigh rows between the products, and only add them afterwards."""
-    target, top_k = state.target, state.target.shape[1]
-    jax.eval_shape(lambda *a: grouped_matmul(grouped_matmul(a[0], a[1], activation=activation), a[2]), nt, w13, w2)
-    scale = state.send(sum_rows(weights.reshape(-1), state.source[:, None], target.reshape(-1, 1)))
-    rows = expert_rows(nt.data, None, None, w13, w2, scale, nt.extents, activation=activation, dtype=nt.dtype)
-    return sum_rows(state.send_back(rows), target, (state.source // top_k)[:, None])
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """Which tokens go where, the choices that go with them, and how many rows at most come of it."""
+
+    streams: Streams
+    experts: jax.Array
+    num_experts: int
+    rows: int
+    clipped: jax.Array
+
+    @property
+    def devices(self) -> int:
+        return self.streams.take.shape[0]
+
+    def send(self, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+        """Return what lands here: of `x`, the numbers of this device's experts, past them for none, and the others."""
+        # Nothing lands as zero.
+        landed, number, *landed_others = self.streams.send(x, self.experts + 1, *others)
+        local = self.num_experts // self.devices
+        number -= 1 + jax.lax.axis_index(self.streams.axis_name) * local
+        return [landed, jnp.where((number >= 0) & (number < local), number, local), *landed_others]
 
 
-def _nested(state: EpState, x: jax.Array) -> NestedTensor:
-    """Return the rows of this device's experts."""
-    rows = state.send(move_rows(x, state.source, state.target.reshape(-1), state.target.shape[1]))
-    return as_nested(rows, extents=jnp.sum(state.receiver.sizes, axis=0, dtype=jnp.int32), validate=False)
-
-
-def _plan(fn: str, experts: jax.Array, num_experts: int, axis_name: Any, capacity: Any) -> EpState:
-    """Decide which rows go where, and let the receivers know how many come."""
+def _plan(fn: str, x: jax.Array, experts: jax.Array, num_experts: int, axis_name: Any, capacity: Any) -> _Plan:
+    """Decide which tokens go where."""
     devices = axis_size(fn, axis_name)
     if num_experts % devices:
         raise ValueError(f"{fn}: {num_experts} experts not divisible by the {devices} devices of axis {axis_name!r}")
     local, (tokens, top_k) = num_experts // devices, experts.shape
     room = _room(fn, capacity, tokens, top_k, local, devices)
-    if devices * max(room, tokens * top_k) > INT32_MAX:
+    # Of random choices, so many tokens go to each device.
+    balanced = tokens * (1 - (1 - 1 / devices) ** top_k)
+    row_bytes = math.prod(x.shape[1:]) * x.dtype.itemsize
+    rounds = rounds_of(min(tokens, room), balanced, devices * row_bytes)
+    if devices * max(room, rounds.length * top_k) > INT32_MAX:
         raise ValueError(f"{fn}: {devices} times {room} rows do not fit in int32; give a capacity")
     # Before narrow integers are compared with numbers that they do not have.
     experts = experts.astype(jnp.int32) if experts.dtype.itemsize < 4 else experts
-    asked = jnp.sum((experts >= 0) & (experts < num_experts), dtype=jnp.int32)
+    experts = jnp.where((experts >= 0) & (experts < num_experts), experts, -1).astype(jnp.int32)
+    asked = jnp.sum(experts >= 0, dtype=jnp.int32)
+    device = jnp.where(experts >= 0, experts // max(local, 1), devices)
     if room < tokens * top_k:
-        experts = _first_of_each_device(experts, num_experts, devices, room)
-    _, source, target, extents = order_rows(experts, num_experts)
+        found_room = _first_of_each_device(device, devices, room)
+        experts, device = jnp.where(found_room, experts, -1), jnp.where(found_room, device, devices)
+    clipped = asked - jnp.sum(experts >= 0, dtype=jnp.int32)
 
-    sent = extents.reshape(devices, local)
-    sizes = jax.lax.all_to_all(sent, axis_name, 0, 0, tiled=True)
-    # By expert, then by device.
-    extents_here = sizes.T.reshape(-1)
-    starts = jnp.cumsum(extents_here, dtype=jnp.int32) - extents_here
-    part = row_groups(extents_here, None, devices * room)
-    owner = jnp.where(part < num_experts, part % devices * local + part // devices, -1)
-    first = jnp.cumsum(extents, dtype=jnp.int32) - extents
-    going = row_groups(extents, None, source.shape[0])
-    return EpState(
-        source,
-        target.reshape(tokens, top_k),
-        End(first.reshape(devices, local), sent, jnp.where(going < num_experts, going, -1)),
-        End(starts.reshape(local, devices).T, sizes, owner),
-        longest_stream(sent, axis_name),
-        jax.lax.psum(extents, axis_name),
-        jax.lax.psum(asked - jnp.sum(extents, dtype=jnp.int32), axis_name),
-        axis_name,
-        room,
-    )
+    earlier = jnp.tri(top_k, k=-1, dtype=bool)
+    again = jnp.any((device[:, :, None] == device[:, None, :]) & earlier, axis=2)
+    _, source, target, sizes = order_rows(jnp.where(again, devices, device), devices)
+    first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    position = jnp.arange(rounds.length, dtype=jnp.int32)
+    # One more, so that there is something to take.
+    found = jnp.take(jnp.append(source, -1), first[:, None] + position, mode="clip")
+    take = jnp.where(position < sizes[:, None], found // max(top_k, 1), -1)
+    target = target.reshape(device.shape)
+    place = device * rounds.length + target - jnp.take(first, device, mode="clip")
+    longest = jnp.max(sizes, initial=0)
+    if rounds.most_further:
+        longest = jax.lax.pmax(longest, axis_name)
+    streams = Streams(take, jnp.where(target >= 0, place, -1), longest, axis_name, rounds)
+    return _Plan(streams, experts, num_experts, devices * room, clipped)
 
 
 def _room(fn: str, capacity: Any, tokens: int, top_k: int, local: int, devices: int) -> int:
@@ -304,11 +305,9 @@ def _room(fn: str, capacity: Any, tokens: int, top_k: int, local: int, devices: 
     return min(worst, math.ceil(min(capacity, devices) * tokens * top_k / devices))
 
 
-def _first_of_each_device(experts: jax.Array, num_experts: int, devices: int, room: int) -> jax.Array:
-    """Return the experts without the choices behind the first `room` of each device, in the order of the tokens."""
-    valid = (experts >= 0) & (experts < num_experts)
-    owner = jnp.where(valid, experts // (num_experts // devices), devices).astype(jnp.int32)
-    _, _, place, extents = order_rows(owner, devices)
+def _first_of_each_device(device: jax.Array, devices: int, room: int) -> jax.Array:
+    """Return which choices are among the first `room` of their device, in the order of the tokens."""
+    _, _, place, extents = order_rows(device, devices)
     starts = jnp.cumsum(extents, dtype=jnp.int32) - extents
-    number = place.reshape(owner.shape) - starts[jnp.minimum(owner, devices - 1)]
-    return jnp.where(valid & (number < room), experts, num_experts)
+    number = place.reshape(device.shape) - jnp.take(starts, device, mode="clip")
+    return (device < devices) & (number < room)

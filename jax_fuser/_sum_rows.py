@@ -55,8 +55,23 @@ def _abstract_eval(x: Any, take: Any, back: Any) -> Any:
     return x.update(shape=(take.shape[0], *x.shape[1:]), weak_type=False, sharding=sharding)
 
 
+def gathered_sum(x: jax.Array, take: jax.Array) -> jax.Array:
+    """Return the sums of `sum_rows` where nothing differentiates them."""
+    return sum_rows(x, take, jnp.zeros((x.shape[0], 0), jnp.int32))
+
+
+def gather_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Return rows of `x`, zero for -1, where nothing differentiates them."""
+    return gathered_sum(x, index[:, None])
+
+
 def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
     del back
+    return added_rows(x, take, x.dtype)
+
+
+def added_rows(x: jax.Array, take: jax.Array, dtype: Any) -> jax.Array:
+    """Return the sums of `sum_rows`, of another dtype, as XLA computes them."""
 
     def rows(index: jax.Array) -> jax.Array:
         # Negative indices would wrap; unsigned ones are out of range, hence zero.
@@ -64,16 +79,16 @@ def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array
 
     terms = take.shape[1]
     if terms == 0 or x.shape[0] == 0:
-        return jnp.zeros((take.shape[0], *x.shape[1:]), x.dtype)
+        return jnp.zeros_like(x, shape=(take.shape[0], *x.shape[1:]), dtype=dtype)
     if terms == 1:
-        return rows(take[:, 0])
+        return rows(take[:, 0]).astype(dtype)
     wide = accumulator(x.dtype)
     if terms > _UNROLLED_TERMS:
-        return jnp.sum(rows(take).astype(wide), axis=1).astype(x.dtype)
+        return jnp.sum(rows(take).astype(wide), axis=1).astype(dtype)
     total = rows(take[:, 0]).astype(wide)
     for j in range(1, terms):
         total = total + rows(take[:, j]).astype(wide)
-    return total.astype(x.dtype)
+    return total.astype(dtype)
 
 
 _fused = fuse(_gather_and_add, name="move_rows")

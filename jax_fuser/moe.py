@@ -23,16 +23,20 @@ import jax
 
 from jax_fuser._activations import Activation
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._expert_layer import Stats, dispatch_arguments, layer_arguments, stats_of, weighted_sum, weights_of
+from jax_fuser._expert_layer import (
+    Stats,
+    dispatch_arguments,
+    layer_arguments,
+    run_layer,
+    stats_of,
+    weighted_sum,
+    weights_of,
+)
 from jax_fuser._expert_parallel import EpState, ep_combine, ep_dispatch, ep_mlp
-from jax_fuser._expert_rows import NAMED, expert_rows
-from jax_fuser._grouped_matmul import grouped_matmul
-from jax_fuser._nested import order_rows, sort_rows
-from jax_fuser._nested_moves import move_rows
+from jax_fuser._nested import sort_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
-from jax_fuser._sum_rows import sum_rows
 
 __all__ = [
     "DispatchState",
@@ -193,29 +197,6 @@ def _mlp(
     x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: Any, activation: Activation
 ) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
-    flat = x.reshape(tokens, x.shape[-1])
-    experts, weights = (a.reshape(tokens, top_k) for a in (experts, weights))
-    if isinstance(activation, str) and activation in NAMED:
-        out = _weighted_rows(flat, experts, weights, w13, w2, activation)
-    else:
-        nt, state = dispatch(flat, experts, num_experts=w13.shape[0])
-        multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
-        out = combine(multiply(multiply(nt, w13, activation=activation), w2), state, weights)
+    flat, experts, weights = (a.reshape(tokens, n) for a, n in ((x, x.shape[-1]), (experts, top_k), (weights, top_k)))
+    out = run_layer(flat, experts, weights, w13, w2, activation)
     return out.reshape(*x.shape[:-1], out.shape[-1])
-
-
-def _weighted_rows(
-    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: jax.Array, activation: str
-) -> jax.Array:
-    """Weigh rows between the products, and only add them afterwards."""
-    _, source, target, extents = order_rows(experts, w13.shape[0])
-
-    def checked(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
-        nt = NestedTensor(move_rows(x, source, target, experts.shape[1]), extents)
-        return grouped_matmul(grouped_matmul(nt, w13, activation=activation), w2)
-
-    jax.eval_shape(checked, x, w13, w2)
-    scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
-    take, back = source // experts.shape[1], target.reshape(experts.shape)
-    rows = expert_rows(x, take, back, w13, w2, scale, extents, activation=activation, dtype=x.dtype)
-    return sum_rows(rows, back, take[:, None])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax import lax
@@ -108,7 +109,7 @@ def test_an_axis_without_elements_is_refused_as_by_jax():
 
 
 def test_the_axis_is_whole_on_every_device():
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     x = values((8, 12), "float32")
     for spec in (("d", None), (None, "d")):
         y = jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax import lax
@@ -147,7 +148,7 @@ def test_effects_inside_of_a_loop_happen_in_order(capfd):
 
 
 def test_a_device_of_a_shard_map_fuses_its_part():
-    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(d=1)
 
     def part(x, w):
         y = jax.nn.softmax(jnp.sin(x) @ w) * 2

@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from arrays import array, integers
@@ -183,9 +184,7 @@ def test_what_stays_with_xla():
 
 
 def test_a_mesh_splits_rows_and_columns_but_not_the_table():
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("one CPU device")
-    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("d",))
+    mesh = meshes.mesh(d=2)
     x, i = array(34, 70), indices(low=0, high=34)
     f = FLOATS["rows, bias and gelu"]
     for x_spec, i_spec in ((jax.P(), jax.P("d")), (jax.P(None, "d"), jax.P()), (jax.P("d"), jax.P())):

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -377,9 +378,9 @@ def both(layouts, h):
 
 
 @pytest.mark.parametrize("fuses", [False, True])
-def test_shard_map(fuses):
+def test_shard_map(device, fuses):
     nt, b = both(["first empty", "all rows in one"], 100), scales(100)
-    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    mesh = meshes.mesh(ep=2)
 
     def local(nt, b):
         return jf.nested.softmax(nt * b) * jf.nested.sum(nt)[:, None]
@@ -397,10 +398,10 @@ def test_shard_map(fuses):
     assert_close(slope, exact, "float32", scale=10)
 
 
-def test_columns_on_a_mesh():
+def test_columns_on_a_mesh(device):
     """Each device folds its columns; rows and groups are whole everywhere."""
     nt, groups = make("first empty", 96)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    mesh = meshes.mesh(x=2)
     for spec in (P(None, "x"), P("x")):
         data = jax.device_put(nt.data, NamedSharding(mesh, spec))
         got = jax.jit(jf.fuse(lambda x: jf.nested.softmax(nt.replace(data=x)).data))(data)
@@ -408,10 +409,10 @@ def test_columns_on_a_mesh():
         assert spec != P(None, "x") or got.sharding.spec == spec
 
 
-def test_outer_dimensions_on_a_mesh():
+def test_outer_dimensions_on_a_mesh(device):
     """Each device folds the rows of its outer indices, whichever operand says how they are split."""
     nt, groups = two(6)
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    mesh = meshes.mesh(x=2)
     want = np.stack([truth(nt[d], groups[d], np.ones((GROUPS, 1, 6)))[4] for d in range(2)])
     f = jax.jit(jf.fuse(lambda x, e: jf.nested.softmax(jf.NestedTensor(x, e, ragged_dim=1)).data))
     for spec in (P("x"), P()), (P(), P("x")):

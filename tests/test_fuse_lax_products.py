@@ -5,8 +5,8 @@ import functools
 import arrays
 import jax
 import jax.numpy as jnp
+import meshes
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
 
@@ -92,9 +92,7 @@ def test_products_apart_are_calls_of_their_own():
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("inside", [True, False], ids=["fuse inside", "fuse outside"])
 def test_shard_map(inside, check_vma):
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     x, w13, w2, _ = operands()
 
     def mapped(f):

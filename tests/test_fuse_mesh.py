@@ -4,6 +4,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -18,11 +19,7 @@ B = jnp.arange(12.0)
 COLLECTIVES = r"(all-gather|all-reduce|all-to-all|collective-permute)[^ ]*\("
 
 
-def mesh(**axes):
-    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
-
-
-ROWS, BLOCKS = mesh(d=4), mesh(a=2, b=2)
+ROWS, BLOCKS = meshes.mesh(d=4), meshes.mesh(a=2, b=2)
 
 
 def compiled(f, placed):
@@ -107,7 +104,7 @@ def test_reductions_join_the_parts_of_the_devices(case):
 @pytest.mark.parametrize("spec", [P("d", None), P(None, "d")], ids=str)
 def test_reductions_on_an_explicit_mesh(spec):
     functions = [jax.nn.softmax, lambda x: jnp.sin(x).sum(0), lambda x: jax.grad(lambda x: jnp.cos(x).mean())(x)]
-    with jax.set_mesh(jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))):
+    with jax.set_mesh(meshes.mesh(AxisType.Explicit, d=4)):
         x = jax.device_put(X, spec)
         for f in functions:
             got, want = jf.fuse(f)(x), f(x)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -270,10 +271,10 @@ def test_jit_scan_and_checkpoint(device):
     jax.tree.map(lambda a, b: assert_close(a, b, scale=8), got, want)
 
 
-def test_shard_map():
+def test_shard_map(device):
     nt, (b, *_) = make("first empty", 6)
     both = jf.NestedTensor(jnp.concatenate([nt.data, nt.data]), jnp.concatenate([nt.extents, nt.extents[::-1]]))
-    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    mesh = meshes.mesh(ep=2)
 
     def run(f):
         local = jax.shard_map(f, mesh=mesh, in_specs=(P("ep"), P()), out_specs=P("ep"))

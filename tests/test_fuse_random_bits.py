@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
 
@@ -189,7 +190,7 @@ def test_on_a_mesh():
     devices = jax.devices("cpu")
     if len(devices) < 4:
         pytest.skip("needs 4 devices")
-    mesh = jax.make_mesh((4,), ("d",), devices=devices[:4], axis_types=(AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     key, x, residual, scale = ARGS
     rows, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
     args = (jax.device_put(key, whole), *(jax.device_put(a, rows) for a in (x, residual)), jax.device_put(scale, whole))

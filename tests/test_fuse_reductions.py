@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax import lax
@@ -334,7 +335,7 @@ def test_a_batch_axis_shifts_the_axes_that_are_folded():
 
 
 def test_in_shard_map():
-    devices = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    devices = meshes.mesh(d=4)
     spec = jax.sharding.PartitionSpec
 
     def f(x):

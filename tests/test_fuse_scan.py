@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax import lax
@@ -271,7 +272,7 @@ def test_equal_runs_give_equal_bits(device):
 
 
 def test_the_axis_is_whole_on_every_device():
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     x = values((8, 12), "float32")
     for axis in (0, 1):
         f = jf.fuse(lambda x, axis=axis: jnp.cumsum(x * 2, axis) + x.sum(axis, keepdims=True))

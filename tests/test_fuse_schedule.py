@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
 
@@ -145,9 +145,7 @@ def test_transforms(cpu, name):
 
 def test_on_a_mesh(cpu):
     f = jf.fuse(act, schedule=in_fours)
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("one device")
-    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices("cpu")[:2], axis_types=(AxisType.Auto,))
+    mesh = meshes.mesh(d=2)
     got = jax.shard_map(f, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))(X, B)
     assert_close(got, act(X, B))
     sharded = jax.device_put(X, jax.NamedSharding(mesh, P("d")))

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax import lax
@@ -221,7 +222,7 @@ def test_many_calls_in_one_program(device):
 
 
 def mesh(explicit=False):
-    return jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit if explicit else AxisType.Auto,))
+    return meshes.mesh(AxisType.Explicit if explicit else AxisType.Auto, d=4)
 
 
 def sharded(f):

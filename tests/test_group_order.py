@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -97,9 +98,7 @@ def test_transforms(device):
 
 @pytest.mark.parametrize("spec", [P("d"), P()])
 def test_meshes(spec):
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
-    mesh = jax.make_mesh((4,), ("d",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     ids = drawn(4 * MANY, -1, 9)
     check(jax.device_put(ids, NamedSharding(mesh, spec)), 8)
     if spec == P("d"):

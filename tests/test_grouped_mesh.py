@@ -6,6 +6,7 @@ import re
 import arrays
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -48,17 +49,11 @@ CASES = {
 
 
 def mesh():
-    return jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    return meshes.mesh(a=2, b=2)
 
 
 def placed(value, spec):
     return jax.device_put(value, NamedSharding(mesh(), spec))
-
-
-@pytest.fixture(autouse=True)
-def four_devices():
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
 
 
 @pytest.mark.parametrize("gaps", [False, True], ids=["", "gaps"])
@@ -118,7 +113,7 @@ def test_experts_train_where_they_lie(dtype, kind, spec):
         return value, dx, [w - 0.1 * d for w, d in zip((w13, w2), dw)]
 
     want = step(x, w13, w2, sizes)
-    there = jax.make_mesh((2, 2), ("a", "b"), axis_types=(getattr(AxisType, kind),) * 2)
+    there = meshes.mesh(getattr(AxisType, kind), a=2, b=2)
     args = [jax.device_put(v, NamedSharding(there, s)) for v, s in zip((x, w13, w2, sizes), (P("b"), spec, spec, P()))]
     with jax.set_mesh(there):
         run = step.lower(*args).compile()
@@ -170,7 +165,7 @@ def test_quantized_products_are_split(format):
 
 def test_quantized_products_on_explicit_axes():
     """Their gradients lie where the rows do; sums that are not finished are refused."""
-    there = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    there = meshes.mesh(AxisType.Explicit, a=2, b=2)
     weights = jf.repack_weights(jf.quantize(arrays.array(G, 16, 32), "mxfp4"))
     sizes = jnp.array(SIZES["uneven"], jnp.int32)
     with jax.set_mesh(there):
@@ -187,7 +182,7 @@ def test_quantized_products_on_explicit_axes():
 @pytest.mark.parametrize("specs", [(P("a"), P()), (P(None, "a"), P(None, "a")), (P(), P(None, None, "a"))], ids=str)
 def test_floats_are_quantized_on_explicit_axes(devices, specs):
     """Also over more devices than an axis has blocks, which is then whole on each."""
-    there = jax.make_mesh(devices, ("a", "b")[: len(devices)], axis_types=(AxisType.Explicit,) * len(devices))
+    there = meshes.mesh(AxisType.Explicit, **dict(zip("ab", devices)))
     multiply = jax.jit(functools.partial(jf.scaled_grouped_matmul, format="fp8_block"))
     x, w = arrays.array(M, 256, scale=1.0), arrays.array(G, 256, 256, scale=1.0)
     sizes = jnp.array(SIZES["uneven"], jnp.int32)
@@ -200,7 +195,7 @@ def test_floats_are_quantized_on_explicit_axes(devices, specs):
 @pytest.mark.parametrize("spec", [P(None, "a", None), P(None, None, "a")], ids=["n", "k"])
 def test_quantized_blocks_are_fewer_than_devices(spec):
     """The compiler by itself would lay two blocks on parts of the mesh axis of four, which have no name."""
-    there = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))
+    there = meshes.mesh(a=4)
     x = jax.random.normal(jax.random.key(0), (64, 256), jnp.bfloat16)
     w = jax.random.normal(jax.random.key(1), (4, 256, 256), jnp.bfloat16)
     sizes = jnp.array([10, 0, 20, 30], jnp.int32)
@@ -213,7 +208,7 @@ def test_quantized_blocks_are_fewer_than_devices(spec):
 
 @pytest.mark.parametrize(("format", "k", "n"), [("fp8_row", 64, 16), ("fp8_row", 16, 48), ("fp8_block", 128, 128)])
 def test_quantized_products_of_one_block(format, k, n):
-    there = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+    there = meshes.mesh(a=2)
     x, w = arrays.array(M, k, scale=1.0), arrays.array(G, n, k, scale=1.0)
     f = jax.jit(lambda x, w: jf.scaled_grouped_matmul(x, w, jnp.array(SIZES["uneven"], jnp.int32), format=format))
     want = f(x, w)

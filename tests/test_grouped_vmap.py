@@ -5,6 +5,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from grouped_reference import MODES, make, run, truth
@@ -116,9 +117,7 @@ def test_scan_checkpoint_and_eval_shape(device):
 
 
 def test_shard_map_tracks_what_varies():
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
-    mesh = jax.make_mesh((4,), ("d",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(d=4)
     rng = np.random.default_rng(0)
     lhs, rhs = rng.normal(size=(4 * M, 4)).astype("f"), rng.normal(size=(3, 4, 5)).astype("f")
     extents = np.concatenate([EXTENTS, EXTENTS[:1]])

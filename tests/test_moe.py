@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -296,10 +297,8 @@ def test_vmap(device, layer, weights_axis):
 
 
 def test_shard_map(layer):
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
     x, experts, weights, w13, w2 = layer
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(data=4)
     spec = P("data")
     f = jax.shard_map(jf.moe.mlp, mesh=mesh, in_specs=(spec, spec, spec, P(), P()), out_specs=spec)
     assert_close(jax.jit(f)(*layer), dense_mlp(*layer), scale=4)

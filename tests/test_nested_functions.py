@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
@@ -126,7 +127,7 @@ def scan(f, *operands):
 
 def shard_map(f, x, e):
     """Return results of both calls, each from a vmap on a device of its own."""
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    mesh = meshes.mesh(d=2)
     return jax.shard_map(jax.vmap(f), mesh=mesh, in_specs=P("d"), out_specs=P("d"))(x, e)
 
 
@@ -235,7 +236,7 @@ def test_outer_dimensions_with_gaps():
         return functools.partial(scan, f)
 
     def on_devices(f):
-        mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+        mesh = meshes.mesh(d=2)
         return jax.shard_map(scanned(f), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
 
     got = jax.jit(lambda *a: {n: on_devices(of_layout(f, 1))(*a) for n, f in GAPPED.items()})(x, OUTER, STARTS)

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from test_nested_operators import group_rows, make, nested_of
@@ -163,8 +164,8 @@ def test_messages(axis, message):
         jf.nested.sum(nested_of("gaps", jnp.ones((19, 2))), axis)
 
 
-def test_sum_under_shard_map():
-    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+def test_sum_under_shard_map(device):
+    mesh = meshes.mesh(ep=2)
     spec = jax.sharding.PartitionSpec("ep")
     nt = jf.NestedTensor(jnp.arange(12.0).reshape(6, 2), jnp.array([1, 2, 0, 2], jnp.int32))
     fn = jax.shard_map(

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -185,10 +186,6 @@ def test_custom_vjp(nt):
     assert jf.nested.allclose(jf.nested.grad(f)(nt), nt * 2)
 
 
-def make_mesh():
-    return jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-
-
 def step(nt, w, ids):
     """Every data movement, with replicated weights, so that types must agree under check_vma."""
     y, _ = jf.nested.sort_by_group(work(nt, w).data, ids, 2)
@@ -199,13 +196,13 @@ def step(nt, w, ids):
 
 
 @pytest.mark.parametrize("specs", ["prefix", "nested"])
-def test_shard_map(specs):
+def test_shard_map(device, specs):
     data = jnp.concatenate([nan_tail(9, 2, total=7), nan_tail(9, 2, total=5, seed=1)])
     extents = jnp.array([3, 0, 4, 1, 1, 3], jnp.int32)
     nt = jf.NestedTensor(data, extents)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, 3, 18))
     spec = P("ep") if specs == "prefix" else jf.NestedTensor(P("ep"), P("ep"))
-    sharded = jax.shard_map(step, mesh=make_mesh(), in_specs=(spec, P(), P("ep")), out_specs=spec)
+    sharded = jax.shard_map(step, mesh=meshes.mesh(ep=2), in_specs=(spec, P(), P("ep")), out_specs=spec)
 
     def total(data, w):
         return jnp.sum(jnp.sin(sharded(nt.replace(data=data), w, ids).data))
@@ -222,7 +219,7 @@ def test_shard_map(specs):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), got, want)
 
 
-def test_replicated_rows_with_varying_groups():
+def test_replicated_rows_with_varying_groups(device):
     """Cotangents of replicated operands of row movements are summed over the devices."""
     x, ids = jnp.arange(8.0).reshape(4, 2), jnp.array([1, 0, 1, 0, 0, 0, 5, 1])
     scale = jnp.array([[[2.0]], [[3.0]]])
@@ -231,7 +228,7 @@ def test_replicated_rows_with_varying_groups():
         nt, _ = jf.nested.sort_by_group(x, ids, 2)
         return jnp.sum((nt * scale).data * jnp.arange(1.0, 5.0)[:, None])[None]
 
-    sharded = jax.shard_map(local, mesh=make_mesh(), in_specs=(P(), P(), P("ep")), out_specs=P("ep"))
+    sharded = jax.shard_map(local, mesh=meshes.mesh(ep=2), in_specs=(P(), P(), P("ep")), out_specs=P("ep"))
     got = jax.jit(jax.grad(lambda x, s: jnp.sum(sharded(x, s, ids)), argnums=(0, 1)))(x, scale)
     apart = jax.grad(lambda x, s: sum(local(x, s, i)[0] for i in (ids[:4], ids[4:])), argnums=(0, 1))
     want = jax.jit(apart)(x, scale)

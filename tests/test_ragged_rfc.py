@@ -5,9 +5,9 @@ A dimension that devices split is merged by an all-to-all: each device ends with
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
 
@@ -38,7 +38,7 @@ def test_example_1(device):
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_example_1_on_a_mesh(devices):
+def test_example_1_on_a_mesh(device, devices):
     """Each device has three experts' tokens of its own; rows behind its last offset are padding."""
     sizes = np.array([[127, 0, 198], [0, 300, 25], [5, 6, 0], [0, 0, 0]], np.int32)[:devices]
     tokens = np.random.default_rng(devices).normal(size=(devices, 325, HIDDEN)).astype(np.float32)
@@ -49,7 +49,7 @@ def test_example_1_on_a_mesh(devices):
         nt = jf.nested.partition(x[0], 0, extents=extents[0])
         return (jf.nested.map(jnp.tanh, nt) * 2).data[None], jf.nested.sum(nt)[None]
 
-    on_mesh = jax.shard_map(jf.fuse(local), mesh=mesh(devices), in_specs=P("gpu"), out_specs=P("gpu"))
+    on_mesh = jax.shard_map(jf.fuse(local), mesh=meshes.mesh(gpu=devices), in_specs=P("gpu"), out_specs=P("gpu"))
 
     def loss(x):
         rows, sums = on_mesh(x, sizes)
@@ -105,14 +105,9 @@ def by_name_on_mesh():
         nt = jf.as_nested(tokens, offsets=offsets, ragged_dim=1).merge("gpu", "ragged")
         return nt.data[None], nt.extents[None]
 
-    return jax.jit(jax.shard_map(local, mesh=mesh(2), in_specs=P("gpu"), out_specs=P("gpu")))(TOKENS, OFFSETS)
-
-
-def mesh(devices):
-    found = jax.devices("cpu")
-    if len(found) < devices:
-        pytest.skip(f"needs {devices} CPU devices")
-    return jax.make_mesh((devices,), ("gpu",), axis_types=(AxisType.Auto,), devices=found[:devices])
+    return jax.jit(jax.shard_map(local, mesh=meshes.mesh(gpu=2), in_specs=P("gpu"), out_specs=P("gpu")))(
+        TOKENS, OFFSETS
+    )
 
 
 def exchanged(tokens, offsets, devices, **options):
@@ -124,7 +119,7 @@ def exchanged(tokens, offsets, devices, **options):
         assert nt.shape == ((offsets.shape[1] - 1) // devices, "ragged", HIDDEN)
         return nt.data[None], nt.extents[None]
 
-    on_mesh = jax.shard_map(local, mesh=mesh(devices), in_specs=P("gpu"), out_specs=P("gpu"))
+    on_mesh = jax.shard_map(local, mesh=meshes.mesh(gpu=devices), in_specs=P("gpu"), out_specs=P("gpu"))
 
     def loss(tokens):
         data, extents = on_mesh(tokens, offsets)
@@ -135,7 +130,7 @@ def exchanged(tokens, offsets, devices, **options):
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_example_2_on_a_mesh(devices):
+def test_example_2_on_a_mesh(device, devices):
     draw = np.random.default_rng(devices)
     tokens, offsets = TOKENS, OFFSETS
     if devices == 4:
@@ -159,7 +154,7 @@ def test_example_2_on_a_mesh(devices):
     assert_close(grad, np.where(rows, 2 * tokens, 0))
 
 
-def test_capacity_on_a_mesh():
+def test_capacity_on_a_mesh(device):
     """Rows behind the capacity are dropped, and extents say so."""
     data, extents, grad = exchanged(TOKENS, OFFSETS, 2, capacity=100)
     assert data.shape == (2, 100, HIDDEN) and extents.tolist() == [[55, 35], [65, 35]]

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -133,9 +134,7 @@ def test_scan_and_checkpoint(device):
 
 
 def test_shard_map():
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("needs 4 CPU devices")
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices("cpu")[:4], axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = meshes.mesh(data=4)
     logits, spec = random(4 * TOKENS, EXPERTS), P("data")
 
     def losses(f, x, bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import pytest
 
@@ -46,7 +47,7 @@ def layer(x, w):
 
 def spread(x, w):
     """Experts on two devices."""
-    mesh = jax.make_mesh((2,), ("ep",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
+    mesh = meshes.mesh(ep=2)
 
     def local(x, w13, w2):
         _, experts, _ = jf.moe.route(x[:, :4], 2)
