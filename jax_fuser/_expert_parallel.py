@@ -276,11 +276,11 @@ def _plan(fn: str, x: jax.Array, experts: jax.Array, num_experts: int, axis_name
         experts, device = jnp.where(found_room, experts, -1), jnp.where(found_room, device, devices)
     clipped = asked - jnp.sum(experts >= 0, dtype=jnp.int32)
 
-    earlier = jnp.tri(top_k, k=-1, dtype=bool)
+    earlier = jnp.tri(top_k, k=-1, dtype=bool)[None]
     again = jnp.any((device[:, :, None] == device[:, None, :]) & earlier, axis=2)
     _, source, target, sizes = order_rows(jnp.where(again, devices, device), devices)
     first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    position = jnp.arange(rounds.length, dtype=jnp.int32)
+    position = jnp.arange(rounds.length, dtype=jnp.int32)[None]
     # One more, so that there is something to take.
     found = jnp.take(jnp.append(source, -1), first[:, None] + position, mode="clip")
     take = jnp.where(position < sizes[:, None], found // max(top_k, 1), -1)
