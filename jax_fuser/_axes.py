@@ -269,7 +269,14 @@ class Builder:
         return result
 
     def grouped_rows(
-        self, operands: Sequence[int], transpose_rhs: bool, dtype: str, n: int, label: str, weights: str = ""
+        self,
+        operands: Sequence[int],
+        transpose_rhs: bool,
+        dtype: str,
+        n: int,
+        label: str,
+        weights: str = "",
+        leaves_padding: bool = False,
     ) -> int:
         """Multiply the rows of each group by its matrix: (lhs, rhs[, factors], extents[, starts]).
 
@@ -280,7 +287,8 @@ class Builder:
             packed = 1 if weights else 0
             factors, extents, starts = rest[:packed], rest[packed], rest[packed + 1] if len(rest) > packed + 1 else None
             return b.grouped_matmul(lhs, rhs, extents, starts, "rows", transpose_rhs, dtype, label,
-                                    scales=list(factors), weights=weights, columns=n * packed)  # fmt: skip
+                                    scales=list(factors), weights=weights, columns=n * packed,
+                                    leaves_padding=leaves_padding)  # fmt: skip
 
         result = self._made(call, operands, (self._extent[self._axes[operands[0]][0]], n))
         self._counted += [axis for value in (*operands, result) for axis in self._axes[value]]

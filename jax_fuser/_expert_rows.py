@@ -42,7 +42,7 @@ class _How:
         return self.activation in GATED
 
     def multiply(self, x: Any, rhs: Any, extents: Any) -> jax.Array:
-        return product(x, rhs, extents, mode="rows", dtype=self.dtype)
+        return product(x, rhs, extents, mode="rows", dtype=self.dtype, leaves_padding=True)
 
     def tail(self, before: Any, scale: Any, extents: Any) -> jax.Array:
         return tail(before, None, scale, extents, None, activation=self.function, gated=self.gated,
@@ -52,12 +52,12 @@ class _How:
 def expert_rows(
     x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any, *, activation: str, dtype: Any
 ) -> jax.Array:
-    """Return `(m, n)`, of `dtype`.
+    """Return `(m, n)`, of `dtype`. Rows of no group may hold anything, there and in derivatives by `x` and `scale`.
 
     Args:
         x: tokens `(t, k)`. Differentiable.
-        take: int32 `(m,)`, the token that each row is, -1 for a row of no group. None: `x` are the rows, `(m, k)`.
-        back: int32 `(t, uses)`, the rows that each token is. None with `take`.
+        take: int32 `(m,)`, the token that each row is, -1 for a row of no group.
+        back: int32 `(t, uses)`, the rows that each token is.
         w13: `(groups, k, f)`, or `(groups, k, 2 f)` for a gated activation. Differentiable.
         w2: `(groups, f, n)`. Differentiable.
         scale: `(m,)`, zero in rows of no group. Differentiable.
@@ -67,28 +67,24 @@ def expert_rows(
     """
     how = _How(activation, jnp.dtype(dtype))
     scale = scale.astype(at_least_float32(dtype))
-    gathered = () if take is None else (take, back)
-    return _expert_rows(how, *same_varying(x, w13, w2, scale, extents, *gathered))
+    return _expert_rows(how, *same_varying(x, w13, w2, scale, extents, take, back))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _expert_rows(how: _How, x: Any, w13: Any, w2: Any, scale: Any, extents: Any, *gathered: Any) -> jax.Array:
-    take, back = gathered or (None, None)
+def _expert_rows(how: _How, x: Any, w13: Any, w2: Any, scale: Any, extents: Any, take: Any, back: Any) -> jax.Array:
     h = product_and_tail(x, w13, extents, None, None, scale, transpose_rhs=False, activation=how.function,
-                         gated=how.gated, dtype=how.dtype, index=None if take is None else take.astype(jnp.uint32),
-                         back=back)  # fmt: skip
+                         gated=how.gated, dtype=how.dtype, index=take.astype(jnp.uint32), back=back,
+                         leaves_padding=True)  # fmt: skip
     return how.multiply(h, w2, extents)
 
 
 def _jvp(how: _How, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
-    x, w13, w2, scale, extents, *gathered = primals
+    x, w13, w2, scale, extents, take, back = primals
     moved, *others = tangents
-    if gathered:
-        take, back = gathered
-        # The derivative of w13 reads the rows again.
-        x = sum_rows(x, take[:, None], back)
-        if not isinstance(moved, jax.custom_derivatives.SymbolicZero):
-            moved = sum_rows(moved, take[:, None], back)
+    # The derivative of w13 reads the rows again.
+    x = sum_rows(x, take[:, None], back)
+    if not isinstance(moved, jax.custom_derivatives.SymbolicZero):
+        moved = sum_rows(moved, take[:, None], back)
     tangents = (moved, *others)
     before = how.multiply(x, w13, extents)
     out = how.multiply(how.tail(before, scale, extents), w2, extents)
@@ -141,7 +137,8 @@ def _transpose(cotangent: Any, *operands: Any, how: _How, moving: tuple[int, ...
     found: dict[int, Any] = {3: d_scale}
 
     def times(a: Any, b: Any, i: int, mode: str) -> None:
-        found[i] = product(a, b, extents, mode=mode, dtype=avals[i].dtype, transpose_rhs=mode == "rows")
+        found[i] = product(a, b, extents, mode=mode, dtype=avals[i].dtype, transpose_rhs=mode == "rows",
+                           leaves_padding=mode == "rows")  # fmt: skip
 
     if 0 in wanted:
         times(d_before, w13, 0, "rows")

@@ -62,12 +62,14 @@ _lower_as_xla = mlir.lower_fun(plain_xla, multiple_results=False)
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpose_rhs: bool, dtype: str) -> str:
+def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpose_rhs: bool, dtype: str,
+             leaves_padding: bool) -> str:  # fmt: skip
     builder = _core.Builder(f"grouped_matmul_{mode}")
     names = ("lhs", "rhs", "extents", "starts")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(values) == 4 else None
-    builder.output(builder.grouped_matmul(*values[:3], starts, mode, transpose_rhs, dtype, "grouped_matmul"))
+    builder.output(builder.grouped_matmul(*values[:3], starts, mode, transpose_rhs, dtype, "grouped_matmul",
+                                          leaves_padding=leaves_padding))  # fmt: skip
     return builder.finish()
 
 
@@ -90,7 +92,7 @@ def _lower_as_program(ctx: Any, *operands: Any, primitive: Any, platform: str, *
     if not known or empty or (platform == "cuda" and _ffi.can_compile(platform) is not None):
         return _lower_as_xla(ctx, *operands, **params)
     types = tuple((d, a.shape) for d, a in zip(dtypes, ctx.avals_in))
-    program = _program(types, params["mode"], params["transpose_rhs"], dtypes[-1])
+    program = _program(types, params["mode"], params["transpose_rhs"], dtypes[-1], params["leaves_padding"])
     return _ffi.emit_program(ctx, operands, program, platform=platform)
 
 

@@ -6,7 +6,8 @@
     batch         (m, r, k)      (m, k, n) or (m, n, k)    (m, r, n)   the batch axis m
 
 `extents[g]` rows belong to group g, from `starts[g]` (ascending), or from the sum of the earlier extents. Rows of no
-group are padding: never read, zero in the result. The second form of rhs is `transpose_rhs`.
+group are padding: never read, zero in the result, or anything with `leaves_padding`. The second form of rhs is
+`transpose_rhs`.
 
 The three modes are closed under differentiation: each derivative is again one of them, to any order. `vmap` folds the
 batch into the rows, the groups or a dense axis, so that a batch is one kernel too.
@@ -35,9 +36,20 @@ grouped_p = _trace.own_call(_trace.PRODUCT)
 
 
 def product(
-    lhs: Any, rhs: Any, extents: Any, starts: Any = None, *, mode: str, dtype: Any, transpose_rhs: bool = False
+    lhs: Any,
+    rhs: Any,
+    extents: Any,
+    starts: Any = None,
+    *,
+    mode: str,
+    dtype: Any,
+    transpose_rhs: bool = False,
+    leaves_padding: bool = False,
 ) -> jax.Array:
-    """Multiply by groups: the only place that binds the primitive. Operands of two dtypes are promoted to one."""
+    """Multiply by groups: the only place that binds the primitive. Operands of two dtypes are promoted to one.
+
+    `leaves_padding`: for mode rows where no one reads rows of no group: they may hold anything.
+    """
     if lhs.dtype != rhs.dtype:
         common = jnp.promote_types(lhs.dtype, rhs.dtype)
         lhs, rhs = lhs.astype(common), rhs.astype(common)
@@ -48,6 +60,7 @@ def product(
         transpose_rhs=transpose_rhs,
         dtype=np.dtype(dtype),
         has_starts=starts is not None,
+        leaves_padding=leaves_padding,
         mesh=_split.needs_devices(),
     )
 
@@ -216,7 +229,7 @@ def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.A
     return sum_rows(out, place, order).reshape(size, m, out.shape[1])
 
 
-compile_when_eager(grouped_p, "mode", "transpose_rhs", "dtype", "has_starts", "mesh")
+compile_when_eager(grouped_p, "mode", "transpose_rhs", "dtype", "has_starts", "leaves_padding", "mesh")
 grouped_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[grouped_p] = _jvp
 ad.primitive_transposes[grouped_p] = _transpose

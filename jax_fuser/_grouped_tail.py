@@ -48,12 +48,14 @@ def product_and_tail(
     dtype: Any,
     index: Any = None,
     back: Any = None,
+    leaves_padding: bool = False,
 ) -> jax.Array:
     """Return `scale * activation(product + bias)` of rows `(m, k)`.
 
     `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`.
     `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
     the rows that each row of `x` is; its derivative then is a gather, too.
+    `leaves_padding`: as in `product`; not for `PackedWeights`.
     """
     packed = _Packed(rhs.format, rhs.block, rhs.n) if isinstance(rhs, PackedWeights) else None
     factors = None
@@ -63,11 +65,12 @@ def product_and_tail(
     if index is not None and (not narrow or 0 in (*x.shape, *index.shape)):
         x, index, back = _rows(x, index, back), None, None
     if bias is None and activation is None and scale is None and index is None:
-        return _product(x, rhs, factors, extents, starts, packed, dtype, transpose_rhs)
+        return _product(x, rhs, factors, extents, starts, packed, dtype, transpose_rhs, leaves_padding)
     if bias is not None:
         bias = jnp.asarray(bias)
     optional = (starts, bias, scale, index, back, factors)
-    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype), packed)
+    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype), packed,
+               leaves_padding)  # fmt: skip
     operands = [a for a in (x, rhs, extents, *optional) if a is not None]
     one = narrow or x.dtype == rhs.dtype == jnp.float32
     return how.compute(*operands) if not one or _fused_primitive.jit_is_off() else _bound(*operands, how=how)
@@ -85,9 +88,10 @@ def after_product(out: Any, extents: Any, starts: Any, bias: Any, scale: Any, ac
 
 
 def _product(x: Any, rhs: Any, factors: Any, extents: Any, starts: Any, packed: _Packed | None, dtype: Any,
-             transpose_rhs: bool) -> jax.Array:  # fmt: skip
+             transpose_rhs: bool, leaves_padding: bool) -> jax.Array:  # fmt: skip
     if packed is None:
-        return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs)
+        return product(x, rhs, extents, starts, mode="rows", dtype=dtype, transpose_rhs=transpose_rhs,
+                       leaves_padding=leaves_padding)  # fmt: skip
     return packed_product(x, packed.weights(x, rhs, factors), extents, starts, dtype=dtype)
 
 
@@ -125,6 +129,7 @@ class _How:
     gated: bool
     dtype: Any
     packed: _Packed | None = None
+    leaves_padding: bool = False
 
     def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> jax.Array:
         """Return the result; `again`: backward computes the tail again from the product, keeping none of its steps."""
@@ -132,7 +137,8 @@ class _How:
         starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
         if index is not None:
             x = _rows(x, index, back if again else None)
-        out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs)
+        out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs,
+                       self.leaves_padding)  # fmt: skip
         if bias is None and self.activation is None and scale is None:
             return out
         return after_product(out, extents, starts, bias, scale, self.activation, self.gated, again)
@@ -178,7 +184,8 @@ def tail_backward(
 ) -> list[jax.Array]:
     """Go back through `product(tail(before, scale), rhs)` up to `before`.
 
-    One kernel where that is possible, with no derivative of the tail's result in memory.
+    One kernel where that is possible, with no derivative of the tail's result in memory. Rows of no group may hold
+    anything, in what is given and in what is returned.
 
     Args:
         cotangent: of that product, `(m, n)`.
@@ -212,7 +219,8 @@ class _Backward:
         out, pull = jax.vjp(again, before, scale)
         results: list[jax.Array]
         if self.wanted[0] or self.wanted[1]:
-            back = product(cotangent, rhs, extents, mode="rows", dtype=before.dtype, transpose_rhs=True)
+            back = product(cotangent, rhs, extents, mode="rows", dtype=before.dtype, transpose_rhs=True,
+                           leaves_padding=True)  # fmt: skip
             results = [*pull(back), out]
         else:
             results = [out, out, out]

@@ -149,7 +149,8 @@ def _float_bits(dtype: Any) -> tuple[int, int]:
 
 def grouped_rows(w: Writer, eqn: Equation, x: Ids) -> Ids:
     p, out = eqn.params, eqn.outvars[0].aval
-    return [w.builder.grouped_rows(x, p["transpose_rhs"], known_dtype_name(out.dtype), out.shape[1], w.label(eqn))]
+    dtype, leaves = known_dtype_name(out.dtype), p["leaves_padding"]
+    return [w.builder.grouped_rows(x, p["transpose_rhs"], dtype, out.shape[1], w.label(eqn), leaves_padding=leaves)]
 
 
 def refuse_product(eqn: Equation) -> str | None:

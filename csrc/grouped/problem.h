@@ -6,9 +6,9 @@
 //   kBatch        [m, rows, k]           [m, k, n] or [m, n, k]           [m, rows, n]     the batch axis m
 //
 // `extents[g]` rows belong to group g, starting at `starts[g]` (ascending, those of empty groups too), or at the sum of
-// the earlier extents when the problem has no starts. Rows of no group are padding: never read, zero in the result. An
-// empty group gives exact zeros in kContraction. Extents live on the device; kernels clamp every start and extent to
-// [0, m].
+// the earlier extents when the problem has no starts. Rows of no group are padding: never read, zero in the result,
+// unless the problem leaves it. An empty group gives exact zeros in kContraction. Extents live on the device; kernels
+// clamp every start and extent to [0, m].
 //
 // 8-bit floats (kRows with transpose_rhs, kContraction with kRows) come with scales in f32, by which their elements are
 // multiplied:
@@ -48,6 +48,7 @@ struct Problem {
   DType rhs = DType::kF32;
   DType out = DType::kF32;
   Weights weights = Weights::kNumbers;
+  bool leaves_padding = false;  // kRows: padding may be left as it is
   // kRows, for the CUDA kernels that why_not_gather allows: where an s32[m] says which row of lhs, [lhs_rows, k], each
   // row is, or is outside of it for a row of zeros. Else 0.
   int64_t lhs_rows = 0;

@@ -187,7 +187,8 @@ struct Grouped {
   bool transpose_rhs = false;
   GroupedScales scales = GroupedScales::kNone;
   GroupedWeights weights = GroupedWeights::kNumbers;
-  int64_t columns = 0;  // of the result, where rhs does not say
+  int64_t columns = 0;          // of the result, where rhs does not say
+  bool leaves_padding = false;  // kRows: rows of no group may hold anything
   bool operator==(const Grouped&) const = default;
 };
 std::string_view name(GroupedWeights weights);  // "mxfp4", .., "int4x64"

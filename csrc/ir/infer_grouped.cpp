@@ -33,6 +33,8 @@ Value Inference::grouped(const Value& stated) const {
                                                              : a.size() == 3 && b.size() == 3;
   JF_REQUIRE(rank_ok, "[grouped_matmul] ranks do not fit the mode: lhs ", type(0), ", rhs ", type(1));
   const int64_t k = b.size() == 3 ? b[g.transpose_rhs ? 2 : 1] : 0, n = b.back();
+  JF_REQUIRE(!g.leaves_padding || g.mode == GroupedMode::kRows,
+             "[grouped_matmul] leaves_padding is for mode=rows, whose result has rows of no group");
   Value result{"", stated.dtype, {}};
   const int64_t columns = b.size() == 3 && g.transpose_rhs ? b[1] : n;
   if (scaled) {

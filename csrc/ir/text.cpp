@@ -66,7 +66,7 @@ struct AttributePrinter {
   std::string operator()(const Grouped& g) const {
     const bool numbers = g.weights == GroupedWeights::kNumbers;
     return cat(" {mode=", kModeNames[static_cast<size_t>(g.mode)], g.transpose_rhs ? " transpose_rhs" : "",
-               kScalesNames[static_cast<size_t>(g.scales)],
+               g.leaves_padding ? " leaves_padding" : "", kScalesNames[static_cast<size_t>(g.scales)],
                numbers ? "" : cat(", weights=", name(g.weights), ", columns=", g.columns), "}");
   }
 };
@@ -327,6 +327,9 @@ class Parser {
     skip();
     result.transpose_rhs = text_.substr(at_).starts_with("transpose_rhs");
     if (result.transpose_rhs) expect_word("transpose_rhs");
+    skip();
+    result.leaves_padding = text_.substr(at_).starts_with("leaves_padding");
+    if (result.leaves_padding) expect_word("leaves_padding");
     skip();
     if (accept(',')) {
       expect_word("weights");

@@ -21,6 +21,7 @@ grouped::Problem grouped_problem(const ir::Fusion& segment) {
   problem.k = a.back();
   problem.n = out.back();
   problem.transpose_rhs = attribute.transpose_rhs;
+  problem.leaves_padding = attribute.leaves_padding;
   const bool scaled = attribute.scales != ir::GroupedScales::kNone;
   problem.has_starts = op.inputs.size() == (scaled ? 6 : attribute.weights != ir::GroupedWeights::kNumbers ? 5 : 4);
   problem.lhs = lhs.dtype;

@@ -184,18 +184,22 @@ void bind_builder(nb::module_& m) {
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
              const std::string& mode, bool transpose_rhs, const std::string& dtype, const std::string& label,
              const std::string& scaled, const std::vector<ir::ValueId>& scales, const std::string& weights,
-             int64_t columns) {
+             int64_t columns, bool leaves_padding) {
             std::vector<ir::ValueId> others = starts ? std::vector<ir::ValueId>{*starts} : std::vector<ir::ValueId>{};
             others.insert(others.end(), scales.begin(), scales.end());
             ir::Grouped attribute{grouped_mode(mode), transpose_rhs, grouped_scales(scaled)};
             if (!weights.empty()) attribute.weights = ir::parse_weights(weights);
             attribute.columns = columns;
+            attribute.leaves_padding = leaves_padding;
             return b.grouped_matmul(lhs, rhs, extents, others, attribute, parse_dtype(dtype), label);
           },
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "",
           "scaled"_a = "", "scales"_a = std::vector<ir::ValueId>{}, "weights"_a = "", "columns"_a = 0,
+          "leaves_padding"_a = false,
           "Multiply rows by groups. 8-bit floats are scaled by \"rows\" or \"blocks\": `scales` are those of lhs and "
-          "rhs. Packed `weights` of four bits give a result of `columns`.")
+          "rhs. Packed `weights` of four bits give a result of `columns`. With `leaves_padding` rows of no group may "
+          "hold "
+          "anything, and are zeros otherwise.")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,

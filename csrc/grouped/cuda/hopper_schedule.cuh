@@ -137,9 +137,10 @@ class RowSchedule {
   unsigned total_;     // units of the window
 };
 
-// One warp: calls visit(begin, end) with every stretch of padding rows.
+// One warp: calls visit(begin, end) with every stretch of padding rows, unless they are left as they are.
 template <bool kHasStarts, class Visit>
 __device__ __forceinline__ void for_padding(const Ragged& ragged, Visit visit) {
+  if (ragged.leaves_padding) return;
   visit(0, ragged.groups == 0 ? ragged.m : kHasStarts ? ragged.start(0) : 0);
   for (GroupWindow<kHasStarts> window(ragged); !window.past_end(); window.advance()) {
     for (unsigned found = __ballot_sync(~0u, window.span.end < window.span.next); found != 0; found &= found - 1) {

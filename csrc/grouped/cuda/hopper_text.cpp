@@ -99,7 +99,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("    long long", gathers ? " lhs_rows" : "", ") {\n");
   s += cat("  extern __shared__ __align__(", kSharedAlign, ") unsigned char memory[];\n");
   s += cat("  const jf::grouped::Ragged ragged = {extents, ", p.has_starts ? "starts" : "nullptr",
-           ", static_cast<int>(groups), static_cast<int>(m)};\n");
+           ", static_cast<int>(groups), static_cast<int>(m)", p.leaves_padding ? ", true" : "", "};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, ",
                          p.quantizes ? "rhs_map, ragged, nullptr" : "out_map, ragged, out", ", next, ");

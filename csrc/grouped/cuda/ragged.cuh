@@ -13,6 +13,7 @@ struct Ragged {
   const int* starts;  // null: the groups follow each other from row 0
   int groups;
   int m;
+  bool leaves_padding = false;  // kernels of sm_90a need not store it
 
   __device__ int extent(int group) const { return min(max(extents[group], 0), m); }
   __device__ int start(int group) const { return min(max(starts[group], 0), m); }
