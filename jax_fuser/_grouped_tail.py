@@ -306,7 +306,7 @@ for _platform in ("cpu", "cuda"):
 @functools.partial(jax.jit, static_argnames=("activation", "gated", "scaled_by_zero"))
 def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool,
          scaled_by_zero: bool = False) -> jax.Array:  # fmt: skip
-    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` are zero and stay zero.
+    """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` that are zero stay zero.
 
     `scaled_by_zero`: so is `scale` there; it may be anything else.
     """

@@ -32,8 +32,9 @@ def ragged_all_to_all(
     """Send slices of rows to every device of a mesh axis: `jax.lax.ragged_all_to_all`, on every platform.
 
     Slice `i` of `slices` goes to device `i // (slices / devices)`. Where slices that arrive overlap, the last one
-    stays, in the order of the devices that sent them. Rows travel by dense `all_to_all`, in rounds with room for 1.25
-    of an equal share, as many as the longest pair of devices needs; memory is that of one round and of the result.
+    stays, in the order of the devices that sent them. Rows travel by dense `all_to_all`: a round with room for 1.25 of
+    an equal share, then as many of a quarter of it as the longest pair of devices needs; memory is that of one round
+    and of the result. On CPUs, and where it makes few bytes more, it is one round with room for all that may come.
 
     Derivatives are the exchange back. A row of `operand` that several slices send gets the sum of their cotangents, one
     that was overwritten gets none, and `output` gets those of the rows that nothing was written to. Works under

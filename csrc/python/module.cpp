@@ -197,9 +197,8 @@ void bind_builder(nb::module_& m) {
           "scaled"_a = "", "scales"_a = std::vector<ir::ValueId>{}, "weights"_a = "", "columns"_a = 0,
           "leaves_padding"_a = false,
           "Multiply rows by groups. 8-bit floats are scaled by \"rows\" or \"blocks\": `scales` are those of lhs and "
-          "rhs. Packed `weights` of four bits give a result of `columns`. With `leaves_padding` rows of no group may "
-          "hold "
-          "anything, and are zeros otherwise.")
+          "rhs. Packed `weights` of four bits give a result of `columns`. With `leaves_padding` rows of no group "
+          "may hold anything, and are zeros otherwise.")
       .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
            "The rows of each component as a component and a ragged axis of at most `most` of them.")
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
