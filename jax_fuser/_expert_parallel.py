@@ -224,6 +224,9 @@ def ep_mlp(
     tokens = math.prod(x.shape[:-1])
     flat, experts, weights = (a.reshape(tokens, a.shape[-1]) for a in (x, experts, weights))
     plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
+    if 0 in (*experts.shape, *w13.shape, *w2.shape):
+        # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
+        return jnp.zeros_like(x, shape=(*x.shape[:-1], w2.shape[2]))
     landed, local_experts, landed_weights = plan.send(flat, weights)
     out = run_layer(landed, local_experts, landed_weights, w13, w2, activation, plan.rows)
     out = plan.streams.add_back(out)
