@@ -111,8 +111,7 @@ def _exchange(x: Any, *operands: Any, axis_name: Any, rounds: Rounds, shared: tu
 
     if receiver.shared:
         # A window of a whole round fits everywhere.
-        room = max(rounds.first, rounds.further)
-        out = jnp.zeros_like(x, shape=(rows + room, *x.shape[1:]), dtype=accumulator(x.dtype))
+        out = jnp.zeros_like(x, shape=(rows + rounds.first, *x.shape[1:]), dtype=accumulator(x.dtype))
         run = functools.partial(_add_to_slices, receiver, arrived)
         out = run(0, rounds.first, out)
     else:

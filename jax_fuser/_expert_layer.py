@@ -157,6 +157,23 @@ def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, targe
     return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)
 
 
+def order_choices(experts: jax.Array, groups: int, rows: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return which choice each row is, -1 for none, the row of each choice, -1 for none, and the rows of each expert.
+
+    Args:
+        experts: int32 `(tokens, top_k)`.
+        groups: number of experts.
+        rows: so many choices at most are of an expert.
+    """
+    _, source, target, extents = order_rows(experts, groups)
+    return source[:rows], target.reshape(experts.shape), extents
+
+
+def rows_of_choices(x: jax.Array, source: jax.Array, target: jax.Array, extents: jax.Array) -> NestedTensor:
+    """Return the tokens `x` `(tokens, ..)` as rows, in the order of `order_choices`."""
+    return NestedTensor(move_rows(x, source, target.reshape(-1), target.shape[1]), extents)
+
+
 def run_layer(
     x: jax.Array,
     experts: jax.Array,
@@ -167,12 +184,11 @@ def run_layer(
     rows: int | None = None,
 ) -> jax.Array:
     """Return the layer `(tokens, n)` of `x` `(tokens, d)`; `rows`: so many at most are choices of an expert."""
-    _, source, target, extents = order_rows(experts, w13.shape[0])
-    source, target, top_k = source[:rows], target.reshape(experts.shape), experts.shape[1]
-    take = source // top_k
+    source, target, extents = order_choices(experts, w13.shape[0], rows)
+    take = source // experts.shape[1]
 
     def composed(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
-        nt = NestedTensor(move_rows(x, source, target.reshape(-1), top_k), extents)
+        nt = rows_of_choices(x, source, target, extents)
         multiply = functools.partial(grouped_matmul, preferred_element_type=x.dtype)
         return multiply(multiply(nt, w13, activation=activation), w2)
 

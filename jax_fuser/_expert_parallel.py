@@ -15,6 +15,8 @@ from jax_fuser._expert_layer import (
     Stats,
     dispatch_arguments,
     layer_arguments,
+    order_choices,
+    rows_of_choices,
     run_layer,
     stats_of,
     weighted_sum,
@@ -22,12 +24,11 @@ from jax_fuser._expert_layer import (
 )
 from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
-from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._rounds import rounds_of
 from jax_fuser._route import spell
-from jax_fuser._token_exchange import Streams
+from jax_fuser._token_exchange import Streams, streams_of
 from jax_fuser._varying import varying_axes
 
 
@@ -110,14 +111,13 @@ def ep_dispatch(
     plan = _plan(fn, x, experts, num_experts, axis_name, capacity)
     landed, local_experts = plan.send(x)
     local = num_experts // plan.devices
-    _, source, target, extents = order_rows(local_experts, local)
-    source, target = source[: plan.rows], target.reshape(local_experts.shape)
-    nt = NestedTensor(move_rows(landed, source, target.reshape(-1), target.shape[1]), extents)
+    source, target, extents = order_choices(local_experts, local, plan.rows)
     own = jax.lax.dynamic_update_slice_in_dim(
         jnp.zeros_like(extents, shape=(num_experts,)), extents, jax.lax.axis_index(axis_name) * local, 0
     )
     load, clipped = (jax.lax.psum(a, axis_name) for a in (own, plan.clipped))
-    return nt, EpState(plan.streams, source, target, load, clipped)
+    state = EpState(plan.streams, source, target, load, clipped)
+    return rows_of_choices(landed, source, target, extents), state
 
 
 def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
@@ -278,21 +278,7 @@ def _plan(fn: str, x: jax.Array, experts: jax.Array, num_experts: int, axis_name
         found_room = _first_of_each_device(device, devices, room)
         experts, device = jnp.where(found_room, experts, -1), jnp.where(found_room, device, devices)
     clipped = asked - jnp.sum(experts >= 0, dtype=jnp.int32)
-
-    earlier = jnp.tri(top_k, k=-1, dtype=bool)[None]
-    again = jnp.any((device[:, :, None] == device[:, None, :]) & earlier, axis=2)
-    _, source, target, sizes = order_rows(jnp.where(again, devices, device), devices)
-    first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
-    position = jnp.arange(rounds.length, dtype=jnp.int32)[None]
-    # One more, so that there is something to take.
-    found = jnp.take(jnp.append(source, -1), first[:, None] + position, mode="clip")
-    take = jnp.where(position < sizes[:, None], found // max(top_k, 1), -1)
-    target = target.reshape(device.shape)
-    place = device * rounds.length + target - jnp.take(first, device, mode="clip")
-    longest = jnp.max(sizes, initial=0)
-    if rounds.most_further:
-        longest = jax.lax.pmax(longest, axis_name)
-    streams = Streams(take, jnp.where(target >= 0, place, -1), longest, axis_name, rounds)
+    streams = streams_of(device, devices, axis_name, rounds)
     return _Plan(streams, experts, num_experts, devices * room, clipped)
 
 

@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
+from jax_fuser._nested import order_rows
 from jax_fuser._rounds import Rounds, further_rounds
 from jax_fuser._spread_sum import front
 from jax_fuser._sum_rows import added_rows, gather_rows, gathered_sum
@@ -63,6 +64,25 @@ class Streams:
         operands = same_varying(self.take, self.target, self.longest, *arrays)
         results: list[jax.Array] = primitive.bind(*operands, axis_name=self.axis_name, rounds=self.rounds)
         return results
+
+
+def streams_of(device: jax.Array, devices: int, axis_name: Any, rounds: Rounds) -> Streams:
+    """Return the streams of tokens that go to `device`, int32 `(tokens, uses)`, `devices` for none: once to each."""
+    uses = device.shape[1]
+    earlier = jnp.tri(uses, k=-1, dtype=bool)[None]
+    again = jnp.any((device[:, :, None] == device[:, None, :]) & earlier, axis=2)
+    _, source, target, sizes = order_rows(jnp.where(again, devices, device), devices)
+    first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    position = jnp.arange(rounds.length, dtype=jnp.int32)[None]
+    # One more, so that there is something to take.
+    found = jnp.take(jnp.append(source, -1), first[:, None] + position, mode="clip")
+    take = jnp.where(position < sizes[:, None], found // max(uses, 1), -1)
+    target = target.reshape(device.shape)
+    place = device * rounds.length + target - jnp.take(first, device, mode="clip")
+    longest = jnp.max(sizes, initial=0)
+    if rounds.most_further:
+        longest = jax.lax.pmax(longest, axis_name)
+    return Streams(take, jnp.where(target >= 0, place, -1), longest, axis_name, rounds)
 
 
 send_p = jax.extend.core.Primitive("jax_fuser_send_tokens")

@@ -221,7 +221,7 @@ def test_rows_are_those_of_dispatch(devices, rounds):
     np.testing.assert_array_equal(stats.load, np.bincount(experts[experts < EXPERTS], minlength=EXPERTS))
 
 
-def test_many_rows(device, rounds, monkeypatch):
+def test_many_rows(rounds, monkeypatch):
     """Gathers by kernels of ours, on GPUs in every round; device 0 gets most rows."""
     monkeypatch.setattr(_rounds, "_LOOPS_ON_CPUS", False)
     tokens, columns = 2048, 512

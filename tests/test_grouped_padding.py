@@ -16,12 +16,13 @@ from jax_fuser import _core, _expert_rows, _grouped_primitive, _grouped_tail
 M, K, N, EXTENTS = 200, 64, 128, [3, 0, 90, 7]
 
 
-def program(mode="rows", leaves=True):
+def program(mode="rows", leaves=True, tail=False):
     b = _core.Builder("product")
     lhs = b.input("lhs", "bf16", [M, K])
     rhs = b.input("rhs", "bf16", [len(EXTENTS), K, N] if mode == "rows" else [M, N])
     extents = b.input("extents", "s32", [len(EXTENTS)])
-    b.output(b.grouped_matmul(lhs, rhs, extents, None, mode, False, "bf16", leaves_padding=leaves))
+    product = b.grouped_matmul(lhs, rhs, extents, None, mode, False, "bf16", leaves_padding=leaves)
+    b.output(b.pointwise("tanh", [product]) if tail else product)
     return b.finish()
 
 
@@ -42,10 +43,11 @@ def test_rows_of_groups_are_right(device):
         np.testing.assert_array_equal(np.asarray(got[:used]), np.asarray(want[:used]))
 
 
-def test_sources_say_so():
+@pytest.mark.parametrize("tail", [False, True])
+def test_sources_say_so(tail):
     nvrtc_or_skip()
     target = _core.cuda_target_for(90)
-    with_zeros, without = (_core.compile_cuda(program(leaves=leaves), target) for leaves in (False, True))
+    with_zeros, without = (_core.compile_cuda(program(leaves=leaves, tail=tail), target) for leaves in (False, True))
     assert with_zeros != without
 
 

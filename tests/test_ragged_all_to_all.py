@@ -243,7 +243,8 @@ def test_rows_move_by_all_to_all_and_gathers(rounds):
         return jnp.sum(on_mesh(call, 2)(a, b, *layout) ** 2)
 
     text = jax.jit(jax.grad(loss, (0, 1))).lower(random(2 * N, D), random(2 * M, D)).as_text()
-    assert ("stablehlo.scatter" in text) == (rounds == "many rounds")
+    assert ("stablehlo.scatter" in text) == ("unique_indices = true" in text) == (rounds == "many rounds")
+    assert "stablehlo.while" in text
     assert "all_gather" not in text and "ragged" not in text and "stablehlo.all_to_all" in text
 
 
