@@ -198,4 +198,4 @@ def run_layer(
     # Weigh rows between the products, and only add them afterwards.
     scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
     out = expert_rows(x, take, target, w13, w2, scale, extents, activation=activation, dtype=x.dtype)
-    return sum_rows(out, target, take[:, None])
+    return sum_rows(out, target, take[:, None], back_leaves=True)

@@ -56,7 +56,7 @@ def expert_rows(
 
     Args:
         x: tokens `(t, k)`. Differentiable.
-        take: int32 `(m,)`, the token that each row is, -1 for a row of no group.
+        take: int32 `(m,)`, the token that each row is, -1 for a row of no group, and for no other.
         back: int32 `(t, uses)`, the rows that each token is.
         w13: `(groups, k, f)`, or `(groups, k, 2 f)` for a gated activation. Differentiable.
         w2: `(groups, f, n)`. Differentiable.
@@ -82,9 +82,9 @@ def _jvp(how: _How, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     x, w13, w2, scale, extents, take, back = primals
     moved, *others = tangents
     # The derivative of w13 reads the rows again.
-    x = sum_rows(x, take[:, None], back)
+    x = sum_rows(x, take[:, None], back, leaves=True)
     if not isinstance(moved, jax.custom_derivatives.SymbolicZero):
-        moved = sum_rows(moved, take[:, None], back)
+        moved = sum_rows(moved, take[:, None], back, leaves=True)
     tangents = (moved, *others)
     before = how.multiply(x, w13, extents)
     out = how.multiply(how.tail(before, scale, extents), w2, extents)

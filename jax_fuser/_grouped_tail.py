@@ -18,9 +18,10 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi, _fused_primitive, _split, _trace
+from jax_fuser import _by_hand, _core, _ffi, _fused_primitive, _split, _trace
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, PLAIN, compiled_for_given
+from jax_fuser._core import UserError
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._packed_matmul import packed_product
@@ -55,7 +56,8 @@ def product_and_tail(
     `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`.
     `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
     the rows that each row of `x` is; its derivative then is a gather, too.
-    `leaves_padding`: as in `product`; not for `PackedWeights`.
+    `leaves_padding`: as in `product`; not for `PackedWeights`. Only rows of no group have an index outside
+    then.
     """
     packed = _Packed(rhs.format, rhs.block, rhs.n) if isinstance(rhs, PackedWeights) else None
     factors = None
@@ -63,7 +65,7 @@ def product_and_tail(
         rhs, factors = rhs.pieces, rhs.factors
     narrow = _is_narrow(x) and (packed is not None or _is_narrow(rhs))
     if index is not None and (not narrow or 0 in (*x.shape, *index.shape)):
-        x, index, back = _rows(x, index, back), None, None
+        x, index, back = _rows(x, index, back, leaves_padding), None, None
     if bias is None and activation is None and scale is None and index is None:
         return _product(x, rhs, factors, extents, starts, packed, dtype, transpose_rhs, leaves_padding)
     if bias is not None:
@@ -95,8 +97,10 @@ def _product(x: Any, rhs: Any, factors: Any, extents: Any, starts: Any, packed: 
     return packed_product(x, packed.weights(x, rhs, factors), extents, starts, dtype=dtype)
 
 
-def _rows(x: Any, index: Any, back: Any) -> jax.Array:
-    return take_rows(x, index) if back is None else sum_rows(x, index.astype(jnp.int32)[:, None], back)
+def _rows(x: Any, index: Any, back: Any, leaves: bool) -> jax.Array:
+    if back is None:
+        return take_rows(x, index.astype(jnp.uint32))
+    return sum_rows(x, index.astype(jnp.int32)[:, None], back, leaves=leaves)
 
 
 def _is_narrow(x: Any) -> bool:
@@ -136,7 +140,7 @@ class _How:
         values = iter(rest)
         starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
         if index is not None:
-            x = _rows(x, index, back if again else None)
+            x = _rows(x, index, back if again else None, self.leaves_padding)
         out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs,
                        self.leaves_padding)  # fmt: skip
         if bias is None and self.activation is None and scale is None:
@@ -149,9 +153,11 @@ class _How:
 
     def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> jax.Array:
         """Return the same by a gather of its own."""
-        optional, indices = rest[: sum(self.given[:3])], rest[sum(self.given[:3]) :]
-        how = replace(self, given=(*self.given[:3], False, False, False))
-        return _bound(_rows(x, indices[0], None), rhs, extents, *optional, how=how)
+        values = iter(rest)
+        starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
+        optional = (a for a in (starts, bias, scale, factors) if a is not None)
+        how = replace(self, given=(*self.given[:3], False, False, self.given[5]))
+        return _bound(_rows(x, index, back, self.leaves_padding), rhs, extents, *optional, how=how)
 
     def of_unpacked(self, x: Any, pieces: Any, extents: Any, *rest: Any) -> jax.Array:
         """Return the same by an array of the weights, of the dtype of `x`."""
@@ -281,7 +287,7 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
     apart = platform == "cuda" and not _is_narrow(ctx.avals_in[0])
     if apart or _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
-    if platform == "cpu" and isinstance(how, _How) and how.gathers:
+    if isinstance(how, _How) and how.gathers and (platform == "cpu" or _copies_rows(how, jaxpr)):
         return mlir.lower_fun(how.of_gathered, multiple_results=False)(ctx, *operands)
     if platform == "cpu" and isinstance(how, _How) and how.packed is not None:
         return mlir.lower_fun(how.of_unpacked, multiple_results=False)(ctx, *operands)
@@ -290,6 +296,18 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
         return _fused_primitive.run(jaxpr, operands, "grouped_matmul")
 
     return mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _copies_rows(how: _How, jaxpr: Any) -> bool:
+    """Whether a program of its own would better copy the rows: no kernel takes them by index."""
+    if not how.leaves_padding:
+        return False
+    try:
+        _, program = _by_hand.one_fusion(jaxpr, "rows", "grouped_matmul")
+    except UserError:
+        return True
+    return program.text is None or _core.copies_rows(program.text, _ffi.target_text("cuda"))
 
 
 compile_when_eager(tail_p, "jaxpr", "how", "mesh")

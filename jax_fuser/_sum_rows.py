@@ -16,7 +16,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _ffi
+from jax_fuser import _by_hand, _ffi, _split
 from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
@@ -30,7 +30,9 @@ _FUSED_ELEMENTS = 1 << 20
 sum_rows_p = jax.extend.core.Primitive("jax_fuser_sum_rows")
 
 
-def sum_rows(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+def sum_rows(
+    x: jax.Array, take: jax.Array, back: jax.Array, *, leaves: bool = False, back_leaves: bool = False
+) -> jax.Array:
     """Add rows of `x` named by index.
 
     Args:
@@ -38,14 +40,17 @@ def sum_rows(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
         take: int32 `(results, terms)`, source rows of each result row.
         back: int32 `(sources, uses)`, the same relation from the other side: `s in take[i]` as often as `i in back[s]`.
             Only differentiation reads it.
+        leaves: nobody reads a result of no row: where `take` has one term, which is a row or -1, it may hold anything.
+        back_leaves: the same of the derivative, by `back`.
 
     Returns:
         `(results, ...)`, dtype of `x`.
     """
-    return sum_rows_p.bind(*same_varying(x, take, back))
+    mesh = _split.needs_devices()
+    return sum_rows_p.bind(*same_varying(x, take, back), leaves=leaves, back_leaves=back_leaves, mesh=mesh)
 
 
-def _abstract_eval(x: Any, take: Any, back: Any) -> Any:
+def _abstract_eval(x: Any, take: Any, back: Any, **_: Any) -> Any:
     if take.ndim != 2 or back.ndim != 2 or back.shape[0] != x.shape[0]:
         raise ValueError(
             f"sum_rows: x {x.shape} needs take (results, terms) and back ({x.shape[0]}, uses), got "
@@ -65,7 +70,7 @@ def gather_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return gathered_sum(x, index[:, None])
 
 
-def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
+def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array, **_: Any) -> jax.Array:
     del back
     return added_rows(x, take, x.dtype)
 
@@ -94,23 +99,49 @@ def added_rows(x: jax.Array, take: jax.Array, dtype: Any) -> jax.Array:
 _fused = fuse(_gather_and_add, name="move_rows")
 
 
-def _lower(ctx: Any, x: Any, take: Any, back: Any, *, platform: str) -> Any:
-    """XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times
-    on CPUs, and sums of two to eight rows there 1.1 to 3.
+def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, **_: Any) -> Any:
+    """Each row that is spread is read once, and of sums only the rows that there are, by kernels of our own on GPUs.
+
+    XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times on
+    CPUs, and sums of two to eight rows there 1.1 to 3.
     """
     rows, terms = ctx.avals_in[0], ctx.avals_in[1].shape[1]
-    fused = (terms == 1 or platform == "cpu") and rows.size >= _FUSED_ELEMENTS and _ffi.can_compile(platform) is None
-    return mlir.lower_fun(_fused if fused else _gather_and_add, multiple_results=False)(ctx, x, take, back)
+    compiles = rows.size >= _FUSED_ELEMENTS and _ffi.can_compile(platform) is None
+    spreads, adds = leaves and terms == 1, 1 < terms <= _UNROLLED_TERMS
+    if compiles and platform == "cuda" and (spreads or adds) and not _split.is_on_a_mesh(ctx):
+        avals = ctx.avals_in[: 3 if spreads else 2]
+        program = _program(spreads, tuple((a.dtype, a.shape) for a in avals))
+        if _ffi.why_no_kernel(lambda: program, _ffi.target_text(platform)) is None:
+            ctx = ctx.replace(avals_in=avals)
+            return _ffi.emit_program(ctx, operands[: len(avals)], program, platform=platform)
+    fused = compiles and (terms == 1 or platform == "cpu")
+    return mlir.lower_fun(_fused if fused else _gather_and_add, multiple_results=False)(ctx, *operands)
 
 
-def _transpose(cotangent: Any, x: Any, take: Any, back: Any) -> list[Any]:
+@functools.lru_cache(maxsize=4096)
+def _program(spreads: bool, types: tuple[tuple[Any, tuple[int, ...]], ...]) -> str:
+    """What it computes, as the compiler could, and the name of the kernel that does."""
+
+    def f(x: jax.Array, take: jax.Array, back: Any = None) -> jax.Array:
+        return _gather_and_add(x, take, back)
+
+    closed = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
+    _, program = _by_hand.one_fusion(closed, "move_rows", "sum_rows")
+    return f"{program.text}\nkernel {'spread' if spreads else 'add'}_rows\n"
+
+
+def _transpose(
+    cotangent: Any, x: Any, take: Any, back: Any, *, leaves: bool, back_leaves: bool, mesh: Any
+) -> list[Any]:
+    del mesh
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(x.aval), None, None]
-    return [sum_rows(cotangent, back, take), None, None]
+    return [sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves), None, None]
 
 
-def _batch(args: Any, dims: Any) -> tuple[Any, int]:
+def _batch(args: Any, dims: Any, *, leaves: bool, back_leaves: bool, mesh: Any) -> tuple[Any, int]:
     """Fold the batch into the rows: index arithmetic on integers, no copy of `x`."""
+    del mesh
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     x, take, back = args
     x_dim, take_dim, back_dim = dims
@@ -123,7 +154,7 @@ def _batch(args: Any, dims: Any) -> tuple[Any, int]:
     number = jnp.arange(size, dtype=jnp.int32)[:, None, None]
 
     def shift(index: Any, bound: int) -> Any:
-        return jnp.where((index >= 0) & (index < bound), index + number * bound, size * bound)
+        return jnp.where((index >= 0) & (index < bound), index + number * bound, -1)
 
     back = shift(back, results)
     if x_dim is None:
@@ -134,14 +165,14 @@ def _batch(args: Any, dims: Any) -> tuple[Any, int]:
         x = x.reshape(size * sources, *x.shape[2:])
         take = shift(take, sources)
         back = back.reshape(size * sources, back.shape[2])
-    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back)
+    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back, leaves=leaves, back_leaves=back_leaves)
     return out.reshape(size, results, *out.shape[1:]), 0
 
 
-compile_when_eager(sum_rows_p)
+compile_when_eager(sum_rows_p, "leaves", "back_leaves", "mesh")
 sum_rows_p.def_abstract_eval(_abstract_eval)
 # Linear in x alone: the indices keep their values in tangents and cotangents.
-ad.defjvp(sum_rows_p, lambda tangent, x, take, back: sum_rows(tangent, take, back), None, None)
+ad.defjvp(sum_rows_p, lambda t, x, take, back, *, mesh, **leaves: sum_rows(t, take, back, **leaves), None, None)
 ad.primitive_transposes[sum_rows_p] = _transpose
 batching.primitive_batchers[sum_rows_p] = _batch
 mlir.register_lowering(sum_rows_p, mlir.lower_fun(_gather_and_add, multiple_results=False))

@@ -42,6 +42,7 @@ def test_few_columns_are_multiplied_with_rows_as_they_lie(activation):
     assert numbers["writes"][0][1:] == ("s32", [2048], 8192)
     assert product["reads"][0][1:] == ("bf16", [512, 520], 512 * 520 * 2)
     assert [r[1:3] for r in product["reads"] if r[0] == numbers["writes"][0][0]] == [("s32", [2048])]
+    assert not _core.copies_rows(gathered(activation), HOPPER)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,10 @@ def test_few_columns_are_multiplied_with_rows_as_they_lie(activation):
     ],
 )
 def test_rows_are_copied_where_that_takes_less(options, why):
-    copy, product = _core.facts(gathered(**{"activation": "swiglu", **options}), HOPPER)[:2]
+    program = gathered(**{"activation": "swiglu", **options})
+    copy, product = _core.facts(program, HOPPER)[:2]
     assert f"its rows are copied first: {why}" in copy["reason"]
+    assert _core.copies_rows(program, HOPPER)
     assert "rows by number" not in product["parameters"] and "gathered" not in product["entry"]
 
 

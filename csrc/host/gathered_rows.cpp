@@ -9,6 +9,7 @@
 #include "grouped/cuda/hopper.h"
 #include "host/joined_tails.h"
 #include "ir/append.h"
+#include "ir/text.h"
 #include "ir/verify.h"
 #include "plan/extract.h"
 #include "plan/grouped.h"
@@ -149,6 +150,12 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
     found.product_of[i] = reading[0];
   }
   return found;
+}
+
+bool copies_rows(const std::string& program, const std::string& target) {
+  const Target for_target = parse_target(target);
+  const plan::Plan plan = plan::plan(ir::parse(program), for_target);
+  return !find_gathers(plan, find_epilogues(plan, for_target), for_target).why_not.empty();
 }
 
 KernelFacts gathering(const KernelFacts& product, const GatheredRows& rows, const ir::Fusion& whole) {

@@ -27,6 +27,9 @@ struct GatheringProducts {
 
 GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogues, const Target& target);
 
+// Whether a program has a product whose rows are gathered by a kernel of their own.
+bool copies_rows(const std::string& program, const std::string& target);
+
 // The facts of a product, and of the kernel that computes the numbers of its rows; those of the segments say how they
 // are without each other.
 KernelFacts gathering(const KernelFacts& product, const GatheredRows& rows, const ir::Fusion& whole);

@@ -1,5 +1,7 @@
 #include "host/written.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/integers.h"
 #include "ir/text.h"
@@ -59,19 +61,52 @@ grouped::GroupQuantization group_quantization(const ir::Fusion& fusion) {
   return q;
 }
 
+// A fusion of rows [sources, ..] and s32 indices [rows, terms] that gives [rows, ..]. One that spreads them has the
+// same relation from the other side behind, s32 [sources, uses].
+grouped::RowMove row_move(const ir::Fusion& fusion, bool adds) {
+  const auto& in = fusion.inputs;
+  const auto shape = [&](ir::ValueId id) { return ir::shape(fusion.values[id]); };
+  const auto is_index = [&](ir::ValueId id) {
+    return fusion.values[id].dtype == DType::kS32 && fusion.values[id].axes.size() == 2;
+  };
+  bool fits = in.size() == (adds ? 2 : 3) && fusion.outputs.size() == 1 && !shape(in[0]).empty() &&
+              std::all_of(in.begin() + 1, in.end(), is_index);
+  grouped::RowMove move;
+  if (fits) {
+    std::vector<int64_t> result = shape(in[0]);
+    move = {fusion.values[in[0]].dtype, adds, result[0], shape(in[1])[0], 1, shape(in.back())[1]};
+    for (size_t i = 1; i < result.size(); ++i) move.columns *= result[i];
+    result[0] = move.rows;
+    fits = shape(fusion.outputs[0]) == result && fusion.values[fusion.outputs[0]].dtype == move.dtype &&
+           (adds || (shape(in[1])[1] == 1 && shape(in[2])[0] == move.sources));
+  }
+  JF_REQUIRE(fits, "[move_rows] expected rows that s32 indices move, got\n", ir::print(fusion));
+  return move;
+}
+
 std::vector<int64_t> scalars(const grouped::Quantization& q) { return {q.rows, q.columns, q.pitch()}; }
 std::vector<int64_t> scalars(const grouped::GroupQuantization& q) { return {q.rows, q.columns, q.places}; }
 std::string describe(const grouped::Quantization& q, const Target& target) {
   return grouped::print(grouped::choose_quantize(q, target));
 }
 std::string describe(const grouped::GroupQuantization& q, const Target&) { return grouped::print(q); }
+std::vector<int64_t> scalars(const grouped::RowMove& move) { return grouped::move_scalars(move); }
+std::string describe(const grouped::RowMove& move, const Target&) { return grouped::print(move); }
+
+template <class Q>
+grouped::CudaKernel kernel(const Q& q, const Target& target) {
+  return grouped::quantize_kernel(q, target);
+}
+grouped::CudaKernel kernel(const grouped::RowMove& move, const Target&) { return grouped::move_kernel(move); }
 
 }  // namespace
 
 Written parse_written(const ir::Fusion& fusion, std::string_view line) {
   const std::string_view name = line.substr(0, line.find_first_of(" \n"));
   if (name == "quantize") return quantization(fusion, line);
-  JF_REQUIRE(name == "quantize_groups", "[kernel] expected quantize or quantize_groups, got ", name);
+  if (name == "spread_rows" || name == "add_rows") return row_move(fusion, name == "add_rows");
+  JF_REQUIRE(name == "quantize_groups", "[kernel] expected quantize, quantize_groups, spread_rows or add_rows, got ",
+             name);
   return group_quantization(fusion);
 }
 
@@ -79,7 +114,7 @@ WrittenStep written_step(const ir::Fusion& fusion, const Written& written, const
                          std::vector<BufferRef> buffers, std::string& parameters) {
   return std::visit(
       [&](const auto& q) {
-        WrittenStep step{fusion.name, grouped::quantize_kernel(q, target), scalars(q), std::move(buffers)};
+        WrittenStep step{fusion.name, kernel(q, target), scalars(q), std::move(buffers)};
         parameters = describe(q, target);
         return step;
       },

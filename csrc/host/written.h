@@ -1,11 +1,12 @@
 // Kernels written by hand that a program asks for by a line behind its fusion, which says what they compute:
-// "kernel quantize columns=1 transpose=1", "kernel quantize_groups".
+// "kernel quantize columns=1 transpose=1", "kernel quantize_groups", "kernel spread_rows", "kernel add_rows".
 #pragma once
 
 #include <string_view>
 #include <variant>
 
 #include "base/target.h"
+#include "grouped/cuda/move_rows.h"
 #include "grouped/cuda/quantize.h"
 #include "grouped/cuda/quantize_groups.h"
 #include "host/program.h"
@@ -13,7 +14,7 @@
 
 namespace jf::host {
 
-using Written = std::variant<grouped::Quantization, grouped::GroupQuantization>;
+using Written = std::variant<grouped::Quantization, grouped::GroupQuantization, grouped::RowMove>;
 
 // `line`: what stands behind "kernel ". Throws UserError where the fusion is not what the kernel computes.
 Written parse_written(const ir::Fusion& fusion, std::string_view line);

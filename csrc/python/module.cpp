@@ -14,6 +14,7 @@
 #include "host/executable.h"
 #include "host/exported.h"
 #include "host/facts.h"
+#include "host/gathered_rows.h"
 #include "host/stages.h"
 #include "host/tuning.h"
 #include "ir/build.h"
@@ -359,6 +360,8 @@ void bind_programs(nb::module_& m) {
       "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
       "once, or with the first "
       "program of the same module that JAX compiles.");
+  m.def("copies_rows", &host::copies_rows, "program"_a, "target"_a, release(),
+        "Whether the rows of a grouped product are gathered by a kernel of their own.");
   m.def(
       "check_exported",
       [](const std::string& program, const std::string& written_for, const std::string& here) {
