@@ -70,6 +70,11 @@ def gather_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return gathered_sum(x, index[:, None])
 
 
+def is_worth_a_kernel(rows: Any) -> bool:
+    """Return whether rows are so many that moving them takes longer than a launch."""
+    return bool(rows.size >= _FUSED_ELEMENTS)
+
+
 def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array, **_: Any) -> jax.Array:
     del back
     return added_rows(x, take, x.dtype)
@@ -106,8 +111,8 @@ def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, **_: Any) -> A
     CPUs, and sums of two to eight rows there 1.1 to 3.
     """
     rows, terms = ctx.avals_in[0], ctx.avals_in[1].shape[1]
-    compiles = rows.size >= _FUSED_ELEMENTS and _ffi.can_compile(platform) is None
-    spreads, adds = leaves and terms == 1, 1 < terms <= _UNROLLED_TERMS
+    compiles = is_worth_a_kernel(rows) and _ffi.can_compile(platform) is None
+    spreads, adds = leaves and terms == 1, terms > 1
     if compiles and platform == "cuda" and (spreads or adds) and not _split.is_on_a_mesh(ctx):
         avals = ctx.avals_in[: 3 if spreads else 2]
         program = _program(spreads, tuple((a.dtype, a.shape) for a in avals))

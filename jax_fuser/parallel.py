@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax_fuser import _arguments
 from jax_fuser import _nested_checks as checks
 from jax_fuser._exchange import End, axis_size, exchange, longest_stream
-from jax_fuser._spread_sum import trailing
 from jax_fuser._static_sizes import check_sizes
 
 __all__ = ["ragged_all_to_all"]
@@ -121,13 +120,13 @@ def _exchange(
     covers = (rows >= starts[:, None]) & (rows - starts[:, None] < sizes[:, None])
     owner = jnp.max(jnp.where(covers, number, -1), axis=0)
     sent = jnp.clip(send_sizes, 0, n).reshape(devices, -1)
-    moved = exchange(
+    return exchange(
         operand,
         End(input_offsets.reshape(sent.shape), sent, jnp.zeros(n, jnp.int32), shared=True),
         End(starts.reshape(sent.shape), sizes.reshape(sent.shape), owner),
         longest_stream(sent, axis_name),
+        output,
         axis_name=axis_name,
         width=width,
         balanced=-(-min(n, m) // devices),
     )
-    return jnp.where(trailing(owner >= 0, moved.ndim), moved, output)

@@ -141,7 +141,7 @@ def kernels(dtype="bfloat16", columns=2048, terms=8, leaves=True, tokens=1024):
 def test_where_they_run():
     assert kernels() == kernels("float32") == ["spread", "add"]
     assert kernels(leaves=False) == ["add"]  # rows of zeros are asked for
-    assert kernels(terms=32) == ["spread"]
+    assert kernels(terms=32) == ["spread", "add"]
     assert kernels(columns=2044) == kernels(columns=128) == kernels(tokens=32) == []
 
 
