@@ -154,7 +154,7 @@ def _weigh_and_add(rows: jax.Array, weights: jax.Array, source: jax.Array, targe
     wide = at_least_float32(rows.dtype)
     per_row = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1)).astype(wide)
     weighted = rows.astype(wide) * per_row.reshape(-1, *[1] * (rows.ndim - 1))
-    return sum_rows(weighted, target, (source // target.shape[1])[:, None]).astype(rows.dtype)
+    return sum_rows(weighted, target, (source // target.shape[1])[:, None], by_xla=True).astype(rows.dtype)
 
 
 def order_choices(experts: jax.Array, groups: int, rows: int | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -31,7 +31,13 @@ sum_rows_p = jax.extend.core.Primitive("jax_fuser_sum_rows")
 
 
 def sum_rows(
-    x: jax.Array, take: jax.Array, back: jax.Array, *, leaves: bool = False, back_leaves: bool = False
+    x: jax.Array,
+    take: jax.Array,
+    back: jax.Array,
+    *,
+    leaves: bool = False,
+    back_leaves: bool = False,
+    by_xla: bool = False,
 ) -> jax.Array:
     """Add rows of `x` named by index.
 
@@ -42,12 +48,16 @@ def sum_rows(
             Only differentiation reads it.
         leaves: nobody reads a result of no row: where `take` has one term, which is a row or -1, it may hold anything.
         back_leaves: the same of the derivative, by `back`.
+        by_xla: `x`, or what reads the result, is little arithmetic, which XLA makes part of the moves; of derivatives
+            too.
 
     Returns:
         `(results, ...)`, dtype of `x`.
     """
     mesh = _split.needs_devices()
-    return sum_rows_p.bind(*same_varying(x, take, back), leaves=leaves, back_leaves=back_leaves, mesh=mesh)
+    return sum_rows_p.bind(
+        *same_varying(x, take, back), leaves=leaves, back_leaves=back_leaves, by_xla=by_xla, mesh=mesh
+    )
 
 
 def _abstract_eval(x: Any, take: Any, back: Any, **_: Any) -> Any:
@@ -104,19 +114,20 @@ def added_rows(x: jax.Array, take: jax.Array, dtype: Any) -> jax.Array:
 _fused = fuse(_gather_and_add, name="move_rows")
 
 
-def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, **_: Any) -> Any:
-    """Each row that is spread is read once, and of sums only the rows that there are, by kernels of our own on GPUs.
+def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, by_xla: bool, **_: Any) -> Any:
+    """On GPUs each row that goes to several places is read once, and of sums only rows that there are: own kernels.
 
     XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times on
     CPUs, and sums of two to eight rows there 1.1 to 3.
     """
-    rows, terms = ctx.avals_in[0], ctx.avals_in[1].shape[1]
-    compiles = is_worth_a_kernel(rows) and _ffi.can_compile(platform) is None
-    spreads, adds = leaves and terms == 1, terms > 1
-    if compiles and platform == "cuda" and (spreads or adds) and not _split.is_on_a_mesh(ctx):
-        avals = ctx.avals_in[: 3 if spreads else 2]
-        program = _program(spreads, tuple((a.dtype, a.shape) for a in avals))
-        if _ffi.why_no_kernel(lambda: program, _ffi.target_text(platform)) is None:
+    rows, take, back = ctx.avals_in
+    terms = take.shape[1]
+    compiles = is_worth_a_kernel(rows) and _ffi.can_compile(platform) is None and not (by_xla and platform == "cuda")
+    if compiles and platform == "cuda" and not _split.is_on_a_mesh(ctx):
+        kernel = "add" if terms > 1 else "spread" if leaves else "place" if back.shape[1] > 1 else None
+        avals = ctx.avals_in[: 2 if kernel == "add" else 3]
+        program = _program(kernel, tuple((a.dtype, a.shape) for a in avals)) if kernel else ""
+        if kernel and _ffi.why_no_kernel(lambda: program, _ffi.target_text(platform)) is None:
             ctx = ctx.replace(avals_in=avals)
             return _ffi.emit_program(ctx, operands[: len(avals)], program, platform=platform)
     fused = compiles and (terms == 1 or platform == "cpu")
@@ -124,7 +135,7 @@ def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, **_: Any) -> A
 
 
 @functools.lru_cache(maxsize=4096)
-def _program(spreads: bool, types: tuple[tuple[Any, tuple[int, ...]], ...]) -> str:
+def _program(kernel: str, types: tuple[tuple[Any, tuple[int, ...]], ...]) -> str:
     """What it computes, as the compiler could, and the name of the kernel that does."""
 
     def f(x: jax.Array, take: jax.Array, back: Any = None) -> jax.Array:
@@ -132,19 +143,19 @@ def _program(spreads: bool, types: tuple[tuple[Any, tuple[int, ...]], ...]) -> s
 
     closed = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
     _, program = _by_hand.one_fusion(closed, "move_rows", "sum_rows")
-    return f"{program.text}\nkernel {'spread' if spreads else 'add'}_rows\n"
+    return f"{program.text}\nkernel {kernel}_rows\n"
 
 
 def _transpose(
-    cotangent: Any, x: Any, take: Any, back: Any, *, leaves: bool, back_leaves: bool, mesh: Any
+    cotangent: Any, x: Any, take: Any, back: Any, *, leaves: bool, back_leaves: bool, by_xla: bool, mesh: Any
 ) -> list[Any]:
     del mesh
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(x.aval), None, None]
-    return [sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves), None, None]
+    return [sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves, by_xla=by_xla), None, None]
 
 
-def _batch(args: Any, dims: Any, *, leaves: bool, back_leaves: bool, mesh: Any) -> tuple[Any, int]:
+def _batch(args: Any, dims: Any, *, mesh: Any, **how: bool) -> tuple[Any, int]:
     """Fold the batch into the rows: index arithmetic on integers, no copy of `x`."""
     del mesh
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
@@ -170,14 +181,14 @@ def _batch(args: Any, dims: Any, *, leaves: bool, back_leaves: bool, mesh: Any) 
         x = x.reshape(size * sources, *x.shape[2:])
         take = shift(take, sources)
         back = back.reshape(size * sources, back.shape[2])
-    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back, leaves=leaves, back_leaves=back_leaves)
+    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back, **how)
     return out.reshape(size, results, *out.shape[1:]), 0
 
 
-compile_when_eager(sum_rows_p, "leaves", "back_leaves", "mesh")
+compile_when_eager(sum_rows_p, "leaves", "back_leaves", "by_xla", "mesh")
 sum_rows_p.def_abstract_eval(_abstract_eval)
 # Linear in x alone: the indices keep their values in tangents and cotangents.
-ad.defjvp(sum_rows_p, lambda t, x, take, back, *, mesh, **leaves: sum_rows(t, take, back, **leaves), None, None)
+ad.defjvp(sum_rows_p, lambda t, x, take, back, *, mesh, **how: sum_rows(t, take, back, **how), None, None)
 ad.primitive_transposes[sum_rows_p] = _transpose
 batching.primitive_batchers[sum_rows_p] = _batch
 mlir.register_lowering(sum_rows_p, mlir.lower_fun(_gather_and_add, multiple_results=False))

@@ -37,9 +37,16 @@ using namespace jf;
 template <class Kernel>
 void run(std::string number, long sources, long rows, long vectors, int terms) {
   auto x = read(("x" + number).c_str()), index = read(("index" + number).c_str());
+  auto take = read(("take" + number).c_str());
   std::vector<unsigned char> out(rows * vectors * 16, 0xee);
-  const typename Kernel::Args args = {data<uint4>(x), data<int>(index), reinterpret_cast<uint4*>(out.data()),
-                                      sources, rows, vectors, terms};
+  typename Kernel::Args args;
+  args.x = data<uint4>(x), args.out = reinterpret_cast<uint4*>(out.data());
+  args.sources = sources, args.rows = rows, args.vectors = vectors;
+  if constexpr (requires { args.back; }) {
+    args.take = data<int>(take), args.back = data<int>(index), args.uses = terms;
+  } else {
+    args.take = data<int>(index), args.terms = terms;
+  }
   ptx::launch(JF_BLOCKS, 1, [&](void*) { Kernel::run(args); });
   std::fwrite(out.data(), 1, out.size(), stdout);
 }
@@ -52,8 +59,9 @@ def test_the_kernels_do_what_numpy_does(tmp_path):
     rng = np.random.default_rng(0)
     calls, wanted = "", []
 
-    def call(kernel, x, index, rows):
+    def call(kernel, x, index, rows, take=()):
         number = len(wanted)
+        (tmp_path / f"take{number}").write_bytes(np.array(take, np.int32).tobytes())
         (tmp_path / f"x{number}").write_bytes(np.ascontiguousarray(x).tobytes())
         (tmp_path / f"index{number}").write_bytes(np.ascontiguousarray(index, np.int32).tobytes())
         vectors = x[0].nbytes // 16
@@ -62,11 +70,14 @@ def test_the_kernels_do_what_numpy_does(tmp_path):
     for sources, rows, uses, vectors in ((7, 40, 40, 3), (5, 12, 3, 600), (3, 4, 1, 256)):
         x = rng.integers(0, 256, (sources, vectors * 16), np.uint8)
         take, back = relation(rng, sources, rows, uses)
-        want = np.full((rows, vectors * 16), 0xEE, np.uint8)
-        want[take[:, 0] >= 0] = x[take[take[:, 0] >= 0, 0]]
+        used = take[:, 0] >= 0
         back[back < 0] = rng.choice([-1, -(2**31), rows, 2**31 - 1], np.sum(back < 0))
-        calls += call("SpreadRows", x, back, rows)
-        wanted.append(want)
+        take[~used] = rng.choice([-1, -(2**31), sources, 2**31 - 1], (np.sum(~used), 1))
+        for zeros, other in (("false", 0xEE), ("true", 0)):
+            want = np.full((rows, vectors * 16), other, np.uint8)
+            want[used] = x[take[used, 0]]
+            calls += call(f"SpreadRows<{zeros}>", x, back, rows, take)
+            wanted.append(want)
     for dtype, name in (("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")):
         for sources, rows, terms, vectors in ((40, 6, 35, 3), (9, 4, 2, 300), (9, 5, 7, 128)):
             x = np.array(rng.normal(size=(sources, vectors * 16 // np.dtype(jnp.dtype(dtype)).itemsize)), dtype)
@@ -88,61 +99,62 @@ def test_the_kernels_do_what_numpy_does(tmp_path):
     assert raw == b""
 
 
-def program(spreads, dtype="bfloat16", sources=32768, rows=262144, columns=(2048,), terms=8):
+def program(kernel, dtype="bfloat16", sources=32768, rows=262144, columns=(2048,), terms=8):
     i32 = jnp.dtype("int32")
-    if spreads:
-        types = (jnp.dtype(dtype), (sources, *columns)), (i32, (rows, 1)), (i32, (sources, terms))
-    else:
+    if kernel == "add":
         types = (jnp.dtype(dtype), (rows, *columns)), (i32, (sources, terms))
-    return _sum_rows._program(spreads, types)
+    else:
+        types = (jnp.dtype(dtype), (sources, *columns)), (i32, (rows, 1)), (i32, (sources, terms))
+    return _sum_rows._program(kernel, types)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 @pytest.mark.parametrize(
-    ("spreads", "dtype"), [(True, "bfloat16"), (False, "bfloat16"), (False, "float16"), (False, "float32")]
+    ("kernel", "dtype"),
+    [("spread", "bfloat16"), ("place", "bfloat16"), ("add", "bfloat16"), ("add", "float16"), ("add", "float32")],
 )
-def test_kernels_compile_without_spills(spreads, dtype, sm, tmp_path):
+def test_kernels_compile_without_spills(kernel, dtype, sm, tmp_path):
     nvrtc_or_skip()
-    [used] = assert_no_spills(program(spreads, dtype), tmp_path, sm)
-    assert used["STACK"] == 0 and used["REG"] <= (64 if spreads else 128)
-    text = _core.sass(program(spreads, dtype), _core.cuda_target_for(sm))
+    [used] = assert_no_spills(program(kernel, dtype), tmp_path, sm)
+    assert used["STACK"] == 0 and used["REG"] <= (128 if kernel == "add" else 64)
+    text = _core.sass(program(kernel, dtype), _core.cuda_target_for(sm))
     assert text.count("LDG.E.128") >= 8 and "STG.E" in text
 
 
-def test_facts_name_the_kernel():
-    for spreads, name in ((True, "spread rows"), (False, "add rows")):
-        [facts] = _core.facts(program(spreads, columns=(2, 1024)), HOPPER)
-        assert (facts["strategy"], facts["parameters"]) == ("written", name)
+@pytest.mark.parametrize("kernel", ["spread", "place", "add"])
+def test_facts_name_the_kernel(kernel):
+    [facts] = _core.facts(program(kernel, columns=(2, 1024)), HOPPER)
+    assert (facts["strategy"], facts["parameters"]) == ("written", f"{kernel} rows")
 
 
 def test_other_programs_are_refused():
     with pytest.raises(_core.UserError, match=r"\[move_rows\] expected rows that s32 indices move, got\nfusion"):
-        _core.facts(program(False).replace("kernel add", "kernel spread"), HOPPER)
+        _core.facts(program("add").replace("kernel add", "kernel spread"), HOPPER)
     with pytest.raises(_core.UserError, match=r"\[move_rows\] rows of 2006 bytes, it takes multiples of 16 from 512"):
-        _core.facts(program(True, columns=(1003,)), HOPPER)
+        _core.facts(program("place", columns=(1003,)), HOPPER)
     with pytest.raises(_core.UserError, match=r"\[move_rows\] it adds no s32"):
-        _core.facts(program(False, "int32"), HOPPER)
+        _core.facts(program("add", "int32"), HOPPER)
 
 
-def kernels(dtype="bfloat16", columns=2048, terms=8, leaves=True, tokens=1024):
+def kernels(dtype="bfloat16", columns=2048, terms=8, tokens=1024, **how):
     """Which kernel of its own the gather of a layer has on a GPU, and which its derivative."""
     rows = tokens * terms
     x = jax.ShapeDtypeStruct((tokens, columns), dtype)
     indices = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((rows, 1), (tokens, terms)))
 
     def both(x, take, back):
-        return jax.vjp(lambda x: sum_rows(x, take, back, leaves=leaves), x)[1](sum_rows(x, take, back, leaves=leaves))
+        return jax.vjp(lambda x: sum_rows(x, take, back, **how), x)[1](sum_rows(x, take, back, **how))
 
     ours = [export.DisabledSafetyCheck.custom_call("jax_fuser.program")]
     text = export.export(jax.jit(both), platforms=["cuda"], disabled_checks=ours)(x, *indices).mlir_module()
-    return [name for name in ("spread", "add") if f"kernel {name}_rows" in text]
+    return [name for name in ("spread", "place", "add") if f"kernel {name}_rows" in text]
 
 
 def test_where_they_run():
-    assert kernels() == kernels("float32") == ["spread", "add"]
-    assert kernels(leaves=False) == ["add"]  # rows of zeros are asked for
-    assert kernels(terms=32) == ["spread", "add"]
-    assert kernels(columns=2044) == kernels(columns=128) == kernels(tokens=32) == []
+    assert kernels(leaves=True) == kernels("float32", leaves=True) == ["spread", "add"]
+    assert kernels() == kernels(terms=32) == ["place", "add"]
+    assert kernels(terms=1, tokens=8192) == []  # each row is read once anyway
+    assert kernels(columns=2044) == kernels(columns=128) == kernels(tokens=32) == kernels(by_xla=True) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32"])

@@ -63,7 +63,8 @@ grouped::GroupQuantization group_quantization(const ir::Fusion& fusion) {
 
 // A fusion of rows [sources, ..] and s32 indices [rows, terms] that gives [rows, ..]. One that spreads them has the
 // same relation from the other side behind, s32 [sources, uses].
-grouped::RowMove row_move(const ir::Fusion& fusion, bool adds) {
+grouped::RowMove row_move(const ir::Fusion& fusion, grouped::RowMove::Kind kind) {
+  const bool adds = kind == grouped::RowMove::Kind::kAdd;
   const auto& in = fusion.inputs;
   const auto shape = [&](ir::ValueId id) { return ir::shape(fusion.values[id]); };
   const auto is_index = [&](ir::ValueId id) {
@@ -74,7 +75,7 @@ grouped::RowMove row_move(const ir::Fusion& fusion, bool adds) {
   grouped::RowMove move;
   if (fits) {
     std::vector<int64_t> result = shape(in[0]);
-    move = {fusion.values[in[0]].dtype, adds, result[0], shape(in[1])[0], 1, shape(in.back())[1]};
+    move = {fusion.values[in[0]].dtype, kind, result[0], shape(in[1])[0], 1, shape(in.back())[1]};
     for (size_t i = 1; i < result.size(); ++i) move.columns *= result[i];
     result[0] = move.rows;
     fits = shape(fusion.outputs[0]) == result && fusion.values[fusion.outputs[0]].dtype == move.dtype &&
@@ -104,9 +105,12 @@ grouped::CudaKernel kernel(const grouped::RowMove& move, const Target&) { return
 Written parse_written(const ir::Fusion& fusion, std::string_view line) {
   const std::string_view name = line.substr(0, line.find_first_of(" \n"));
   if (name == "quantize") return quantization(fusion, line);
-  if (name == "spread_rows" || name == "add_rows") return row_move(fusion, name == "add_rows");
-  JF_REQUIRE(name == "quantize_groups", "[kernel] expected quantize, quantize_groups, spread_rows or add_rows, got ",
-             name);
+  using Kind = grouped::RowMove::Kind;
+  for (const Kind kind : {Kind::kSpread, Kind::kPlace, Kind::kAdd}) {
+    if (name == grouped::name(kind)) return row_move(fusion, kind);
+  }
+  JF_REQUIRE(name == "quantize_groups",
+             "[kernel] expected quantize, quantize_groups, spread_rows, place_rows or add_rows, got ", name);
   return group_quantization(fusion);
 }
 

@@ -1,5 +1,6 @@
 // Kernels written by hand that a program asks for by a line behind its fusion, which says what they compute:
-// "kernel quantize columns=1 transpose=1", "kernel quantize_groups", "kernel spread_rows", "kernel add_rows".
+// "kernel quantize columns=1 transpose=1", "kernel quantize_groups", "kernel spread_rows",
+// "kernel place_rows", "kernel add_rows".
 #pragma once
 
 #include <string_view>

@@ -1,5 +1,5 @@
 // Rows of an array moved by index: to each place that a row has, and back, adding up the rows of each place. Time goes
-// with the rows that are moved: a negative index stands for none.
+// with the rows that are moved: an index outside stands for none.
 //
 // A warp has a piece of a row at a time, and warps take pieces in turn. Each row is read from memory once; several
 // reads of one, as a gather has, fill the L2 cache's links where the array is larger than half of it. Arrays begin and
@@ -32,13 +32,15 @@ struct RowMoves {
   }
 };
 
-// out[back[s, j]] = x[s] for each s and j; other rows are left as they are.
+// out[back[s, j]] = x[s] for each s and j. Other rows, whose `take` is outside of x, are left as they are, or zeros.
+template <bool kZeros>
 struct SpreadRows : RowMoves {
   static constexpr int kVectors = 8;  // of a lane
   static constexpr int kBlocks = 8;   // of a multiprocessor
 
   struct Args {
     const uint4* x;   // [sources, vectors]
+    const int* take;  // [rows], read only for zeros
     const int* back;  // [sources, uses]
     uint4* out;       // [rows, vectors]
     long sources, rows, vectors;
@@ -64,6 +66,20 @@ struct SpreadRows : RowMoves {
         }
       });
     });
+    if constexpr (kZeros) put_zeros(a);
+  }
+
+  static __device__ __forceinline__ void put_zeros(const Args& a) {
+    constexpr int kRows = 8;  // of a warp at a time
+    const long lane = threadIdx.x % 32, warps = kThreads / 32;
+    for (long first = (blockIdx.x * warps + threadIdx.x / 32) * kRows; first < a.rows;
+         first += gridDim.x * warps * kRows) {
+      const bool is_none = lane < kRows && first + lane < a.rows && u32(a.take[first + lane]) >= a.sources;
+      for (unsigned none = __ballot_sync(~0u, is_none); none != 0; none &= none - 1) {
+        uint4* row = a.out + (first + __ffs(int(none)) - 1) * a.vectors;
+        for (long i = lane; i < a.vectors; i += 32) __stcs(row + i, uint4{0, 0, 0, 0});
+      }
+    }
   }
 };
 

@@ -11,22 +11,28 @@
 
 namespace jf::grouped {
 
-// x [sources, columns] -> [rows, columns]. Rows spread to where s32[sources, terms] says, other results left as they
-// are; or with `adds` those added up that s32[rows, terms] names.
+// x [sources, columns] -> [rows, columns]. Rows spread to where s32[sources, terms] says, which is the relation
+// s32[rows, 1] seen from the other side; or those added up that s32[rows, terms] names.
 struct RowMove {
+  enum class Kind { kSpread, kPlace, kAdd };  // rows of no source: as they are, zeros, zeros
+
   DType dtype = DType::kBF16;
-  bool adds = false;
+  Kind kind = Kind::kSpread;
   int64_t sources = 0, rows = 0, columns = 0, terms = 0;
+
+  bool adds() const { return kind == Kind::kAdd; }
 };
+
+// "spread_rows", "place_rows", "add_rows"
+std::string name(RowMove::Kind kind);
 
 // Why no kernel takes it; empty where one does.
 std::string why_not_move(const RowMove& move);
 
-// "add rows", "spread rows"
 std::string print(const RowMove& move);
 
-// Arguments: x, the indices (of rows that are spread those of the results first, which it does not read), the result,
-// then move_scalars. Throws UserError with why_not_move.
+// Arguments: x, the indices (of rows that are spread those of the results first), the result, then move_scalars. Throws
+// UserError with why_not_move.
 CudaKernel move_kernel(const RowMove& move);
 std::vector<int64_t> move_scalars(const RowMove& move);
 
