@@ -34,7 +34,11 @@ GPU_LAYERS = [
     Layer("Mixtral", 8192, 4096, 14336, 8, 2),
     Layer("DeepSeek-V3 slice", 8192, 7168, 2048, 32, 4),
 ]
-
+# Few tokens: weights are read, and little else.
+DECODERS = [
+    Layer("gpt-oss-120b decode", 64, 2880, 2880, 128, 4),
+    Layer("DeepSeek-V3 slice decode", 256, 7168, 2048, 32, 4),
+]
 
 # Routing alone: no rows to speak of.
 ROUTERS = [Layer("router", 16384, 1, 0, 128, 8), Layer("DeepSeek-V3 router", 16384, 1, 0, 256, 8)]
@@ -116,6 +120,43 @@ def our_layer(layer: Layer, mlp: Callable[..., Any] = jf.moe.mlp) -> Callable[..
     return f
 
 
+def in_four_bits(matrices: jax.Array) -> jf.PackedWeights:
+    """Weights `(experts, k, n)` as the kernel reads them."""
+    quantize = jax.jit(lambda w: jf.repack_weights(jf.quantize(jnp.swapaxes(w, 1, 2), "mxfp4")))
+    packed: jf.PackedWeights = quantize(matrices)
+    return packed
+
+
+def decode_cases(only: str) -> Iterator[Case]:
+    """Yield the time of layers for few tokens, with weights of 16 and of four bits."""
+    for layer in DECODERS:
+        name = f"{layer.name} forward bfloat16"
+        if only not in name:
+            continue
+        x, logits, w13, w2 = arguments(layer, "bfloat16")
+        packed = in_four_bits(w13), in_four_bits(w2)
+        ways = [
+            (OURS, our_layer(layer), (w13, w2)),
+            (f"{OURS}, mxfp4 weights", our_layer(layer), packed),
+            ("plain JAX", plain_layer(layer), (w13, w2)),
+        ]
+        contenders = [Contender(way, functools.partial(jax.jit(f), x, logits, *given)) for way, f, given in ways]
+        parameters = {"tokens": layer.tokens, "hidden": layer.hidden, "ffn": layer.ffn, "experts": layer.experts}
+        case = Case("moe", name, parameters, "us", 0)
+        case.timings = time_all(contenders, seconds=4, repeats=7, inner=5)
+        yield case
+
+
+def arguments(layer: Layer, dtype: str) -> tuple[jax.Array, ...]:
+    """Return tokens, logits and weights of both products."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (layer.tokens, layer.hidden), dtype)
+    logits = jax.random.normal(keys[1], (layer.tokens, layer.experts), jnp.float32)
+    w13 = jax.random.normal(keys[2], (layer.experts, layer.hidden, 2 * layer.ffn), dtype)
+    w2 = jax.random.normal(keys[3], (layer.experts, layer.ffn, layer.hidden), dtype)
+    return x, logits, (w13 * layer.hidden**-0.5).astype(dtype), (w2 * layer.ffn**-0.5).astype(dtype)
+
+
 def several_ways(layer: Layer, args: tuple[jax.Array, ...]) -> list[tuple[str, Callable[..., Any], Any]]:
     """Ways to compute the layer with an equal part of the tokens on each device, with the arguments as they lie there.
 
@@ -150,14 +191,11 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
     """
     yield from router_cases(only)
     gpu, devices = jax.default_backend() == "gpu", jax.device_count()
+    if gpu and devices == 1:
+        yield from decode_cases(only)
     for layer in GPU_LAYERS if gpu else CPU_LAYERS:
         for dtype in ("bfloat16",) if gpu else ("float32", "bfloat16"):
-            keys = jax.random.split(jax.random.key(0), 4)
-            x = jax.random.normal(keys[0], (layer.tokens, layer.hidden), dtype)
-            logits = jax.random.normal(keys[1], (layer.tokens, layer.experts), jnp.float32)
-            w13 = jax.random.normal(keys[2], (layer.experts, layer.hidden, 2 * layer.ffn), dtype)
-            w2 = jax.random.normal(keys[3], (layer.experts, layer.ffn, layer.hidden), dtype)
-            args = (x, logits, (w13 * layer.hidden**-0.5).astype(dtype), (w2 * layer.ffn**-0.5).astype(dtype))
+            args = arguments(layer, dtype)
             flops = 6.0 * layer.tokens * layer.top_k * layer.hidden * layer.ffn
             if devices > 1:
                 ways = several_ways(layer, args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,19 @@ from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_rows import NAMED, expert_rows
 from jax_fuser._grouped_matmul import grouped_matmul
+from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._packed_weights import PackedWeights
+from jax_fuser._quant import ScaledTensor
 from jax_fuser._route import spell
 from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
+
+# Floats (experts, k, n), or four bits, whose shape is (experts, n, k).
+Matrices: TypeAlias = jax.Array | PackedWeights
 
 
 @jax.tree_util.register_dataclass
@@ -94,9 +100,10 @@ def layer_arguments(
     `local`: what the names of the weights end with.
     """
     first, second = f"w13{local}", f"w2{local}"
-    named = {"x": x, "experts": experts, "weights": weights, first: w13, second: w2}
-    x, experts, weights, w13, w2 = (_arguments.array(fn, name, value) for name, value in named.items())
-    check_sizes(fn, **dict(zip(named, (x, experts, weights, w13, w2))))
+    named = {"x": x, "experts": experts, "weights": weights}
+    x, experts, weights = (_arguments.array(fn, name, value) for name, value in named.items())
+    w13, w2 = (_matrices_of(fn, name, value) for name, value in ((first, w13), (second, w2)))
+    check_sizes(fn, x=x, experts=experts, weights=weights, **{first: array_of(w13), second: array_of(w2)})
     _check_integers(fn, experts)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"{fn}: x must be floats, got {x.dtype}; convert it, x.astype(jnp.float32)")
@@ -107,27 +114,55 @@ def layer_arguments(
             f"got {experts.shape}, {weights.shape} and {x.shape}"
         )
     for name, given in ((first, w13), (second, w2)):
-        if given.ndim != 3:
+        if len(given.shape) != 3:
             raise ValueError(f"{fn}: {name} must be (num_experts, d, columns), got {given.shape}")
-    if w13.shape[1] != x.shape[-1] or w13.shape[0] != w2.shape[0]:
+    (experts_of_13, depth, columns), (experts_of_2, inner, _) = matrix_shape(w13), matrix_shape(w2)
+    if depth != x.shape[-1] or experts_of_13 != experts_of_2:
         raise ValueError(
-            f"{fn}: {first} must be (num_experts, d, columns) and {second} (num_experts, f, d) for x (.., d), "
-            f"got {w13.shape}, {w2.shape} and {x.shape}"
+            f"{fn}: {first} must be {_as_given(w13, 'num_experts', 'd', 'columns')} and {second} "
+            f"{_as_given(w2, 'num_experts', 'f', 'd')} for x (.., d), got {w13.shape}, {w2.shape} and {x.shape}"
         )
     if not (isinstance(activation, str) and activation in NAMED):
         activation = activation_of(fn, activation)
-    width = w2.shape[1] * (2 if isinstance(activation, str) and activation in GATED else 1)
-    if w13.shape[2] != width:
+    width = inner * (2 if isinstance(activation, str) and activation in GATED else 1)
+    if columns != width:
         what = (
             f"activation {activation!r}"
             if activation is None or isinstance(activation, str)
             else "a pointwise function"
         )
         raise ValueError(
-            f"{fn}: {first} must have {width} columns for {what} and {second} {w2.shape} as (num_experts, f, d), "
-            f"got {w13.shape}"
+            f"{fn}: {first} must have {width} columns for {what} and {second} {w2.shape} as "
+            f"{_as_given(w2, 'num_experts', 'f', 'd')}, got {w13.shape}"
         )
     return x, experts, weights, w13, w2, activation
+
+
+def _matrices_of(fn: str, name: str, value: Any) -> Matrices:
+    if isinstance(value, ScaledTensor):
+        raise TypeError(
+            f"{fn}: {name} must be an array or PackedWeights, got a ScaledTensor; repack_weights takes four bits, "
+            "dequantize makes floats"
+        )
+    return value if isinstance(value, PackedWeights) else _arguments.array(fn, name, value)
+
+
+def array_of(matrices: Matrices) -> jax.Array:
+    """Return what holds the matrices' numbers."""
+    return matrices.pieces if isinstance(matrices, PackedWeights) else matrices
+
+
+def matrix_shape(matrices: Matrices) -> tuple[int, ...]:
+    """Return `(num_experts, k, n)`."""
+    if not isinstance(matrices, PackedWeights):
+        return matrices.shape
+    experts, n, k = matrices.shape
+    return experts, k, n
+
+
+def _as_given(matrices: Matrices, experts: str, k: str, n: str) -> str:
+    """How their shape is written."""
+    return f"packed ({experts}, {n}, {k})" if isinstance(matrices, PackedWeights) else f"({experts}, {k}, {n})"
 
 
 def weights_of(fn: str, weights: Any, target: jax.Array) -> jax.Array:
@@ -178,14 +213,17 @@ def run_layer(
     x: jax.Array,
     experts: jax.Array,
     weights: jax.Array,
-    w13: jax.Array,
-    w2: jax.Array,
+    w13: Matrices,
+    w2: Matrices,
     activation: Activation,
     rows: int | None = None,
 ) -> jax.Array:
     """Return the layer `(tokens, n)` of `x` `(tokens, d)`; `rows`: so many at most are choices of an expert."""
     source, target, extents = order_choices(experts, w13.shape[0], rows)
     take = source // experts.shape[1]
+    if isinstance(w13, PackedWeights) or isinstance(w2, PackedWeights):
+        scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
+        return sum_rows(_packed_rows(x, take, target, w13, w2, scale, extents, activation), target, take[:, None])
 
     def composed(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
         nt = rows_of_choices(x, source, target, extents)
@@ -199,3 +237,24 @@ def run_layer(
     scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
     out = expert_rows(x, take, target, w13, w2, scale, extents, activation=activation, dtype=x.dtype)
     return sum_rows(out, target, take[:, None], back_leaves=True)
+
+
+def _packed_rows(
+    x: jax.Array,
+    take: jax.Array,
+    back: jax.Array,
+    w13: Matrices,
+    w2: Matrices,
+    scale: jax.Array,
+    extents: jax.Array,
+    activation: Activation,
+) -> jax.Array:
+    """Return what `expert_rows` does, with zeros in rows of no group, for weights of which some have four bits."""
+    first, second = (
+        functools.partial(product_and_tail, transpose_rhs=isinstance(w, PackedWeights), dtype=x.dtype)
+        for w in (w13, w2)
+    )
+    h = first(x, w13, extents, None, None, scale.astype(at_least_float32(x.dtype)),
+              activation=activation_of("mlp", activation), gated=isinstance(activation, str) and activation in GATED,
+              index=take.astype(jnp.uint32), back=back)  # fmt: skip
+    return second(h, w2, extents, None, None, None, activation=None, gated=False)

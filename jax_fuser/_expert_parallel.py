@@ -13,8 +13,10 @@ from jax_fuser._activations import Activation
 from jax_fuser._exchange import axis_size
 from jax_fuser._expert_layer import (
     Stats,
+    array_of,
     dispatch_arguments,
     layer_arguments,
+    matrix_shape,
     order_choices,
     rows_of_choices,
     run_layer,
@@ -185,8 +187,8 @@ def ep_mlp(
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
         weights: `(.., top_k)`. Differentiable.
         w13_local: this device's experts, `(num_experts / devices, d, 2 * f)`, gate columns before up columns, or `(..,
-            d, f)` for an activation that is not gated. Differentiable.
-        w2_local: `(num_experts / devices, f, d)`. Differentiable.
+            d, f)` for an activation that is not gated. Differentiable. Or `PackedWeights`, as in `mlp`.
+        w2_local: `(num_experts / devices, f, d)`. Differentiable. Or `PackedWeights`.
         axis_name: a mesh axis of the `shard_map` around the call, or a tuple of them.
         activation: as in `grouped_matmul`.
         capacity: as in `ep_dispatch`.
@@ -216,7 +218,7 @@ def ep_mlp(
     )
     here = varying_axes(jax.lax.axis_index(axis_name))
     for name, given in (("w13_local", w13), ("w2_local", w2)):
-        if devices > 1 and here - varying_axes(given):
+        if devices > 1 and here - varying_axes(array_of(given)):
             raise ValueError(
                 f"{fn}: {name} is the same on every device of axis {axis_name!r}, expected each device's own experts; "
                 f"split it over the axis with in_specs"
@@ -226,7 +228,7 @@ def ep_mlp(
     plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
     if 0 in (*experts.shape, *w13.shape, *w2.shape):
         # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
-        return jnp.zeros_like(x, shape=(*x.shape[:-1], w2.shape[2]))
+        return jnp.zeros_like(x, shape=(*x.shape[:-1], matrix_shape(w2)[2]))
     landed, local_experts, landed_weights = plan.send(flat, weights)
     out = run_layer(landed, local_experts, landed_weights, w13, w2, activation, plan.rows)
     out = plan.streams.add_back(out)

@@ -169,8 +169,9 @@ def mlp(
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
         weights: `(.., top_k)`. Differentiable.
         w13: `(num_experts, d, 2 * f)`, gate columns before up columns; `(num_experts, d, f)` for an activation that is
-            not gated. Differentiable.
-        w2: `(num_experts, f, d)`. Differentiable.
+            not gated. Differentiable. Or `PackedWeights` of four bits from `repack_weights`, `(num_experts, 2 * f, d)`
+            as `scaled_grouped_matmul` takes them.
+        w2: `(num_experts, f, d)`. Differentiable. Or `PackedWeights` `(num_experts, d, f)`.
         activation: as in `grouped_matmul`.
 
     Returns:
@@ -193,9 +194,7 @@ def mlp(
     return out
 
 
-def _mlp(
-    x: jax.Array, experts: jax.Array, weights: jax.Array, w13: jax.Array, w2: Any, activation: Activation
-) -> jax.Array:
+def _mlp(x: jax.Array, experts: jax.Array, weights: jax.Array, w13: Any, w2: Any, activation: Activation) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     flat, experts, weights = (a.reshape(tokens, n) for a, n in ((x, x.shape[-1]), (experts, top_k), (weights, top_k)))
     out = run_layer(flat, experts, weights, w13, w2, activation)

@@ -74,7 +74,7 @@ REFUSED = {
     "scaled weights": (
         lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), QUANTIZED, W2),
         TypeError,
-        "mlp: w13 must be an array, got a ScaledTensor; dequantize it, or see scaled_grouped_matmul",
+        "mlp: w13 must be an array or PackedWeights, got a ScaledTensor; repack_weights takes four bits, dequantize",
     ),
     "repacked": (
         lambda: jf.dequantize(jf.repack_weights(jf.quantize(W13, "int4"))),
