@@ -252,6 +252,7 @@ def test_numbers_on_hopper(edge, f):
         operands = jax.device_put(given, device)
         jax.block_until_ready([jnp.full(w.shape, jnp.nan, BF16) for w in want])  # what the results' memory may hold
         got, again = jax.jit(backward)(*operands), jax.jit(backward)(*operands)
-    for a, b, w in zip(got, again, want):
+    owned = sum(EDGES[edge])  # rows behind them may hold anything
+    for a, b, w in zip(*([r[:owned] for r in results] for results in (got, again, want))):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
         assert_close(a, w, BF16)
