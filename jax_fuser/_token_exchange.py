@@ -22,7 +22,7 @@ from jax_fuser._eager import compile_when_eager
 from jax_fuser._nested import order_rows
 from jax_fuser._rounds import Rounds, further_rounds
 from jax_fuser._spread_sum import front
-from jax_fuser._sum_rows import added_rows, gather_rows, gathered_sum
+from jax_fuser._sum_rows import added_rows, gathered_sum, sum_rows
 from jax_fuser._varying import same_varying
 
 
@@ -93,15 +93,14 @@ _LAYOUT = 3  # operands of both that are no arrays to move: take, target, longes
 
 
 def _send(take: Any, target: Any, longest: Any, *arrays: Any, axis_name: Any, rounds: Rounds) -> list[jax.Array]:
-    del target
     peers, length = take.shape
 
     def landing(a: jax.Array, begin: Any, size: int) -> jax.Array:
         shape = (peers, size, *a.shape[1:])
         if a.size == 0:
             return jnp.zeros_like(a, shape=shape)
-        index = jax.lax.dynamic_slice_in_dim(take, begin, size, axis=1)
-        return _swap(gather_rows(a, index.reshape(-1)).reshape(shape), axis_name)
+        index = jax.lax.dynamic_slice_in_dim(take, begin, size, axis=1).reshape(-1, 1)
+        return _swap(sum_rows(a, index, _in_round(target, length, begin, size)).reshape(shape), axis_name)
 
     def one(a: jax.Array) -> jax.Array:
         if rounds.at_once(a):
@@ -122,9 +121,7 @@ def _add_back(take: Any, target: Any, longest: Any, *arrays: Any, axis_name: Any
     def back(a: jax.Array, begin: Any, size: int) -> tuple[jax.Array, jax.Array]:
         """Return the rows of a round, and which of them each token adds."""
         block = jax.lax.dynamic_slice_in_dim(a.reshape(peers, length, *a.shape[1:]), begin, size, axis=1)
-        place = target % length - begin
-        index = jnp.where((target >= 0) & (place >= 0) & (place < size), target // length * size + place, -1)
-        return _swap(block, axis_name).reshape(peers * size, *a.shape[1:]), index
+        return _swap(block, axis_name).reshape(peers * size, *a.shape[1:]), _in_round(target, length, begin, size)
 
     def one(a: jax.Array) -> jax.Array:
         if a.size == 0 or target.size == 0:
@@ -140,6 +137,12 @@ def _add_back(take: Any, target: Any, longest: Any, *arrays: Any, axis_name: Any
         return further_rounds(add, first, longest, rounds).astype(a.dtype)
 
     return [one(a) for a in arrays]
+
+
+def _in_round(target: Any, length: int, begin: Any, size: int) -> jax.Array:
+    """Return where each token is in a round's part of the streams, peer * size + position, or -1."""
+    place = target % length - begin
+    return jnp.where((target >= 0) & (place >= 0) & (place < size), target // length * size + place, -1)
 
 
 def _swap(blocks: jax.Array, axis_name: Any) -> jax.Array:
