@@ -196,6 +196,45 @@ def test_other_gpus_say_what_was_exported_and_what_they_are(name, f, args):
             _core.check_exported(program, hopper, _core.cuda_target_for(89))
 
 
+GPUS = [(80, 108), (86, 16), (89, 60), (90, 132), (90, 78), (90, 16), (100, 148), (103, 160), (120, 188)]
+S = jax.ShapeDtypeStruct
+
+
+def layer_norm(x, scale):
+    wide = x.astype(jnp.float32)
+    mean = jnp.mean(wide, -1, keepdims=True)
+    return ((wide - mean) * jax.lax.rsqrt(jnp.var(wide, -1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
+
+
+def slopes(x, scale):
+    return jax.vjp(jf.fuse(layer_norm), x, scale)[1](x)
+
+
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        *((jf.fuse(lambda x: x.sum(0)), [S(shape, dtype)]) for dtype in ("float32", "bfloat16")
+          for shape in ((8192, 4096), (2048, 704), (2048, 7360), (2048, 6400), (16384, 1024), (65536, 96))),
+        *((slopes, [S(shape, "bfloat16"), S(shape[1:], "float32")]) for shape in ((8192, 4096), (2048, 1537))),
+        (jf.fuse(lambda x: jax.nn.softmax(x)), [S((64, 100000), "float32")]),
+        (jf.fuse(lambda x: jnp.cumsum(x, 1)), [S((4, 300000), "float32")]),
+        (lambda nt: jf.nested.softmax(nt), [jf.NestedTensor(S((65536, 2048), "bfloat16"), S((128,), "int32"))]),
+    ],
+)  # fmt: skip
+def test_what_is_exported_brings_room_for_any_gpu(f, args):
+    """Of any capability and of any number of multiprocessors."""
+
+    def gpu(capability, multiprocessors):
+        return re.sub("multiprocessors=[0-9]+", f"multiprocessors={multiprocessors}", _core.cuda_target_for(capability))
+
+    exported = export.export(jax.jit(f), platforms=["cuda"], disabled_checks=ALLOWED)(*args)
+    found = programs_of(exported.mlir_module())
+    assert found
+    for program, _ in found:
+        brought = {_core.workspace_bytes(program, gpu(*at), True) for at in GPUS}
+        assert max(_core.workspace_bytes(program, gpu(*at), False) for at in GPUS) <= min(brought)
+
+
 def programs_of(module):
     """The text and the target of every call of ours."""
     found = re.findall(r'program = "(.*?)", target = "(.*?)"', module)

@@ -48,12 +48,22 @@ def test_products(run):
         check(program, run(program.fusion, *program.operands()))
 
 
-# A dense axis folded that its consumer has another way round; x with its dense axes in both orders; x less x, summed.
-@pytest.mark.parametrize("seed", [92000025, 97754150, 93929273])
+# A dense axis folded that its consumer has another way round; x with its dense axes in both orders; x less x, summed;
+# a fold of values without their last axis, of one element; folds of both of two axes of one extent, which their
+# operand is read with; a mask for values in both orders.
+@pytest.mark.parametrize("seed", [92000025, 97754150, 93929273, 968, 3648, 2721, 4353])
 @pytest.mark.parametrize("run", [jf.ir.run, interpreted], ids=["kernels", "loops for cuda"])
 def test_turned_values(run, seed):
     program = Program(seed)
     check(program, run(program.fusion, *program.operands()))
+
+
+@pytest.mark.parametrize("target", [_core.host_target(), _core.cuda_target_for(90)], ids=["cpu", "cuda"])
+def test_loops_of_many_programs_go_together(target):
+    for seed in range(2700, 3300):
+        with np.errstate(over="ignore"):  # of values that are only made to say how large they are
+            program = Program(seed)
+        _core.stages(str(program.fusion), target)
 
 
 def test_cuda_sources_compile():

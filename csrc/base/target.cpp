@@ -159,4 +159,10 @@ std::string cuda_arch(const Target& target) {
   return cat("sm_", target.compute_capability, has_wgmma(target) ? "a" : "");
 }
 
+bool runs_code_of(const Target& gpu, const Target& compiled) {
+  const int own = gpu.compute_capability, other = compiled.compute_capability;
+  // Of one major version newer ones run what older ones do, but for the 'a' variant.
+  return own == other || (own / 10 == other / 10 && own > other && !has_wgmma(compiled));
+}
+
 }  // namespace jf

@@ -69,5 +69,7 @@ Target other_cuda_target(const Target& target);
 int64_t clusters_at_once(int64_t blocks, int64_t multiprocessors);
 // The compiler's architecture name: "sm_90a" for compute capability 90, "sm_80" for 80.
 std::string cuda_arch(const Target& target);
+// Whether a GPU runs what was compiled for another one.
+bool runs_code_of(const Target& gpu, const Target& compiled);
 
 }  // namespace jf

@@ -79,7 +79,8 @@ struct Bound {
   std::array<void*, kMaxBuffers> pointers;
   host::CallBuffers buffers;
 
-  Bound(const host::Program& program, const xffi::RemainingArgs& args, const xffi::RemainingRets& rets) {
+  Bound(const host::Program& program, Platform platform, const xffi::RemainingArgs& args,
+        const xffi::RemainingRets& rets) {
     const size_t inputs = program.input_bytes.size(), outputs = program.output_bytes.size();
     // The workspace of an export is enough for any target.
     const size_t extra = program.workspace_bytes > 0 || rets.size() > outputs ? 1 : 0;
@@ -87,6 +88,11 @@ struct Bound {
                inputs, " inputs and ", outputs + extra, " outputs, the call has ", args.size(), " and ", rets.size());
     for (size_t i = 0; i < inputs; ++i) {
       pointers[i] = checked(*args.get<xffi::AnyBuffer>(i), program.input_bytes[i], program.name, "input ", i);
+      // Vector accesses and tensor maps; XLA's own buffers begin at more.
+      const bool fits = platform == Platform::kCpu || reinterpret_cast<uintptr_t>(pointers[i]) % kMaxVectorBytes == 0;
+      JF_REQUIRE(fits, "[execute] input ", i, " of program ", program.name,
+                 " begins at an address that is no multiple ", "of ", kMaxVectorBytes,
+                 ": an array of another library, made into one of JAX's without a copy; copy it");
     }
     for (size_t i = 0; i < outputs; ++i) {
       pointers[inputs + i] =
@@ -115,7 +121,7 @@ xffi::Error execute_cpu(xffi::ThreadPool threads, State<Platform::kCpu>* state, 
                         xffi::RemainingRets rets) {
   return guarded([&] {
     const host::Program& program = state->executable->program();
-    const Bound bound(program, args, rets);
+    const Bound bound(program, Platform::kCpu, args, rets);
     // XLA says 0 where it has no pool; the caller always takes part.
     const runtime::Pool pool{std::max(1, static_cast<int>(threads.num_threads())),
                              [&threads](std::function<void()> task) { threads.Schedule(std::move(task)); }};
@@ -131,7 +137,7 @@ xffi::Error execute_cuda(runtime::CuStream stream, State<Platform::kCuda>* state
                          xffi::RemainingRets rets) {
   return guarded([&] {
     const host::Program& program = state->executable->program();
-    const Bound bound(program, args, rets);
+    const Bound bound(program, Platform::kCuda, args, rets);
     host::reported(program.text, [&] { state->executable->run_cuda(bound.buffers, stream); });
   });
 }

@@ -253,6 +253,10 @@ void Executable::load(int device) {
   if (loaded_[device].load(std::memory_order_acquire)) return;
   std::lock_guard lock(load_mutex_);
   if (loaded_[device].load(std::memory_order_relaxed)) return;
+  const std::optional<Target> here = runtime::cuda_target(device);
+  JF_REQUIRE(!here || runs_code_of(*here, target_), "[initialize] ", program_.name, " was compiled for the first GPU, ",
+             cuda_arch(target_), ", and cannot run on GPU ", device, ", ", cuda_arch(*here),
+             "; let a process have GPUs of one kind, by CUDA_VISIBLE_DEVICES");
   for (LoadedStep& step : steps_) {
     if (!step.cuda) step.cuda = runtime::load_cuda(step.binary);
     runtime::CuKernel kernel = step.cuda->prepare(step.launch.entry, step.launch.shared_bytes, device);

@@ -90,12 +90,23 @@ std::vector<std::vector<ir::ValueId>> with_loops_of_their_own(const ir::Fusion& 
   return result;
 }
 
-// The first of some values with most loops over rows and others; -1 where none has rows.
+// The first of some values with most loops over rows and others, those of one element not counted; -1 where none has
+// rows.
 ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& among) {
+  const auto rank = [&](ir::ValueId id) -> size_t {
+    const Domain& domain = all.domains[id];
+    if (domain.ragged.empty()) return 0;
+    const size_t rows = 1 + domain.ragged[0].by.size();
+    size_t axes = rows;
+    for (int axis = 0; axis < std::ssize(domain.logical); ++axis) {
+      const bool of_rows = axis == domain.ragged[0].axis || contains(domain.ragged[0].by, axis);
+      axes += !of_rows && domain.logical[axis] != 1;
+    }
+    return axes;
+  };
   ir::ValueId reference = -1;
   for (ir::ValueId id : among) {
-    const size_t rank = !all.domains[id].ragged.empty() ? all.domains[id].logical.size() : 0;
-    if (rank > (reference < 0 ? 0 : all.domains[reference].logical.size())) reference = id;
+    if (rank(id) > (reference < 0 ? 0 : rank(reference))) reference = id;
   }
   return reference;
 }

@@ -144,6 +144,7 @@ Fusion with_rows_widened_again(const Fusion& segment) {
 }
 
 Fusion with_turned_rows_again(const Fusion& segment) {
+  const std::vector<int> depth = depths(segment);
   Fusion result = segment;
   result.ops.clear();
   Copies copies(result);
@@ -157,7 +158,8 @@ Fusion with_turned_rows_again(const Fusion& segment) {
     if (found == defined.end()) return id;
     Op op = *found->second;
     const bool nested = ir::ragged_axis(segment.values[id]) >= 0;
-    const Way own = nested ? way : Way{};
+    // What no rows are folded for has as many loops as its readers.
+    const Way own = nested || depth[id] == 0 ? way : Way{};
     if (const auto known = made.find({id, own}); known != made.end()) return known->second;
     Way next = own;
     const size_t rank = segment.values[id].axes.size();

@@ -17,34 +17,40 @@ constexpr int64_t kUnrollAlone = 8, kUnroll = 4;
 // Fewer rows leave most of the threads little. And the most of them with which strips of less than a line beat parts.
 constexpr int64_t kFewestRows = 1024, kMostRows = 2048;
 
+// All of these of a GPU of the usual size, whatever the target has: an exported program brings what is kept between
+// the kernels of its plan, and may run on any.
+//
 // Wide strips are worth some multiprocessors that idle: with 64 KB each, two thirds of them have on their way what
 // memory needs, and accesses are fewer and longer. 2048 rows of 3072 bf16 took 5.0 us in 96 strips of 64 bytes and 6.5
 // in 192 of 32, of 8192 9.6 in 128 of 128 and 11.2 in 256 of 64.
-int64_t fewest_lines(const Target& target) { return target.multiprocessors * 2 / 3; }
+constexpr int64_t kFewestLines = kUsualMultiprocessors * 2 / 3;
 // Half a line is the least: of 1536 columns 3.7 us in 48 strips of 64 bytes and 4.2 in 96 of 32 (and in parts).
-int64_t fewest_halves(const Target& target) { return target.multiprocessors / 3; }
+constexpr int64_t kFewestHalves = kUsualMultiprocessors / 3;
 // With many rows, of which parts would keep all busy.
-int64_t fewest_of_many_rows(const Target& target) { return target.multiprocessors * 9 / 10; }
+constexpr int64_t kFewestOfManyRows = kUsualMultiprocessors * 9 / 10;
+constexpr int64_t kMostLines = kBlocks * kUsualMultiprocessors;
 
 }  // namespace
 
 Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
-  const int64_t row = columns * bytes, most = kBlocks * target.multiprocessors;
-  if (target.platform != Platform::kCuda || rows < kFewestRows || row % kLine != 0 || row / kLine > most) return {};
-  const int64_t line = row / kLine >= fewest_lines(target) ? kLine : kLine / 2;
+  const int64_t row = columns * bytes;
+  if (target.platform != Platform::kCuda || rows < kFewestRows || row % kLine != 0 || row / kLine > kMostLines) {
+    return {};
+  }
+  const int64_t line = row / kLine >= kFewestLines ? kLine : kLine / 2;
   const int64_t blocks = row / line;
-  if (blocks < fewest_halves(target)) return {};
+  if (blocks < kFewestHalves) return {};
   Strips strips;
   strips.threads = line / kMaxVectorBytes;
   strips.threads_y = kThreads / strips.threads;
-  const int64_t unroll = blocks < 2 * fewest_of_many_rows(target) ? kUnrollAlone : kUnroll;
+  const int64_t unroll = blocks < 2 * kFewestOfManyRows ? kUnrollAlone : kUnroll;
   strips.unroll = std::min(unroll, divide_up(rows, strips.threads_y));
   return strips;
 }
 
 bool strips_beat_parts(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t threads = strips_of(rows, columns, bytes, target).threads;
-  const bool lines = threads * kMaxVectorBytes == kLine && columns * bytes / kLine >= fewest_of_many_rows(target);
+  const bool lines = threads * kMaxVectorBytes == kLine && columns * bytes / kLine >= kFewestOfManyRows;
   return threads > 0 && (rows <= kMostRows || lines);
 }
 

@@ -87,7 +87,10 @@ class Aligner {
     auto by_position = [&](ValueId id) {
       if (found_[id]) return;
       auto alignment = align_by_position(domains[id].logical, domains[reference].logical);
-      if (alignment) push(id, {std::move(*alignment), id});
+      if (alignment) {
+        turn_as_read(id, uses[id], domains[reference].logical, *alignment);
+        push(id, {std::move(*alignment), id});
+      }
       walk();
     };
     for (const ir::Op& op : fusion.ops) {
@@ -141,6 +144,34 @@ class Aligner {
         if (axes[a] >= 0 && is_root(domain, nodes[a])) result[axes[a]] = from.found.alignment[nodes[a]];
       }
       push(op.output, {std::move(result), from.found.anchor});
+    }
+  }
+
+  // Of a fold whose readers have its axes in another order than its own the folded ones have what places are left.
+  void turn_as_read(ValueId id, const std::vector<int>& uses, const std::vector<int64_t>& reference,
+                    Alignment& alignment) const {
+    const Domain& domain = domains_[id];
+    const std::vector<int> nodes = axis_nodes(fusion_, domain, id);
+    for (const int use : uses) {
+      const ir::Op& op = fusion_.ops[use];
+      if (!found_[op.output]) continue;
+      Alignment read(alignment.size(), -1);
+      const std::vector<int> axes =
+          result_axes(fusion_, op, std::find(op.inputs.begin(), op.inputs.end(), id) - op.inputs.begin());
+      bool differs = false;
+      for (size_t a = 0; a < axes.size(); ++a) {
+        if (axes[a] < 0 || !is_root(domain, nodes[a])) continue;
+        read[nodes[a]] = found_[op.output]->alignment[axes[a]];
+        differs = differs || (read[nodes[a]] >= 0 && read[nodes[a]] != alignment[nodes[a]]);
+      }
+      if (!differs) continue;
+      for (size_t i = 0; i < read.size(); ++i) {
+        for (int axis = 0; read[i] < 0 && domain.logical[i] != 1 && axis < std::ssize(reference); ++axis) {
+          if (reference[axis] == domain.logical[i] && !contains(read, axis)) read[i] = axis;
+        }
+      }
+      alignment = std::move(read);
+      return;
     }
   }
 
