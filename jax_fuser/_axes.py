@@ -191,7 +191,8 @@ class Builder:
         result = self._made(lambda b, to, x: b.reshape(x, to), [value], to)
         for before, after in groups(old, to):
             axes, made = [self._axes[value][i] for i in before], [self._axes[result][i] for i in after]
-            self._join(axes[0], made[0])
+            if axes and made:  # not without elements
+                self._join(axes[0], made[0])
             self._counted += [*axes[1:], *made[1:]]
         return result
 

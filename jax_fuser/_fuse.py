@@ -33,7 +33,7 @@ class Fused:
         schedule: _by_hand.Given | None = None,
         statics: _statics.Statics = _statics.NONE,
     ):
-        functools.update_wrapper(self, f)
+        functools.update_wrapper(self, f, updated=())  # attributes of a callable object would hide those of this one
         self.name = name
 
         @functools.wraps(f)
@@ -144,7 +144,8 @@ def fuse(
       A function with the same arguments and results, compiled for each combination of shapes and dtypes as by
       `jax.jit`. It works under every JAX transform and differentiates as `f` does, to any order; on a mesh each device
       runs its part. Where no C++ compiler (CPU) or NVRTC (CUDA) is found it runs as plain XLA ops, with one
-      RuntimeWarning. `.lower(*args)` shows every stage as text.
+      RuntimeWarning. `.lower(*args)` shows every stage as text. `checkify`'s own checks (NaN, division, indices) see no
+      op inside; those of `checkify.check` stay.
 
     Raises:
       TypeError: if `f` is not callable, or is called with something that is neither an array nor static.

@@ -64,7 +64,10 @@ def of(f: Callable[..., Any], static_argnums: int | Iterable[int], static_argnam
         positions = [operator.index(number) for number in numbers]
     except TypeError:
         raise TypeError(f"fuse: static_argnums must be integers, got {numbers!r}") from None
-    parameters = list(inspect.signature(f).parameters.values())
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except ValueError:  # one of Python's own that does not say; it takes what it takes
+        parameters = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
     placed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_more = any(p.kind == p.VAR_POSITIONAL for p in parameters)
     takes_names = any(p.kind == p.VAR_KEYWORD for p in parameters)

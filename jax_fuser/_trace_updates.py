@@ -33,8 +33,8 @@ UPDATES = frozenset(("dynamic_update_slice", *JOINS))
 class _Window:
     """Where an update goes: `sizes` of the window along each axis of the operand, and `dims`, the update's axis there.
 
-    `starts` maps axes to values of the operand's shape, int32 and from 0 to the last place where the window fits;
-    `valid` tells, in that shape, whether the window is written at all.
+    `starts` maps axes to values of the operand's shape, of `_index_type`, from 0 to the last place where the window
+    fits; `valid` tells, in that shape, whether the window is written at all.
     """
 
     sizes: Sequence[int]
@@ -46,10 +46,11 @@ class _Window:
 def _emit(w: Writer, eqn: Equation, operand: int, update: int, window: _Window, join: str | None) -> Ids:
     aval, of = eqn.invars[0].aval, eqn.invars[-1 if eqn.primitive.name in JOINS else 1].aval
     shape = list(aval.shape)
-    places = aval.update(dtype=np.dtype("int32"))
+    index = _index_type(shape)
+    places = aval.update(dtype=index)
     inside, offsets = window.valid, {}
     for axis, start in window.starts.items():
-        at = w.builder.iota("s32", shape, axis)
+        at = w.builder.iota(f"s{8 * index.itemsize}", shape, axis)
         if window.sizes[axis] == 1:
             within = w.op("eq", [at, start], eqn)
         else:
@@ -76,20 +77,26 @@ def _emit(w: Writer, eqn: Equation, operand: int, update: int, window: _Window, 
     return [value if inside is None else w.op("select", [inside, value, operand], eqn)]
 
 
+def _index_type(shape: Sequence[int]) -> np.dtype[Any]:
+    """Return the type of places along any axis: int32 where that is long enough."""
+    return np.dtype("int32" if max(shape, default=0) < 2**31 else "int64")
+
+
 def dynamic_update_slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
     shape, sizes = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
     starts = {}
     for axis, (n, size) in enumerate(zip(shape, sizes)):
         if n != size:
-            start = _start(w, eqn, x[2 + axis], eqn.invars[2 + axis].aval, n - size)
+            start = _start(w, eqn, x[2 + axis], eqn.invars[2 + axis].aval, n - size, shape)
             starts[axis] = w.builder.broadcast(start, list(shape), [])
     return _emit(w, eqn, x[0], x[1], _Window(sizes, range(len(shape)), starts, None), None)
 
 
-def _start(w: Writer, eqn: Equation, start: int, aval: Any, last: int) -> int:
-    """Return an index clamped to `0..last`, in int32."""
+def _start(w: Writer, eqn: Equation, start: int, aval: Any, last: int, shape: Sequence[int]) -> int:
+    """Return an index clamped to `0..last`, of the type of places in `shape`."""
     last = min(last, np.iinfo(aval.dtype).max)
-    return w.builder.convert(w.op("clamp", [w.full(aval, 0), start, w.full(aval, last)], eqn), "s32")
+    clamped = w.op("clamp", [w.full(aval, 0), start, w.full(aval, last)], eqn)
+    return w.builder.convert(clamped, f"s{8 * _index_type(shape).itemsize}")
 
 
 def scatter(w: Writer, eqn: Equation, x: Ids) -> Ids:
@@ -122,11 +129,11 @@ def scatter(w: Writer, eqn: Equation, x: Ids) -> Ids:
                 within = w.op("and_", [within, w.op("ge", [index, w.full(flat, 0)], eqn)], eqn)
             valid = within if valid is None else w.op("and_", [valid, within], eqn)
         if last:
-            start = _start(w, eqn, index, flat, last)
+            start = _start(w, eqn, index, flat, last, shape)
             starts[axis] = w.builder.broadcast(start, list(shape), [axis_of[d] for d in kept])
     for axis, (n, size) in enumerate(zip(shape, sizes)):
         if n != size and axis not in starts:
-            starts[axis] = w.full(eqn.invars[0].aval.update(dtype=np.dtype("int32")), 0)
+            starts[axis] = w.full(eqn.invars[0].aval.update(dtype=_index_type(shape)), 0)
     if valid is not None:
         valid = w.builder.broadcast(valid, list(shape), [axis_of[d] for d in kept])
     window = _Window(sizes, dims, starts, valid)

@@ -26,6 +26,45 @@ def twice(x):
     return x ^ True if x.dtype == bool else x + x
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: tuple(jnp.concatenate([x, x + 1]).sum() for _ in range(3)),
+        lambda x: tuple(jnp.argmax(jnp.stack([x, x + 1]), 0) for _ in range(2)),
+        lambda x: (jnp.concatenate([x, -x]).max(), 2 * jnp.concatenate([x, -x]).max()),
+        jax.scipy.special.sici,
+    ],
+)
+def test_equal_results_of_concatenations(f):
+    x = jnp.linspace(0.5, 9, 7)
+    for got, want in zip(jf.fuse(f)(x), f(x), strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (5, 3), (1, 2, 3)])
+def test_reshapes_of_no_elements_beside_slices(shape):
+    x = jnp.ones(shape)
+    assert jf.fuse(lambda x: x[:, :0].reshape(-1) * 2)(x).shape == (0,)
+    assert jf.fuse(lambda x: (jnp.split(x, [0, 1], 1)[0].reshape(-1) * 2).sum())(x) == 0
+
+
+N = 2**31 + 11  # elements that no array in memory has
+
+
+@pytest.mark.parametrize(
+    ("f", "want"),
+    [
+        (lambda c: lax.iota("float32", N)[-3:] * c, [2.0**31] * 3),
+        (lambda c: lax.iota("uint32", N)[-3:] * c.astype("uint32"), [N - 3, N - 2, N - 1]),
+        (lambda c: jnp.pad(jnp.full(N - 3, c), (3, 0))[-3:] * c, [1, 1, 1]),
+        (lambda c: lax.dynamic_update_slice(jnp.full(N, c), jnp.full(9, 9.0), (5,))[-3:] * c, [1, 1, 1]),
+        (lambda c: lax.dynamic_update_slice(jnp.full(N, c), jnp.full(9, 9.0), (5,))[3:8] * c, [1, 1, 9, 9, 9]),
+    ],
+)
+def test_places_past_2_to_31(f, want):
+    np.testing.assert_array_equal(jf.fuse(f)(jnp.float32(1)), want)
+
+
 def rotary(x, angle):
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]

@@ -342,3 +342,22 @@ def test_wrong_use():
     # The function's own errors pass through.
     with pytest.raises(ValueError, match="Incompatible shapes for broadcasting"):
         jf.fuse(lambda x: x + jnp.ones(5))(X)
+
+
+def test_attributes_of_a_callable_object_hide_nothing():
+    class Clip:
+        def __init__(self):
+            self.lower, self.check, self.traced = 0.0, True, 1
+
+        def __call__(self, x):
+            return jnp.clip(x, self.lower, 1.0) * 2
+
+    f = jf.fuse(Clip())
+    assert f(jnp.full(3, 5.0)).tolist() == [2.0] * 3
+    assert "fusion" in f.lower(jnp.ones(3)).as_text("fusion")
+    with pytest.raises(TypeError, match="fuse: Clip got a str at argument"):
+        f("a")
+
+
+def test_functions_without_a_signature_take_static_arguments():
+    assert jf.fuse(max, static_argnums=(0, 1))(2, 3) == 3

@@ -82,7 +82,7 @@ template <class T>
 JF_FUNCTION Part<T> sign_of(Part<T> x) {
   if constexpr (is_float<T>) {
     const Part<T> zero{}, one = zero + 1;
-    return x > 0 ? one : x < 0 ? -one : x;  // NaN and both zeros stay
+    return x > 0 ? one : x < 0 ? -one : x * zero;  // NaN and both zeros stay; XLA's threads take subnormals for zeros
   } else if constexpr (is_signed<T>) {
     return (x < 0) - (x > 0);
   } else {

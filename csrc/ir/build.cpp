@@ -343,11 +343,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
       result = slice_of_concat(op, where, counts);
     } else if (op.kind == OpKind::kIota) {
       const int64_t dim = std::get<Dims>(op.attribute).dims[0];
-      auto full = [&](int64_t number) { return broadcast(constant(DType::kS32, {number}), counts, {}); };
-      result = iota(DType::kS32, counts, dim);
-      if (where.strides[dim] != 1) result = pointwise(OpKind::kMul, std::array{result, full(where.strides[dim])});
-      if (where.starts[dim] != 0) result = pointwise(OpKind::kAdd, std::array{result, full(where.starts[dim])});
-      result = convert(result, dtype);
+      result = convert(counting(counts, dim, where.starts[dim], where.strides[dim]), dtype);
     } else if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) {
       result = slice_of_nested(op, where, counts);
     } else if (op.kind == OpKind::kSlice) {

@@ -127,6 +127,8 @@ class Builder {
   ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   // The index along an axis is below `bound`.
   ValueId is_below(const std::vector<int64_t>& shape, int64_t axis, int64_t bound);
+  // first + stride * the index along an axis, in as many bits as that takes.
+  ValueId counting(const std::vector<int64_t>& shape, int64_t axis, int64_t first, int64_t stride);
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);

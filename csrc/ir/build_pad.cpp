@@ -61,6 +61,17 @@ ValueId Builder::is_below(const std::vector<int64_t>& shape, int64_t axis, int64
   return pointwise(OpKind::kLt, std::array{iota(dtype, shape, axis), full(dtype, shape, {bound})});
 }
 
+ValueId Builder::counting(const std::vector<int64_t>& shape, int64_t axis, int64_t first, int64_t stride) {
+  // Strides may be negative, and no axis has so many elements that this overflows.
+  const int64_t last = first + (std::max<int64_t>(shape[axis], 1) - 1) * stride;
+  const bool is_long = std::max({std::abs(first), std::abs(last), std::abs(last - first)}) > INT32_MAX;
+  const DType dtype = is_long ? DType::kS64 : DType::kS32;
+  ValueId count = iota(dtype, shape, axis);
+  if (stride != 1) count = pointwise(OpKind::kMul, std::array{count, full(dtype, shape, {stride})});
+  if (first != 0) count = pointwise(OpKind::kAdd, std::array{count, full(dtype, shape, {first})});
+  return count;
+}
+
 ValueId Builder::pad(ValueId x, std::span<const int64_t> low, std::span<const int64_t> high, ValueId padding) {
   const std::vector<int64_t> old = shape(value(x, "pad"));
   const DType dtype = value(x, "pad").dtype;
@@ -212,7 +223,14 @@ void Builder::join_read_concats() {
       renamed[op.output] = add_op(op.kind, std::move(inputs), op.attribute, type.dtype, type.axes, op.label);
     }
   }
-  for (ValueId id : old.outputs) fusion_.outputs.push_back(renamed[id]);
+  for (ValueId id : old.outputs) {
+    ValueId made = renamed[id];
+    if (contains(fusion_.outputs, made)) {  // as another one now, and yet a result
+      made = add_value(old.values[id].dtype, old.values[id].axes);
+      push({OpKind::kCopy, {renamed[id]}, made, {}, ""});
+    }
+    fusion_.outputs.push_back(made);
+  }
 }
 
 ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>& to) {
@@ -275,10 +293,7 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
   if (op.kind == OpKind::kIota) {
     const int64_t dim = std::get<Dims>(op.attribute).dims[0];
     const int64_t stride = where.from.strides[dim], first = where.from.starts[dim] - where.low[dim] * stride;
-    ValueId count = iota(DType::kS32, to, dim);
-    if (stride != 1) count = pointwise(OpKind::kMul, std::array{count, full(DType::kS32, to, {stride})});
-    if (first != 0) count = pointwise(OpKind::kAdd, std::array{count, full(DType::kS32, to, {first})});
-    return convert(count, dtype);
+    return convert(counting(to, dim, first, stride), dtype);
   }
   if (op.kind != OpKind::kBroadcast && op.kind != OpKind::kTranspose && op.kind != OpKind::kSqueeze) return -1;
 
