@@ -400,6 +400,8 @@ def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
         wide = _masked(nt.replace(data=moved.astype(nt.dtype)), kind, 0)
         share = jnp.exp(nt.data) if log else nt.data
         part = wide - _to_rows(nt, _total(nt.replace(data=share * wide), kind), kind)
+        if log and kind == "group":  # the whole value's total is padding's, too
+            part = _masked(nt.replace(data=part), kind, 0)
         return (part if log else share * part).astype(result.dtype)
 
     return fuse(change, name="nested_softmax_change") if fused else jax.jit(change)

@@ -194,3 +194,20 @@ def test_softmax_of_huge_numbers_is_that_of_dense_arrays(f, dense, dtype, rows):
     want = np.concatenate(parts)
     for column in range(16):  # the logarithms of some are huge
         assert_close(np.float32(got[:, column]), np.float32(jnp.asarray(want[:, column], dtype)), dtype)
+
+
+@pytest.mark.parametrize("axis", ["ragged", "group"])
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_padding_has_no_derivative(name, axis):
+    """Neither by padding nor of what stands there: results are zeros, whatever cotangents say."""
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)), jnp.float32)
+    weights = jnp.arange(1.0, 11).reshape(5, 2)
+
+    def f(x):
+        return getattr(jf.nested, name)(jf.as_nested(x, extents=[1, 2, 0]), axis).data
+
+    _, moved = jax.jvp(f, (rows,), (weights,))
+    assert not np.any(moved[3:])
+    got = jax.grad(lambda x: jnp.sum(weights * f(x)))(rows)
+    assert_close(got, jax.grad(lambda x: jnp.sum(weights[:3] * f(x)[:3]))(rows))
+    assert not np.any(got[3:]) and np.any(got[:3])
