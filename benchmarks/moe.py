@@ -127,16 +127,24 @@ def in_four_bits(matrices: jax.Array) -> jf.PackedWeights:
     return packed
 
 
+def in_eight_bits(matrices: jax.Array) -> jf.ScaledTensor:
+    """The same with a scale for each row."""
+    quantize = jax.jit(lambda w: jf.quantize(jnp.swapaxes(w, 1, 2), "fp8_row"))
+    quantized: jf.ScaledTensor = quantize(matrices)
+    return quantized
+
+
 def decode_cases(only: str) -> Iterator[Case]:
-    """Yield the time of layers for few tokens, with weights of 16 and of four bits."""
+    """Yield the time of layers for few tokens, with weights of 16, eight and four bits."""
     for layer in DECODERS:
         name = f"{layer.name} forward bfloat16"
         if only not in name:
             continue
         x, logits, w13, w2 = arguments(layer, "bfloat16")
-        packed = in_four_bits(w13), in_four_bits(w2)
+        packed, quantized = ((small(w13), small(w2)) for small in (in_four_bits, in_eight_bits))
         ways = [
             (OURS, our_layer(layer), (w13, w2)),
+            (f"{OURS}, fp8_row weights", our_layer(layer), quantized),
             (f"{OURS}, mxfp4 weights", our_layer(layer), packed),
             ("plain JAX", plain_layer(layer), (w13, w2)),
         ]
@@ -201,6 +209,9 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                 ways = several_ways(layer, args)
             else:
                 ways = [(OURS, our_layer(layer), args), ("plain JAX", plain_layer(layer), args)]
+                if gpu:
+                    in_8_bits = our_layer(layer, functools.partial(jf.moe.mlp, format="fp8_row"))
+                    ways.insert(1, (f"{OURS}, fp8_row", in_8_bits, args))
             for which in ("forward", "forward+backward"):
                 name = f"{layer.name} {which} {dtype}" + (f" on {devices} devices" if devices > 1 else "")
                 if only not in name:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jax_fuser import _arguments
+from jax_fuser import _arguments, _expert_rows_8_bits
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
@@ -22,12 +22,16 @@ from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor
+from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._route import spell
+from jax_fuser._scaled_floats import FLOATS, FORMATS
+from jax_fuser._scaled_primitive import DTYPE_NAMES, whole_scales
 from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
 
-# Floats (experts, k, n), or four bits, whose shape is (experts, n, k).
-Matrices: TypeAlias = jax.Array | PackedWeights
+# Floats (experts, k, n), or four or eight bits, whose shape is (experts, n, k).
+Matrices: TypeAlias = jax.Array | PackedWeights | ScaledTensor
+_FORMAT_OF = {"fp8_row": "fp8_row", "fp8_tensor": "fp8_row", "fp8_block": "fp8_block"}  # of rows, by that of weights
 
 
 @jax.tree_util.register_dataclass
@@ -93,13 +97,21 @@ def _check_integers(fn: str, experts: jax.Array) -> None:
 
 
 def layer_arguments(
-    fn: str, x: Any, experts: Any, weights: Any, w13: Any, w2: Any, activation: Activation, local: str = ""
+    fn: str,
+    x: Any,
+    experts: Any,
+    weights: Any,
+    w13: Any,
+    w2: Any,
+    activation: Activation,
+    format: str | None,
+    local: str = "",
 ) -> Any:
     """Return the arguments of a whole layer as arrays that fit each other, and its activation.
 
     `local`: what the names of the weights end with.
     """
-    first, second = f"w13{local}", f"w2{local}"
+    first, second = names = f"w13{local}", f"w2{local}"
     named = {"x": x, "experts": experts, "weights": weights}
     x, experts, weights = (_arguments.array(fn, name, value) for name, value in named.items())
     w13, w2 = (_matrices_of(fn, name, value) for name, value in ((first, w13), (second, w2)))
@@ -135,26 +147,70 @@ def layer_arguments(
             f"{fn}: {first} must have {width} columns for {what} and {second} {w2.shape} as "
             f"{_as_given(w2, 'num_experts', 'f', 'd')}, got {w13.shape}"
         )
+    _check_eight_bits(fn, x, names, (w13, w2), format)
     return x, experts, weights, w13, w2, activation
 
 
 def _matrices_of(fn: str, name: str, value: Any) -> Matrices:
-    if isinstance(value, ScaledTensor):
+    if not isinstance(value, ScaledTensor):
+        return value if isinstance(value, PackedWeights) else _arguments.array(fn, name, value)
+    data = value.data
+    known = value.format in _FORMAT_OF and (value.format != "fp8_block" or len(value.block) == 2)
+    if not known or isinstance(data, NestedTensor) or str(getattr(data, "dtype", "")) not in DTYPE_NAMES:
         raise TypeError(
-            f"{fn}: {name} must be an array or PackedWeights, got a ScaledTensor; repack_weights takes four bits, "
-            "dequantize makes floats"
+            f"{fn}: {name} must be an array, PackedWeights, or a ScaledTensor of fp8_row, fp8_tensor, or fp8_block "
+            f"with blocks (128, 128), got {value!r}; repack_weights takes four bits, dequantize makes floats"
         )
-    return value if isinstance(value, PackedWeights) else _arguments.array(fn, name, value)
+    return value
+
+
+def _check_eight_bits(
+    fn: str, x: jax.Array, names: tuple[str, str], pair: tuple[Matrices, Matrices], format: str | None
+) -> None:
+    """Check what products of 8-bit floats need, if any of them is asked for."""
+    scaled = [isinstance(w, ScaledTensor) for w in pair]
+    if format is not None:
+        if format not in FORMATS:
+            raise ValueError(f"{fn}: format must be one of {sorted(FORMATS)} or None, got {format!r}")
+        for name, w in zip(names, pair):
+            if not isinstance(w, jax.Array):
+                raise TypeError(
+                    f"{fn}: format= quantizes floats, got {name} as {type(w).__name__}; leave it out for weights that "
+                    "are quantized"
+                )
+    if not any(scaled) and format is None:
+        return
+    for name, w in zip(("x", *names), (x, *(pair if format is not None else ()))):
+        if str(w.dtype) not in FLOATS:
+            raise TypeError(f"{fn}: 8-bit products take {name} of {', '.join(FLOATS)}, got {w.dtype}; convert it")
+    if not any(scaled):
+        return
+    kinds = [_FORMAT_OF[w.format] if isinstance(w, ScaledTensor) else None for w in pair]
+    if kinds[0] != kinds[1]:
+        first, second = (w.format if isinstance(w, (PackedWeights, ScaledTensor)) else str(w.dtype) for w in pair)
+        raise TypeError(
+            f"{fn}: where one of {names[0]} and {names[1]} has eight bits both must, with scales for rows or for "
+            f"blocks, got {first} and {second}; quantize both, or dequantize"
+        )
+    for name, w in zip(names, pair):
+        if w.shape[2] % ALIGNMENT:
+            raise ValueError(
+                f"{fn}: the last axis of {name} in eight bits must be a multiple of {ALIGNMENT}, got {w.shape}; pass "
+                "floats and format=, which fills it up"
+            )
 
 
 def array_of(matrices: Matrices) -> jax.Array:
     """Return what holds the matrices' numbers."""
+    if isinstance(matrices, ScaledTensor):
+        data: jax.Array = matrices.data
+        return data
     return matrices.pieces if isinstance(matrices, PackedWeights) else matrices
 
 
 def matrix_shape(matrices: Matrices) -> tuple[int, ...]:
     """Return `(num_experts, k, n)`."""
-    if not isinstance(matrices, PackedWeights):
+    if not isinstance(matrices, (PackedWeights, ScaledTensor)):
         return matrices.shape
     experts, n, k = matrices.shape
     return experts, k, n
@@ -162,7 +218,10 @@ def matrix_shape(matrices: Matrices) -> tuple[int, ...]:
 
 def _as_given(matrices: Matrices, experts: str, k: str, n: str) -> str:
     """How their shape is written."""
-    return f"packed ({experts}, {n}, {k})" if isinstance(matrices, PackedWeights) else f"({experts}, {k}, {n})"
+    kind = (
+        "packed " if isinstance(matrices, PackedWeights) else "quantized " if isinstance(matrices, ScaledTensor) else ""
+    )
+    return f"{kind}({experts}, {n}, {k})" if kind else f"({experts}, {k}, {n})"
 
 
 def weights_of(fn: str, weights: Any, target: jax.Array) -> jax.Array:
@@ -210,20 +269,25 @@ def rows_of_choices(x: jax.Array, source: jax.Array, target: jax.Array, extents:
 
 
 def run_layer(
+    fn: str,
     x: jax.Array,
     experts: jax.Array,
     weights: jax.Array,
     w13: Matrices,
     w2: Matrices,
     activation: Activation,
+    format: str | None,
     rows: int | None = None,
 ) -> jax.Array:
     """Return the layer `(tokens, n)` of `x` `(tokens, d)`; `rows`: so many at most are choices of an expert."""
     source, target, extents = order_choices(experts, w13.shape[0], rows)
     take = source // experts.shape[1]
-    if isinstance(w13, PackedWeights) or isinstance(w2, PackedWeights):
+    if format is not None or not (isinstance(w13, jax.Array) and isinstance(w2, jax.Array)):
         scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
-        return sum_rows(_packed_rows(x, take, target, w13, w2, scale, extents, activation), target, take[:, None])
+        args = x, take, target, w13, w2, scale.astype(at_least_float32(x.dtype)), extents
+        if isinstance(w13, PackedWeights) or isinstance(w2, PackedWeights):
+            return sum_rows(_packed_rows(*args, activation), target, take[:, None])
+        return sum_rows(_eight_bit_rows(fn, *args, activation, format), target, take[:, None])
 
     def composed(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
         nt = rows_of_choices(x, source, target, extents)
@@ -254,7 +318,30 @@ def _packed_rows(
         functools.partial(product_and_tail, transpose_rhs=isinstance(w, PackedWeights), dtype=x.dtype)
         for w in (w13, w2)
     )
-    h = first(x, w13, extents, None, None, scale.astype(at_least_float32(x.dtype)),
+    h = first(x, w13, extents, None, None, scale,
               activation=activation_of("mlp", activation), gated=isinstance(activation, str) and activation in GATED,
               index=take.astype(jnp.uint32), back=back)  # fmt: skip
     return second(h, w2, extents, None, None, None, activation=None, gated=False)
+
+
+def _eight_bit_rows(
+    fn: str,
+    x: jax.Array,
+    take: jax.Array,
+    back: jax.Array,
+    w13: Matrices,
+    w2: Matrices,
+    scale: jax.Array,
+    extents: jax.Array,
+    activation: Activation,
+    format: str | None,
+) -> jax.Array:
+    """Return the same by products of 8-bit floats."""
+    gated = isinstance(activation, str) and activation in GATED
+    if not isinstance(w13, ScaledTensor) or not isinstance(w2, ScaledTensor):
+        assert format is not None
+        how = _expert_rows_8_bits.How(fn, activation_of(fn, activation), gated, format, x.dtype)
+        return _expert_rows_8_bits.multiply_floats(how, x, take, back, w13, w2, scale, extents)
+    how = _expert_rows_8_bits.How(fn, activation_of(fn, activation), gated, _FORMAT_OF[w13.format], x.dtype)
+    first, second = ((w.data, whole_scales(fn, w, FORMATS[how.format][0])) for w in (w13, w2))
+    return _expert_rows_8_bits.multiply_quantized(how, x, take, back, first, second, scale, extents)

@@ -174,6 +174,7 @@ def ep_mlp(
     *,
     axis_name: Any,
     activation: Activation = "swiglu",
+    format: str | None = None,
     capacity: float | None = None,
 ) -> jax.Array:
     """Run a whole expert layer whose experts are spread over the devices of a mesh axis, inside `jax.shard_map`.
@@ -187,10 +188,11 @@ def ep_mlp(
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
         weights: `(.., top_k)`. Differentiable.
         w13_local: this device's experts, `(num_experts / devices, d, 2 * f)`, gate columns before up columns, or `(..,
-            d, f)` for an activation that is not gated. Differentiable. Or `PackedWeights`, as in `mlp`.
-        w2_local: `(num_experts / devices, f, d)`. Differentiable. Or `PackedWeights`.
+            d, f)` for an activation that is not gated. Differentiable. Or of four or eight bits, as in `mlp`.
+        w2_local: `(num_experts / devices, f, d)`. Differentiable. Or of four or eight bits.
         axis_name: a mesh axis of the `shard_map` around the call, or a tuple of them.
         activation: as in `grouped_matmul`.
+        format: as in `mlp`.
         capacity: as in `ep_dispatch`.
 
     Returns:
@@ -198,6 +200,7 @@ def ep_mlp(
 
     Raises:
         NameError: the axis is not bound.
+        TypeError: as in `mlp`.
         ValueError: shapes do not fit, or every device has the same weights.
 
     Example:
@@ -214,7 +217,7 @@ def ep_mlp(
     fn = "ep_mlp"
     devices = axis_size(fn, axis_name)
     x, experts, weights, w13, w2, activation = layer_arguments(
-        fn, x, experts, weights, w13_local, w2_local, activation, local="_local"
+        fn, x, experts, weights, w13_local, w2_local, activation, format, local="_local"
     )
     here = varying_axes(jax.lax.axis_index(axis_name))
     for name, given in (("w13_local", w13), ("w2_local", w2)):
@@ -230,7 +233,7 @@ def ep_mlp(
         # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
         return jnp.zeros_like(x, shape=(*x.shape[:-1], matrix_shape(w2)[2]))
     landed, local_experts, landed_weights = plan.send(flat, weights)
-    out = run_layer(landed, local_experts, landed_weights, w13, w2, activation, plan.rows)
+    out = run_layer(fn, landed, local_experts, landed_weights, w13, w2, activation, format, plan.rows)
     out = plan.streams.add_back(out)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 

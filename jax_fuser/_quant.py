@@ -281,10 +281,28 @@ def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool 
         most = _largest(jnp.where(jnp.isnan(wide), np.inf, jnp.abs(wide)), block)
         scales, inverses = _fp4.scales_above(most * inverse)
         return (wide * spread(inverses, block, x.shape)).astype(dtype), scales
-    most = _largest(jnp.abs(wide), block)
-    # Not below the normal numbers, which may count as zero.
-    scales = jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
+    scales = _scales_of(_largest(jnp.abs(wide), block), inverse)
     return (wide * spread(reciprocal(scales), block, x.shape)).astype(dtype), scales
+
+
+def _scales_of(most: jax.Array, inverse: np.float32) -> jax.Array:
+    # Not below the normal numbers, which may count as zero.
+    return jnp.where(most == 0, 1, jnp.maximum(most * inverse, jnp.finfo(jnp.float32).tiny))
+
+
+def quantize_halves(left: jax.Array, right: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
+    """Return what `quantize_floats` makes of both, side by side: kernels then need not fold over what they join."""
+    halves = [x.astype(jnp.float32) for x in (left, right)]
+    if block == (None,):
+        inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
+        most = functools.reduce(jnp.maximum, (_largest(jnp.abs(x), block) for x in halves))
+        scales = _scales_of(most, inverse)
+        inverses = spread(reciprocal(scales), block, left.shape)
+        return jnp.concatenate([(x * inverses).astype(dtype) for x in halves], axis=-1), scales
+    if left.shape[-1] % _only(block):
+        return quantize_floats(jnp.concatenate(halves, axis=-1), dtype, block)
+    made = [quantize_floats(x, dtype, block) for x in halves]
+    return jnp.concatenate([m[0] for m in made], axis=-1), jnp.concatenate([m[1] for m in made], axis=-1)
 
 
 @_quantize.defjvp

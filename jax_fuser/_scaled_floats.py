@@ -26,6 +26,7 @@ from jax_fuser._reverse_only import reverse_only
 from jax_fuser._scaled_primitive import scaled_product
 from jax_fuser._varying import same_varying
 
+FLOATS: tuple[str, ...] = ("bfloat16", "float16", "float32")
 # Which scales the kernel takes, and the blocks of weights.
 FORMATS: dict[str, tuple[str, tuple[int, int] | None]] = {
     "fp8_row": ("rows", None),
@@ -42,7 +43,7 @@ def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, 
     arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
     lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
     indices = (extents, *others[len(arrays) :])
-    lhs, rhs = reverse_only(lhs, rhs)
+    lhs, rhs = reverse_only("scaled_grouped_matmul", lhs, rhs)
     return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, drhs_format, transpose_rhs,
                      np.dtype(dtype))  # fmt: skip
 
@@ -51,8 +52,8 @@ def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, 
 def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, drhs_format: str | None, transpose_rhs: bool,
               dtype: Any) -> jax.Array:  # fmt: skip
     del drhs_format
-    right = copies[:2] or _weights(rhs, format, not transpose_rhs)
-    return _product(lhs, right, indices, format, dtype)
+    right = copies[:2] or weights_of(rhs, format, not transpose_rhs)
+    return multiply_rows(rows_of(lhs, format), right, indices, format, dtype)
 
 
 def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tuple[Any, Any]:
@@ -63,8 +64,8 @@ def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: 
               dout: Any) -> tuple[Any, ...]:  # fmt: skip
     del dtype
     lhs, rhs, copies, indices = kept
-    right = copies[2:] or _weights(rhs, format, transpose_rhs)
-    d_lhs = _product(dout, right, indices, format, lhs.dtype)
+    right = copies[2:] or weights_of(rhs, format, transpose_rhs)
+    d_lhs = multiply_rows(rows_of(dout, format), right, indices, format, lhs.dtype)
     if drhs_format is None or lhs.shape[0] == 0 or rhs.shape[0] == 0:
         # float16 may not hold a cotangent of another type.
         kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
@@ -90,20 +91,25 @@ def _sums_of_8_bits(lhs: Any, rhs: Any, indices: Any, dtype: Any) -> jax.Array:
     return scaled_product(left, right, extents, None, of_left, of_right, scaled="columns", dtype=np.dtype(dtype))
 
 
-def _weights(rhs: Any, format: str, transpose: bool) -> tuple[Any, Any]:
+def weights_of(rhs: Any, format: str, transpose: bool) -> tuple[Any, Any]:
+    """Return elements and scales of `rhs` `(groups, n, k)`, or `(groups, k, n)` with `transpose`, for the product."""
     return quantize_matrices(rhs, FORMATS[format][1] or (None,), transpose)
 
 
-def _product(lhs: Any, right: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
-    """The product of `lhs` `(m, k)`, quantized here, and elements and scales of `(groups, n, k)`."""
-    data, scales = _rows(lhs, format)
-    starts = indices[1] if len(indices) > 1 else None
-    scaled, _ = FORMATS[format]
-    return scaled_product(data, right[0], indices[0], starts, scales, right[1], scaled=scaled, dtype=np.dtype(dtype))
-
-
-def _rows(x: Any, format: str) -> tuple[Any, Any]:
-    """Elements and scales, with zeros behind the last axis, up to a length that the product takes."""
-    missing = -x.shape[-1] % ALIGNMENT
-    made = quantize(jnp.pad(x, [(0, 0), (0, missing)]) if missing else x, format)
+def rows_of(x: Any, format: str) -> tuple[Any, Any]:
+    """Return elements and scales, with zeros behind the last axis, up to a length that the product takes."""
+    made = quantize(filled_up(x), format)
     return made.data, made.scales
+
+
+def filled_up(x: Any) -> Any:
+    """Return rows with zeros behind them, up to a length that the product takes."""
+    missing = -x.shape[-1] % ALIGNMENT
+    return jnp.pad(x, [(0, 0), (0, missing)]) if missing else x
+
+
+def multiply_rows(left: Any, right: Any, indices: Any, format: str, dtype: Any) -> jax.Array:
+    """Return the product of elements and scales of rows `(m, k)` and of `(groups, n, k)`."""
+    starts = indices[1] if len(indices) > 1 else None
+    return scaled_product(left[0], right[0], indices[0], starts, left[1], right[1], scaled=FORMATS[format][0],
+                          dtype=np.dtype(dtype))  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,18 +13,17 @@ from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
-from jax_fuser._quant import ScaledTensor, dequantize, for_leading_axes
+from jax_fuser._quant import ScaledTensor, dequantize
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
-from jax_fuser._scaled_floats import FORMATS, multiply_floats
-from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product
+from jax_fuser._scaled_floats import FLOATS, FORMATS, multiply_floats
+from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product, whole_scales
 from jax_fuser._scaled_tail import ScaledTail
 from jax_fuser._static_sizes import check_sizes
 
-_RESULTS = ("bfloat16", "float16", "float32")
 _ROWS = ("fp8_row", "fp8_tensor")
-_FLOATS = ("bfloat16", "float16", "float32", "float64")  # that weights of few bits are multiplied by
+_OF_PACKED = (*FLOATS, "float64")  # that weights of few bits are multiplied by
 
 
 def scaled_grouped_matmul(
@@ -187,10 +185,7 @@ def scaled_grouped_matmul(
     elif scaled == "weights":
         out = tail.multiply(data, dequantize(rhs, data.dtype), extents, starts, dtype)
     else:
-        shapes: tuple[tuple[int, ...], ...] = (m,), (groups, n)
-        if scaled == "blocks":
-            shapes = (m, block_count(k)), (groups, block_count(n), block_count(k))
-        scales = [_whole(x, s) for x, s in zip((lhs, rhs), shapes)]
+        scales = [whole_scales("scaled_grouped_matmul", x, scaled) for x in (lhs, rhs)]
         out = scaled_product(data, matrices, extents, starts, *scales, scaled=scaled, dtype=dtype)
     if scaled != "weights":
         out = tail.after(out, extents, starts)
@@ -202,8 +197,8 @@ def _result_dtype(given: Any) -> np.dtype[Any]:
         dtype = None if given is None else np.dtype(given)
     except TypeError:
         dtype = None
-    if dtype is None or dtype.name not in _RESULTS:
-        raise TypeError(f"scaled_grouped_matmul: preferred_element_type must be one of {_RESULTS}, got {given!r}")
+    if dtype is None or dtype.name not in FLOATS:
+        raise TypeError(f"scaled_grouped_matmul: preferred_element_type must be one of {FLOATS}, got {given!r}")
     return dtype
 
 
@@ -248,9 +243,9 @@ def _floats(lhs: Any, rhs: Any, format: str) -> str:
             "yourself for others"
         )
     for operand in (lhs, rhs):
-        if _kind(operand) not in _RESULTS:
+        if _kind(operand) not in FLOATS:
             raise TypeError(
-                f"scaled_grouped_matmul: format= quantizes floats, {', '.join(_RESULTS)}; got {_kind(lhs)} x "
+                f"scaled_grouped_matmul: format= quantizes floats, {', '.join(FLOATS)}; got {_kind(lhs)} x "
                 f"{_kind(rhs)}; leave it out for operands that are quantized"
             )
     return "floats"
@@ -292,12 +287,12 @@ def _scaling(lhs: Any, rhs: Any) -> str:
             return "rows"
         if lhs.format == rhs.format == "fp8_block" and (lhs.block, rhs.block) == BLOCKS["blocks"]:
             return "blocks"
-    elif _kind(lhs) in _FLOATS:
+    elif _kind(lhs) in _OF_PACKED:
         if _kind(rhs) in _fp4.FORMATS:
             return "packed"
         if isinstance(rhs, ScaledTensor) and rhs.layout == "row_major":
             return "weights"
-    floats = ", ".join(_FLOATS)
+    floats = ", ".join(_OF_PACKED)
     raise TypeError(
         f"scaled_grouped_matmul: {_kind(lhs)} x {_kind(rhs)} not supported; supported pairs: fp8_row or fp8_tensor on "
         f"both sides, fp8_block (128,) x fp8_block (128, 128), {floats} x {' or '.join(_fp4.FORMATS)} or eight bits, "
@@ -312,15 +307,3 @@ def _kind(x: Any) -> str:
     if isinstance(x, PackedWeights):
         return x.format
     return str(getattr(x, "dtype", type(x).__name__))
-
-
-def _whole(x: ScaledTensor, shape: tuple[int, ...]) -> jax.Array:
-    scales = jnp.asarray(x.scales, jnp.float32)
-    if not x.block and scales.shape == shape[: scales.ndim]:
-        scales = for_leading_axes(scales, len(shape))  # one for each matrix, where `vmap` quantized them
-    elif scales.ndim and scales.shape != shape:
-        raise ValueError(
-            f"scaled_grouped_matmul: {x.format} scales must be {shape}, got {scales.shape}; quantize makes them"
-        )
-    scales = scales if x.global_scale is None else scales * x.global_scale
-    return jnp.broadcast_to(scales, shape)

@@ -28,7 +28,8 @@ from jax_fuser import _core, _ffi, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_split import Layout, result_sharding, split
-from jax_fuser._quant import spread
+from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import ScaledTensor, for_leading_axes, spread
 from jax_fuser._varying import same_varying
 
 DTYPE_NAMES = {"float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
@@ -44,6 +45,21 @@ scaled_p = _trace.own_call("jax_fuser_scaled_grouped_matmul", "a grouped product
 def block_count(size: int) -> int:
     """Blocks of 128 along an axis of `size` elements."""
     return -(-size // 128)
+
+
+def whole_scales(fn: str, x: ScaledTensor, scaled: str) -> jax.Array:
+    """Return the scales of rows `(m, k)`, or of `(groups, n, k)`, as the product takes them: "rows" or "blocks"."""
+    data = x.data.data if isinstance(x.data, NestedTensor) else x.data
+    shape = data.shape[:-1]
+    if scaled == "blocks":
+        shape = (data.shape[0], *map(block_count, data.shape[1:]))
+    scales = jnp.asarray(x.scales, jnp.float32)
+    if not x.block and scales.shape == shape[: scales.ndim]:
+        scales = for_leading_axes(scales, len(shape))  # one for each matrix, where `vmap` quantized them
+    elif scales.ndim and scales.shape != shape:
+        raise ValueError(f"{fn}: {x.format} scales must be {shape}, got {scales.shape}; quantize makes them")
+    scales = scales if x.global_scale is None else scales * x.global_scale
+    return jnp.broadcast_to(scales, shape)
 
 
 def scaled_product(lhs: Any, rhs: Any, extents: Any, starts: Any, lhs_scales: Any, rhs_scales: Any, *, scaled: str,

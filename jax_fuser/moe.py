@@ -157,6 +157,7 @@ def mlp(
     w2: Any,
     *,
     activation: Activation = "swiglu",
+    format: str | None = None,
 ) -> jax.Array:
     """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
 
@@ -164,21 +165,31 @@ def mlp(
     their gradient, and the activation is made again in the backward pass. The forward pass by itself need not bring the
     rows together first: see `row_index` of `grouped_matmul`.
 
+    With weights of eight bits, or `format`, both products multiply 8-bit floats as those of `scaled_grouped_matmul` do:
+    a token is quantized once for all its experts, and what lies between the products is in the kernel that computes it.
+    With `format` the layer is differentiable (reverse mode, once): cotangents of rows come from 8-bit floats, those of
+    weights from floats.
+
     Args:
         x: tokens `(.., d)`. Differentiable.
         experts: integers `(.., top_k)`; values outside `0..num_experts-1` are dropped.
         weights: `(.., top_k)`. Differentiable.
         w13: `(num_experts, d, 2 * f)`, gate columns before up columns; `(num_experts, d, f)` for an activation that is
-            not gated. Differentiable. Or `PackedWeights` of four bits from `repack_weights`, `(num_experts, 2 * f, d)`
-            as `scaled_grouped_matmul` takes them.
-        w2: `(num_experts, f, d)`. Differentiable. Or `PackedWeights` `(num_experts, d, f)`.
+            not gated. Differentiable. Or `(num_experts, 2 * f, d)` as `scaled_grouped_matmul` takes them:
+            `PackedWeights` of four bits from `repack_weights`, or a `ScaledTensor` from `quantize`, "fp8_row",
+            "fp8_tensor", or "fp8_block" with blocks `(128, 128)`, without a derivative, of the layer either.
+        w2: `(num_experts, f, d)`. Differentiable. Or of few bits, `(num_experts, d, f)`: of eight, as `w13` is.
         activation: as in `grouped_matmul`.
+        format: "fp8_row" or "fp8_block": quantize floats `w13` and `w2` in every call. `x` and they are bfloat16,
+            float16 or float32.
 
     Returns:
         `(.., d)` of the dtype of `x`.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or the format is unknown.
+        TypeError: weights are not quantized alike, or are with `format`; a layer of weights of eight bits is
+            differentiated.
 
     Example:
         >>> import jax.numpy as jnp
@@ -188,14 +199,22 @@ def mlp(
         >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
         (2, 8)
     """
-    x, experts, weights, w13, w2, activation = layer_arguments("mlp", x, experts, weights, w13, w2, activation)
-    run = functools.partial(_mlp, activation=activation)
+    x, experts, weights, w13, w2, activation = layer_arguments("mlp", x, experts, weights, w13, w2, activation, format)
+    run = functools.partial(_mlp, activation=activation, format=format)
     out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
     return out
 
 
-def _mlp(x: jax.Array, experts: jax.Array, weights: jax.Array, w13: Any, w2: Any, activation: Activation) -> jax.Array:
+def _mlp(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    w13: Any,
+    w2: Any,
+    activation: Activation,
+    format: str | None,
+) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     flat, experts, weights = (a.reshape(tokens, n) for a, n in ((x, x.shape[-1]), (experts, top_k), (weights, top_k)))
-    out = run_layer(flat, experts, weights, w13, w2, activation)
+    out = run_layer("mlp", flat, experts, weights, w13, w2, activation, format)
     return out.reshape(*x.shape[:-1], out.shape[-1])

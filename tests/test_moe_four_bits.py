@@ -130,6 +130,4 @@ def test_messages():
     refused(f"mlp: w13 must have {F} columns for activation 'silu'", activation="silu")
     refused("mlp: w13 must be (num_experts, d, columns) and w2 packed (num_experts, d, f)", w13=f13[:3])
     small = jf.quantize(jnp.ones((EXPERTS, 2 * F, D)), "mxfp4")
-    refused(
-        "mlp: w13 must be an array or PackedWeights, got a ScaledTensor; repack_weights takes", TypeError, w13=small
-    )
+    refused("mlp: w13 must be an array, PackedWeights, or a ScaledTensor of fp8_row", TypeError, w13=small)

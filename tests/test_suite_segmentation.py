@@ -76,6 +76,15 @@ COUNTS = {
     "everything, then everything": (lambda x: x - x.max(), 2),
     "two unrelated folds over other axes": (lambda x: ((x * x).sum(0), jnp.abs(x).max(1)), 2),
     "a fold crosswise": (lambda x: x[:12, :12] + x[:12, :12].sum(1), 2),
+    "halves of rows beside a fold": (lambda x: (x[:, :20] * x[:, 20:], (x[:, :20] + x[:, 20:]).sum(1)), 1),
+    "joined halves beside a fold": (
+        lambda x: (jnp.concatenate([jnp.sin(x[:, :20]), x[:, 20:] * 3], 1), (x[:, :20] * x[:, 20:]).sum(1)),
+        1,
+    ),
+    "folds with an operand in common": (
+        lambda x: (x[:, :20] / abs(x[:, :20]).max(1, keepdims=True), (x[:, 20:] * x[:, :20]).sum(1)),
+        1,
+    ),
 }
 
 

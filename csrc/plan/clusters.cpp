@@ -26,6 +26,8 @@ constexpr int64_t kEnoughBlocks = 100, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
 constexpr ValueId kAnySource = -1;
+// Of what a value is computed from, so many arrays are looked at for kernels that read them, too.
+constexpr size_t kMaxSources = 8;
 
 // The axes that a reduction folds or a scan goes along.
 struct Along {
@@ -79,12 +81,13 @@ class Finder {
   Finder(const Fusion& fusion, const Target& target)
       : fusion_(fusion),
         target_(target),
-        source_(fusion.values.size(), -1),
+        sources_(fusion.values.size()),
+        from_product_(fusion.values.size(), false),
         sealed_(fusion.values.size(), false),
         waits_for_(fusion.values.size()) {
     result_.of.assign(fusion.values.size(), -1);
     result_.places.resize(fusion.values.size());
-    for (ValueId id : fusion.inputs) source_[id] = id;
+    for (ValueId id : fusion.inputs) sources_[id] = {id};
     for (size_t i = 0; i < fusion.ops.size(); ++i) place(i);
     join_column_folds();
   }
@@ -184,26 +187,57 @@ class Finder {
   }
 
   int cluster_beside(size_t id) const {
-    if (result_.of[id] >= 0 || source_[id] < 0) return -1;
+    // What follows a grouped product may become a part of its kernel.
+    if (result_.of[id] >= 0 || from_product_[id]) return -1;
     std::vector<int64_t> extents;
     for (const ir::Axis& axis : fusion_.values[id].axes) {
       if (axis.extent != 1) extents.push_back(axis.extent);
     }
-    const auto found = siblings_.lower_bound({extents, {}, source_[id]});
-    for (auto sibling = found; sibling != siblings_.end() && std::get<0>(sibling->first) == extents; ++sibling) {
-      if (std::get<2>(sibling->first) == source_[id]) return sibling->second;
+    for (const ValueId source : sources_[id]) {
+      const auto found = siblings_.lower_bound({extents, {}, source});
+      for (auto sibling = found; sibling != siblings_.end() && std::get<0>(sibling->first) == extents; ++sibling) {
+        if (std::get<2>(sibling->first) == source && stores_well(find(sibling->second), id)) return sibling->second;
+      }
     }
     return -1;
+  }
+  // Kernels of reductions in parts take half as long again to store rows of odd lengths.
+  bool stores_well(int cluster, size_t value) const {
+    const Space& space = building_[cluster].cluster.space;
+    return building_[cluster].cluster.parts == 0 ||
+           space.extents.back() * size_of(fusion_.values[value].dtype) % 16 == 0;
+  }
+
+  // What the largest operands come from; where grouped products are among them, those alone, so that what else is read
+  // with them does not bring it into other kernels than theirs. Part of an array is an array of its own.
+  std::vector<ValueId> sources_of(const Op& op) const {
+    if (along(op).has_value() || op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kSlice || op.inputs.empty()) {
+      return {op.output};
+    }
+    const bool of_product =
+        std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return from_product_[id]; });
+    int64_t most = 0;
+    for (ValueId id : op.inputs) {
+      if (!sources_[id].empty()) most = std::max(most, elements(sources_[id].front()));
+    }
+    std::vector<ValueId> found;
+    for (ValueId id : op.inputs) {
+      const bool counts = of_product ? from_product_[id] : !sources_[id].empty();
+      if (!counts || (!of_product && elements(sources_[id].front()) < most)) continue;
+      for (ValueId source : sources_[id]) {
+        if (found.size() < kMaxSources && !contains(found, source)) found.push_back(source);
+      }
+    }
+    return found;
   }
 
   void place(size_t number) {
     const Op& op = fusion_.ops[number];
-    for (ValueId id : op.inputs) {
-      ValueId& source = source_[op.output];
-      if (source < 0 || elements(source_[id]) > elements(source)) source = source_[id];
-    }
+    sources_[op.output] = sources_of(op);
+    from_product_[op.output] =
+        op.kind == OpKind::kGroupedMatmul ||
+        (!along(op) && std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return from_product_[id]; }));
     const bool reduces = along(op).has_value();
-    if (reduces || op.kind == OpKind::kGroupedMatmul || op.inputs.empty()) source_[op.output] = op.output;
     // Nested values have kernels of their own.
     const auto is_nested = [&](ValueId id) { return ir::ragged_axis(fusion_.values[id]) >= 0; };
     const bool nested = is_nested(op.output) || (!op.inputs.empty() && is_nested(op.inputs[0]));
@@ -256,7 +290,9 @@ class Finder {
     result_.of[op.output] = cluster;
     result_.places[op.output] = std::move(place);
     ++building_[cluster].ops;
-    for (ValueId id : op.inputs) note_source(cluster, source_[id]);
+    for (ValueId id : op.inputs) {
+      for (ValueId source : sources_[id]) note_source(cluster, source);
+    }
   }
 
   // Where the result is in the cluster's space, from the operands that the cluster computes. New axes of a broadcast
@@ -332,9 +368,13 @@ class Finder {
     std::vector<bool> others = space.folded;
     others.flip();
     const bool small = elements(space) <= kSmallSpace;
-    const bool joined =
-        !alone && (fold_in_sibling(space.folded, source_[operand]) || fold_in_sibling(others, source_[operand]) ||
-                   (small && fold_in_sibling(space.folded, kAnySource)));
+    auto reads_same = [&](const std::vector<bool>& folded) {
+      const std::vector<ValueId>& sources = sources_[operand];
+      return std::any_of(sources.begin(), sources.end(),
+                         [&](ValueId source) { return fold_in_sibling(folded, source); });
+    };
+    const bool joined = !alone && (reads_same(space.folded) || reads_same(others) ||
+                                   (small && fold_in_sibling(space.folded, kAnySource)));
     if (joined) return;
     const int cluster = static_cast<int>(building_.size());
     building_.emplace_back().cluster.space = space;
@@ -461,9 +501,10 @@ class Finder {
   const Fusion& fusion_;
   const Target& target_;
   Clusters result_;
-  std::vector<ValueId> source_;  // by value: the memory or counter that most of it comes from
-  std::vector<bool> sealed_;     // by value: parts, which only memory can hand on
-  std::vector<Bits> waits_for_;  // by free value: clusters whose values it is computed from
+  std::vector<std::vector<ValueId>> sources_;  // by value: the memory or counters that most of it comes from
+  std::vector<bool> from_product_;             // by value: element by element from a grouped product
+  std::vector<bool> sealed_;                   // by value: parts, which only memory can hand on
+  std::vector<Bits> waits_for_;                // by free value: clusters whose values it is computed from
   std::vector<Building> building_;
   std::map<Sibling, int> siblings_;
 };

@@ -293,8 +293,10 @@ class Drafter {
     }
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
     if (op.kind == OpKind::kConcat) {
-      // Nothing to do: whoever computes an operand stores it in its place.
-      for (ValueId id : op.inputs) want_in_memory(id, level_[value] - 1, "its outputs have the iteration domain ");
+      // Nothing to do: whoever computes an operand stores it in its place, before the first kernel that reads the
+      // whole.
+      const int deadline = users.empty() ? want.deadline : level_[value] - 1;
+      for (ValueId id : op.inputs) want_in_memory(id, deadline, "its outputs have the iteration domain ");
       return;
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
