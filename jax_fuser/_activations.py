@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jax_fuser import _arguments
 
@@ -30,13 +33,17 @@ GATED = {"swiglu": jax.nn.silu, "geglu": _gelu}
 
 @dataclass(frozen=True)
 class _Pointwise:
-    """A caller's function, whose results are looked at."""
+    """A caller's function, whose results are looked at; `state` is what it reads beside its argument."""
 
     fn: str
     function: Callable[[jax.Array], jax.Array]
+    state: Any = ()
 
     def __call__(self, x: jax.Array) -> jax.Array:
         out = self.function(x)
+        dtype = getattr(out, "dtype", x.dtype)
+        if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(x.dtype, jnp.complexfloating):
+            raise TypeError(f"{self.fn}: activation must return real numbers of {x.dtype}, got {dtype}")
         got = getattr(out, "shape", type(out).__name__)
         if got != x.shape:
             raise ValueError(
@@ -53,14 +60,66 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
     if not isinstance(activation, str):
         function = _arguments.function(fn, "activation", activation)
         try:
+            state: Any = _state_of(function)
             hash(function)
         except TypeError:  # a module of arrays, say
-            function = functools.partial(function)  # another for every call
-        return _remembered(_Pointwise(fn, function))
+            state = None
+        if state is None:
+            function, state = functools.partial(function), ()  # another for every call
+        return _remembered(_Pointwise(fn, function, state))
     named = {**PLAIN, **GATED}
     if activation not in named:
         raise ValueError(f"{fn}: activation {activation!r} is unknown; pass a function or one of {sorted(named)}")
     return named[activation]
+
+
+# What is compiled for a function that reads values of these types serves again while they are the same.
+_VALUES = (type(None), bool, int, float, complex, str, bytes)
+_LIBRARIES = ("jax", "jaxlib", "numpy", "builtins", "math", "functools", "operator")
+_DEEPEST = 8  # functions that call functions
+
+
+def _state_of(function: Any, depth: int = 0) -> Any:
+    """Return the values that a function reads beside its argument, or None where those may change without a word.
+
+    A method or a callable object reads its object, another function what its module and the functions around it hold:
+    arrays there may be others at the next call, or belong to another trace.
+    """
+    if depth > _DEEPEST or not callable(function):
+        return None
+    if isinstance(function, functools.partial):
+        held = [function.func, *function.args, *function.keywords.values()]
+    elif (getattr(function, "__module__", None) or "").split(".")[0] in _LIBRARIES:
+        # What they wrap is the user's: a function under jit, or with a derivative of its own.
+        inner = getattr(function, "__wrapped__", None)
+        return () if inner is None else _state_of(inner, depth + 1)
+    elif isinstance(function, types.FunctionType):
+        # What jit wraps has the name and the module of the function, but is none.
+        names = function.__code__.co_names
+        held = [function.__globals__[n] for n in names if n in function.__globals__]
+        held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        try:
+            held += [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # a name that is not bound yet
+            return None
+    elif (inner := getattr(function, "__wrapped__", None)) is not None and _is_of_jax(function):
+        held = [inner]
+    else:
+        return None
+    found: list[tuple[Any, Any]] = []
+    for value in held:
+        if isinstance(value, _VALUES):
+            found.append((type(value), repr(value)))
+        elif not isinstance(value, (types.ModuleType, type, np.dtype)):
+            state = _state_of(value, depth + 1)
+            if state is None:
+                return None
+            found.append((value, state))
+    return tuple(found)
+
+
+def _is_of_jax(function: Any) -> bool:
+    return type(function).__module__.split(".")[0] in _LIBRARIES
 
 
 # What is compiled for a function stays as long as jit keeps the function. Outside of jit, one that is written anew for

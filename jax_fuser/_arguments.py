@@ -83,11 +83,11 @@ def text(fn: str, name: str, value: Any) -> str:
 
 
 def dtype(fn: str, name: str, value: Any) -> Any:
-    """Return an argument as a dtype; None stays."""
+    """Return an argument as a dtype, the one that JAX has for it: float64 is float32 without x64; None stays."""
     if value is None:
         return None
     try:
-        return jnp.dtype(value)
+        return jax.dtypes.canonicalize_dtype(jnp.dtype(value))
     except (TypeError, ValueError):
         raise TypeError(f"{fn}: {name} must be a dtype, got {_spell(value)}") from None
 

@@ -170,7 +170,7 @@ def _check_eight_bits(
     """Check what products of 8-bit floats need, if any of them is asked for."""
     scaled = [isinstance(w, ScaledTensor) for w in pair]
     if format is not None:
-        if format not in FORMATS:
+        if not isinstance(format, str) or format not in FORMATS:
             raise ValueError(f"{fn}: format must be one of {sorted(FORMATS)} or None, got {format!r}")
         for name, w in zip(names, pair):
             if not isinstance(w, jax.Array):

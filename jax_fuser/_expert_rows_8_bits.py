@@ -27,7 +27,7 @@ from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import tail
 from jax_fuser._quant import Block, is_large, quantize_floats, quantize_halves
 from jax_fuser._quantize_matrices import ALIGNMENT
-from jax_fuser._reverse_only import reverse_only
+from jax_fuser._reverse_only import differentiated_once, reverse_only
 from jax_fuser._scaled_floats import FORMATS, filled_up, multiply_rows, rows_of, weights_of
 from jax_fuser._scaled_primitive import BLOCKS
 from jax_fuser._sum_rows import sum_rows
@@ -82,11 +82,11 @@ class How:
 
         # Kernels fold and store halves, where they would read the whole again for what folds both.
         h, back = jax.vjp(of_halves, *jnp.split(before, 2, axis=1), scale)
-        *halves, d_scale = back(d_h)
-        d_before = jnp.concatenate(halves, axis=1)
+        d_gate, d_up, d_scale = back(d_h)
+        d_before = jnp.concatenate([d_gate, d_up], axis=1)
         if d_before.shape[1] % ALIGNMENT:
             return d_before, d_scale, h, *self.quantized(d_before)
-        return d_before, d_scale, h, *quantize_halves(*halves, _DTYPE, self.block)
+        return d_before, d_scale, h, *quantize_halves(d_gate, d_up, _DTYPE, self.block)
 
 
 @functools.cache
@@ -136,13 +136,15 @@ def _multiply(how: How, x: Any, w13: Any, w2: Any, scale: Any, indices: Any) -> 
 
 def _keep(how: How, x: Any, w13: Any, w2: Any, scale: Any, indices: Any) -> tuple[jax.Array, Any]:
     extents, take, back = indices
+    x, w13, w2, scale = differentiated_once(how.function, x, w13, w2, scale)
     first, second = (weights_of(w, how.format, True) for w in (w13, w2))
     out, before = _forward(how, x, take, back, first, second, scale, extents)
     return out, (x, w13, w2, scale, indices, before)
 
 
 def _backward(how: How, kept: Any, dout: Any) -> tuple[Any, ...]:
-    x, w13, w2, scale, (extents, take, back), before = kept
+    *kept, (extents, take, back), before = kept
+    x, w13, w2, scale, before, dout = differentiated_once(how.function, *kept, before, dout)
     d_h = how.multiply(rows_of(dout, how.format), weights_of(w2, how.format, False), extents)
     between = _fused(how, True) if is_large(before) else how.between_backward
     d_before, d_scale, h, *quantized = between(d_h, before, scale, extents)

@@ -26,7 +26,7 @@ from jax_fuser import (
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._lowered import fused_equations, inner_jaxprs, platform_of, program_of, stage_text
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
-from jax_fuser._reverse_only import operands_p
+from jax_fuser._reverse_only import once_p, operands_p
 
 
 def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -197,7 +197,7 @@ def _has_kernels(jaxpr: Any) -> bool:
 
 def _is_passed(eqn: Any) -> bool:
     """Whether values go through an equation that is nothing in the program."""
-    return eqn.primitive is operands_p and all(isinstance(v, Var) for v in eqn.invars)
+    return eqn.primitive in (operands_p, once_p) and all(isinstance(v, Var) for v in eqn.invars)
 
 
 def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,15 @@ _LAYOUTS = {
 }
 
 
+def check_rows(fn: str, lhs: NestedTensor) -> None:
+    """Refuse a nested `lhs` whose groups are no rows."""
+    if lhs.ragged_dim or lhs.extents.ndim != 1:
+        raise ValueError(
+            f"{fn}: a nested lhs must have its rows ragged, [groups, ragged, k], got {lhs.shape}; dequantize, and see "
+            "grouped_matmul, which sums over a ragged k and takes outer dimensions"
+        )
+
+
 def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply: Callable[..., Any], validate: bool
                     ) -> Any:  # fmt: skip
     """Check the operands of `scaled_grouped_matmul` with rows of floats and packed weights, and multiply them.
@@ -53,8 +62,9 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
             raise TypeError(
                 f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor; leave it out"
             )
+        check_rows(_FUNCTION, nested)
         data, extents = nested.data, nested.extents
-        if nested.gapped and extents.ndim == 1:
+        if nested.gapped:
             if validate:
                 check_order(_FUNCTION, nested.starts, extents)
             starts = ordered_starts(nested.starts, extents, nested.capacity)

@@ -16,6 +16,7 @@ import numpy as np
 
 from jax_fuser._fp4 import FORMATS, from_e2m1, unpack
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import FORMATS as BLOCKS_OF
 from jax_fuser._quant import ScaledTensor
 from jax_fuser._static_sizes import check_sizes
 
@@ -102,15 +103,27 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
         raise ValueError(f"repack_weights: expected weights (groups, n, k), got {weights.shape}")
     check_sizes("repack_weights", weights=weights.data)
     groups, n, k = weights.shape
-    (block,) = weights.block
-    assert block is not None
+    block = weights.block[0] if len(weights.block) == 1 else None
+    if block is None:
+        raise ValueError(
+            f"repack_weights: {weights.format} has blocks {list(BLOCKS_OF[weights.format].blocks)}, got {weights.block}"
+        )
     fitting = (groups, n, k // block)
     if k % block or weights.scales.shape != fitting:
         raise ValueError(
             f"repack_weights: weights {weights.shape} with blocks of {block} need scales {fitting}, got "
             f"{weights.scales.shape}"
         )
-    return _repack(weights.data, weights.scales, weights.global_scale, weights.format, block)
+    factor = weights.global_scale
+    if factor is not None:
+        factor = jnp.asarray(factor, jnp.float32)
+        of_matrices = (weights.data.shape[0], 1, 1)
+        if factor.size != 1 and factor.shape not in (of_matrices, of_matrices[:1]):
+            raise ValueError(
+                f"repack_weights: the global scale must be one number, or one for each matrix, {of_matrices}, got "
+                f"{factor.shape}; quantize with such a global_scale"
+            )
+    return _repack(weights.data, weights.scales, factor, weights.format, block)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4))

@@ -18,7 +18,7 @@ import numpy as np
 from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._grouped_primitive import product
-from jax_fuser._nested_checks import debug_check
+from jax_fuser._nested_checks import debug_check, readable
 from jax_fuser._row_groups import spans
 from jax_fuser._static_sizes import check_sizes
 
@@ -144,14 +144,16 @@ def local_groups(
     """Return (extents, starts) of the `groups` groups from `offset` on; with None, of all, the earlier ones empty."""
     # A slice from a later offset would begin earlier without a word.
     total = extents.shape[-1]
-    if isinstance(offset, int) and groups is not None and not 0 <= offset <= total - groups:
-        raise ValueError(
-            f"{function}: group_offset={offset} and the {groups} groups of rhs exceed {total} groups in all"
-        )
     offset = _arguments.array(function, "group_offset", offset)
     if offset.size != 1 or not jnp.issubdtype(offset.dtype, jnp.integer):
         raise TypeError(f"{function}: group_offset must be one integer, got {offset.dtype}{list(offset.shape)}")
-    offset = offset.reshape(()).astype(jnp.int32)
+    known = readable(offset)
+    if groups is not None and known is not None and not 0 <= known.item() <= total - groups:
+        raise ValueError(
+            f"{function}: group_offset={known.item()} and the {groups} groups of rhs exceed {total} groups in all"
+        )
+    most = total if groups is None else max(total - groups, 0)
+    offset = jnp.clip(offset.reshape(()), 0, most).astype(jnp.int32)
     if groups is not None:
         debug_check(
             lambda: (offset >= 0) & (offset <= total - groups),

@@ -13,17 +13,24 @@ from jax.interpreters import ad, batching, mlir
 
 _MESSAGE = (
     "{fn}: format= has derivatives in reverse mode, once; got forward mode (jax.jvp, jax.jacfwd, jax.linearize, "
-    "jax.hessian); take jax.grad, jax.vjp or jax.jacrev, or {instead}, which has derivatives of any order"
+    "jax.hessian) or a derivative of a derivative; take jax.grad, jax.vjp or jax.jacrev, or {instead}, which has derivatives of any order"
 )
 _INSTEAD = {"scaled_grouped_matmul": "multiply the floats by grouped_matmul"}
 # Primitives of their own: a `jax.custom_jvp` would be taken into kernels, with operands that these then wait for.
 operands_p = jax.extend.core.Primitive("jax_fuser_reverse_only")
 tangents_p = jax.extend.core.Primitive("jax_fuser_tangents_of_reverse_only")
+once_p = jax.extend.core.Primitive("jax_fuser_differentiated_once")
 
 
 def reverse_only(fn: str, *operands: Any) -> list[Any]:
     """Return the operands of `fn` as they are; computing with their tangents raises TypeError."""
     result: list[Any] = operands_p.bind(*operands, fn=fn)
+    return result
+
+
+def differentiated_once(fn: str, *operands: Any) -> list[Any]:
+    """Return the operands of a derivative of `fn` as they are; differentiating it raises TypeError."""
+    result: list[Any] = once_p.bind(*operands, fn=fn)
     return result
 
 
@@ -53,13 +60,15 @@ def _lower(_: Any, *operands: Any, fn: str) -> Any:
     return operands
 
 
-for _primitive in (operands_p, tangents_p):
+for _primitive in (operands_p, tangents_p, once_p):
     _primitive.multiple_results = True
     _primitive.def_abstract_eval(_same)
-operands_p.def_impl(_same)
-ad.primitive_jvps[operands_p] = _jvp
+for _primitive, _rule in ((operands_p, _jvp), (once_p, _refuse)):
+    _primitive.def_impl(_same)
+    ad.primitive_jvps[_primitive] = _rule
+    mlir.register_lowering(_primitive, _lower)
 batching.primitive_batchers[operands_p] = lambda args, dims, fn: (operands_p.bind(*args, fn=fn), dims)
-mlir.register_lowering(operands_p, _lower)
+batching.primitive_batchers[once_p] = lambda args, dims, fn: (once_p.bind(*args, fn=fn), dims)
 tangents_p.def_impl(_refuse)
 ad.primitive_jvps[tangents_p] = _refuse
 ad.primitive_transposes[tangents_p] = _transpose

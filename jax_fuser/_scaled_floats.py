@@ -22,7 +22,7 @@ from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
 from jax_fuser._quantize_columns import quantize_columns
 from jax_fuser._quantize_matrices import ALIGNMENT, quantize_matrices
-from jax_fuser._reverse_only import reverse_only
+from jax_fuser._reverse_only import differentiated_once, reverse_only
 from jax_fuser._scaled_primitive import scaled_product
 from jax_fuser._varying import same_varying
 
@@ -64,6 +64,7 @@ def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: 
               dout: Any) -> tuple[Any, ...]:  # fmt: skip
     del dtype
     lhs, rhs, copies, indices = kept
+    lhs, rhs, dout = differentiated_once("scaled_grouped_matmul", lhs, rhs, dout)
     right = copies[2:] or weights_of(rhs, format, transpose_rhs)
     d_lhs = multiply_rows(rows_of(dout, format), right, indices, format, lhs.dtype)
     if drhs_format is None or lhs.shape[0] == 0 or rhs.shape[0] == 0:

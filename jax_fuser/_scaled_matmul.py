@@ -11,7 +11,7 @@ from jax_fuser import _arguments, _fp4
 from jax_fuser._activations import Activation
 from jax_fuser._nested_checks import check_extents, check_order, index_array
 from jax_fuser._nested_tensor import NestedTensor
-from jax_fuser._packed_matmul import multiply_packed
+from jax_fuser._packed_matmul import check_rows, multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
 from jax_fuser._quant import ScaledTensor, dequantize
 from jax_fuser._quantize_matrices import ALIGNMENT
@@ -212,7 +212,8 @@ def _groups(nested: NestedTensor | None, group_sizes: Any, validate: bool) -> tu
         raise TypeError(
             "scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor; leave it out"
         )
-    if not nested.gapped or nested.ragged_dim:
+    check_rows("scaled_grouped_matmul", nested)
+    if not nested.gapped:
         return nested.extents, None
     if validate:
         check_order("scaled_grouped_matmul", nested.starts, nested.extents)
@@ -237,7 +238,7 @@ def _sizes(lhs: Any, rhs: Any, extents: Any, transpose_rhs: bool) -> tuple[tuple
 
 
 def _floats(lhs: Any, rhs: Any, format: str) -> str:
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(
             f"scaled_grouped_matmul: format must be one of {sorted(FORMATS)}, got {format!r}; quantize the operands "
             "yourself for others"

@@ -55,6 +55,11 @@ def _real(fn: str, name: str, value: jax.Array, dtype: Any) -> jax.Array:
     """Refuse what the product's dtype cannot hold."""
     if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"{fn}: {name} must be real, got {value.dtype}; pass its real part")
+    if jnp.issubdtype(value.dtype, jnp.inexact) and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"{fn}: {name} must hold integers for a product of {jnp.dtype(dtype).name}, got {value.dtype}; convert the "
+            "operands to floats, or it with astype"
+        )
     if not jnp.issubdtype(value.dtype, jnp.number) and value.dtype != bool:
         raise TypeError(f"{fn}: {name} must hold numbers, got {value.dtype}; convert it with astype")
     return value

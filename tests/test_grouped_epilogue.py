@@ -323,3 +323,59 @@ def test_many_groups_and_gaps_on_hopper(transpose, dtype):
         z = jnp.asarray(y[span] + np.asarray(b[g], np.float32), F32)
         want[span] = jax.nn.silu(z[:, :576]) * z[:, 576:] * s[span, None]
     assert_close(got, want, dtype)
+
+
+class Slope:
+    """A module whose parameter is another at each call."""
+
+    slope = 1.0
+
+    def __call__(self, x):
+        return x * self.slope
+
+    def method(self, x):
+        return x * self.slope
+
+
+FACTOR = 2.0
+
+
+def times_factor(x):
+    return x * FACTOR
+
+
+def closure():
+    slope = 1.0
+
+    def f(x):
+        return x * slope
+
+    def change(to):
+        nonlocal slope
+        slope = to
+        return f
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "global"])
+def test_what_an_activation_reads_may_change(kind, monkeypatch):
+    """By value, and as a tracer of one trace or of the next."""
+    (x, w), sizes, module, change = (jnp.ones((6, 8)), jnp.ones((3, 8, 4))), jnp.array([1, 2, 3]), Slope(), closure()
+
+    def f(slope):
+        if kind == "closure":
+            activation = change(slope)
+        elif kind == "global":
+            monkeypatch.setitem(globals(), "FACTOR", slope)
+            activation = times_factor
+        else:
+            module.slope = slope
+            activation = module if kind == "object" else module.method
+        return jnp.sum(jf.grouped_matmul(x, w, sizes, activation=activation))
+
+    one = f(1.0)
+    assert_close(f(3.0), 3 * one, scale=2)
+    for _ in range(2):
+        assert_close(jax.grad(f)(2.0), one, scale=2)
+        assert_close(jax.jit(f)(2.0), 2 * one, scale=2)

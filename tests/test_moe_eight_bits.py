@@ -59,10 +59,10 @@ def norm_of_difference(got, want):
     return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 4e-3), ("bfloat16", 1.5e-2)])
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-2), ("bfloat16", 1.5e-2)])
 @pytest.mark.parametrize("format", FORMATS)
 def test_values(device, format, dtype, most):
-    """An element on the edge between two numbers of 8 bits may become the other one."""
+    """An element on the edge between two numbers of 8 bits may become the other one; tensor cores sum with 14 bits."""
     (x, experts, weights), (w13, w2) = arguments(dtype)
     want = reference(x, experts, weights, w13, w2, format)
     of_floats = jax.jit(functools.partial(jf.moe.mlp, format=format))(x, experts, weights, w13, w2)
@@ -103,7 +103,7 @@ def test_experts_of_no_rows(device, chosen):
     (x, _, weights), pair = arguments()
     experts = jnp.asarray(np.resize(chosen or [-1], (T, TOP_K)), jnp.int32)
     want = reference(x, experts, weights, *pair, "fp8_row")
-    assert norm_of_difference(jf.moe.mlp(x, experts, weights, *pair, format="fp8_row"), want) < 4e-3
+    assert norm_of_difference(jf.moe.mlp(x, experts, weights, *pair, format="fp8_row"), want) < 1e-2
     grads = jax.grad(lambda pair: jnp.sum(jf.moe.mlp(x, experts, weights, *pair, format="fp8_row")))(pair)
     unused = [e for e in range(EXPERTS) if e not in chosen]
     for grad in grads:
@@ -203,5 +203,7 @@ def test_messages():
             w13=narrow[0], w2=narrow[1])  # fmt: skip
     with pytest.raises(TypeError, match="mlp: a layer of weights that are quantized in 8 bits has no derivative"):
         jax.grad(lambda x: jf.moe.mlp(x, experts, weights, q13, q2).sum())(x)
-    with pytest.raises(TypeError, match="mlp: format= has derivatives in reverse mode, once"):
-        jax.jvp(lambda x: jf.moe.mlp(x, experts, weights, w13, w2, format="fp8_row"), (x,), (x,))
+    layer = lambda x: jf.moe.mlp(x, experts, weights, w13, w2, format="fp8_row").sum()  # noqa: E731
+    for derivative in (jax.jacfwd(layer), jax.hessian(layer), jax.grad(lambda x: jax.grad(layer)(x).sum())):
+        with pytest.raises(TypeError, match="mlp: format= has derivatives in reverse mode, once"):
+            derivative(x)

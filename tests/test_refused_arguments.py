@@ -1,5 +1,7 @@
 """Arguments that do not fit are refused by name, before anything is computed: quantization, layouts, moe, ir, tools."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,46 @@ def huge():
     return jf.fuse(jnp.tanh).lower(jax.ShapeDtypeStruct((2**31, 2**20), "float32")).as_text("loops")
 
 
+def products(offset=None, **tail):
+    x = jnp.arange(16).reshape(4, 4)
+    return jf.grouped_matmul(x, x[None], [4] if offset is None else [2, 1, 1], group_offset=offset, **tail)
+
+
+def packed(**changes):
+    return jf.repack_weights(dataclasses.replace(jf.quantize(jnp.ones((3, 8, 64)), "nvfp4"), **changes))
+
+
+COLUMNS = jf.as_nested(jnp.ones((6, 64)), extents=[2, 3, 4], ragged_dim=1)
+
 REFUSED = {
+    "offset": (lambda: products(np.int32(3)), ValueError, "group_offset=3 and the 1 groups of rhs exceed 3 groups"),
+    "negative offset": (lambda: products(jnp.int32(-1)), ValueError, "group_offset=-1 and the 1 groups of rhs exceed"),
+    "scale of integers": (
+        lambda: products(row_scale=jnp.full(4, 0.5)),
+        TypeError,
+        "row_scale must hold integers for a product of int32, got float32; convert",
+    ),
+    "bias of integers": (lambda: products(bias=jnp.full((1, 4), 0.5)), TypeError, "bias must hold integers for a"),
+    "complex activation": (
+        lambda: layer(lambda x: x * 1j, columns=16),
+        TypeError,
+        "mlp: activation must return real numbers of float32, got complex64",
+    ),
+    "ragged columns": (
+        lambda: jf.scaled_grouped_matmul(COLUMNS, jnp.ones((3, 64, 64)), format="fp8_row"),
+        ValueError,
+        r"scaled_grouped_matmul: a nested lhs must have its rows ragged, \[groups, ragged, k\], got \(6, 3, ragged\)",
+    ),
+    "scales of rows": (
+        lambda: packed(global_scale=jnp.ones((1, 3, 1))),
+        ValueError,
+        r"repack_weights: the global scale must be one number, or one for each matrix, \(3, 1, 1\), got \(1, 3, 1\)",
+    ),
+    "blocks of rows": (
+        lambda: packed(block=(None,)),
+        ValueError,
+        r"repack_weights: nvfp4 has blocks \[\(16,\)\], got \(None,\)",
+    ),
     "global scale": (lambda: jf.quantize(X, "nvfp4", global_scale="a"), TypeError, "quantize: global_scale must be an"),
     "global scales": (
         lambda: jf.quantize(X, "nvfp4", global_scale=jnp.ones(3)),
@@ -72,9 +113,9 @@ REFUSED = {
         "mlp: weights must be real, got complex64; pass weights.real",
     ),
     "scaled weights": (
-        lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), QUANTIZED, W2),
+        lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), jf.quantize(jnp.ones((3, 32, 64)), "mxfp8"), W2),
         TypeError,
-        "mlp: w13 must be an array or PackedWeights, got a ScaledTensor; repack_weights takes four bits, dequantize",
+        "mlp: w13 must be an array, PackedWeights, or a ScaledTensor of fp8_row, fp8_tensor, or fp8_block with blocks",
     ),
     "repacked": (
         lambda: jf.dequantize(jf.repack_weights(jf.quantize(W13, "int4"))),
