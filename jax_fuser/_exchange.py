@@ -238,7 +238,7 @@ def _transpose(cotangent: Any, *operands: Any, shared: tuple[bool, bool], **para
 def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     longest, dim = args[_LAYOUT - 1], dims[_LAYOUT - 1]
     if dim is not None:
-        longest = jnp.max(longest)
+        longest = jnp.max(longest, initial=0)
     others = front(*([*a[: _LAYOUT - 1], *a[_LAYOUT:]] for a in (args, dims)))
     return exchange_p.bind(*others[: _LAYOUT - 1], longest, *others[_LAYOUT - 1 :], **params), 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_fuser._activations import Activation
 from jax_fuser._exchange import axis_size
@@ -292,7 +293,7 @@ def _room(fn: str, capacity: Any, tokens: int, top_k: int, local: int, devices: 
     worst = tokens * min(top_k, local)
     if capacity is None:
         return worst
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, float)):
+    if isinstance(capacity, (bool, np.bool_)) or not isinstance(capacity, (int, float, np.integer, np.floating)):
         raise TypeError(f"{fn}: capacity must be a number or None, got a {type(capacity).__name__}")
     if not capacity > 0:
         raise ValueError(f"{fn}: capacity must be above 0, times the rows of an equal share, got {capacity}")

@@ -13,7 +13,8 @@ from jax.interpreters import ad, batching, mlir
 
 _MESSAGE = (
     "{fn}: format= has derivatives in reverse mode, once; got forward mode (jax.jvp, jax.jacfwd, jax.linearize, "
-    "jax.hessian) or a derivative of a derivative; take jax.grad, jax.vjp or jax.jacrev, or {instead}, which has derivatives of any order"
+    "jax.hessian) or a derivative of a derivative; take jax.grad, jax.vjp or jax.jacrev, or {instead}, which has "
+    "derivatives of any order"
 )
 _INSTEAD = {"scaled_grouped_matmul": "multiply the floats by grouped_matmul"}
 # Primitives of their own: a `jax.custom_jvp` would be taken into kernels, with operands that these then wait for.

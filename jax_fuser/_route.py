@@ -117,8 +117,12 @@ def route(
         ("scale", scale, ()),
         ("mask", mask, logits.shape[:-1]),
     ):
-        if (given is not None or name == "scale") and (got := _arguments.array("route", name, given).shape) != shape:
-            raise ValueError(f"route: {name} must be of shape {shape} for logits {logits.shape}, got {got}")
+        if given is None and name != "scale":
+            continue
+        array = _arguments.array("route", name, given)
+        _arguments.check_real("route", name, array)
+        if array.shape != shape:
+            raise ValueError(f"route: {name} must be of shape {shape} for logits {logits.shape}, got {array.shape}")
     run = functools.partial(_route, _How(top_k, scores, normalize))
     tokens = names_of(logits)[:-1]
     result: tuple[jax.Array, jax.Array, Routing] = automatically(

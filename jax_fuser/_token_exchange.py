@@ -61,7 +61,10 @@ class Streams:
         return self._bind(add_back_p, [rows])[0]
 
     def _bind(self, primitive: Any, arrays: Any) -> list[jax.Array]:
-        operands = same_varying(self.take, self.target, self.longest, *arrays)
+        # What lands differs between devices, also where all of them send the same: then the cotangents of what they
+        # sent are added up before, not after, they travel.
+        here = jax.lax.axis_index(self.axis_name)
+        _, *operands = same_varying(here, self.take, self.target, self.longest, *arrays)
         results: list[jax.Array] = primitive.bind(*operands, axis_name=self.axis_name, rounds=self.rounds)
         return results
 
@@ -200,7 +203,7 @@ def _register(p: Any, other: Any, one: Callable[..., Any], rows_of: Callable[...
         take, target, longest, *arrays = args
         dim = dims[2]
         if dim is not None:
-            longest = jnp.max(longest, axis=dim)
+            longest = jnp.max(longest, axis=dim, initial=0)
         take, target, *arrays = front([take, target, *arrays], [*dims[:2], *dims[_LAYOUT:]])
         return p.bind(take, target, longest, *arrays, **params), [0] * len(arrays)
 

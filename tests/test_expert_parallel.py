@@ -333,6 +333,39 @@ def test_one_choice_without_an_axis_for_it_and_debug_checks():
         np.testing.assert_array_equal(on_mesh(f, 2)(x, experts), x)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_tokens_that_all_devices_have(check_vma, rounds):
+    """Each sends all of them; the mean of what comes back is the layer, with its gradients."""
+    x, weights, experts = random(TOKENS, D), random(TOKENS, 2), choices(2)
+    w13, w2 = random(EXPERTS, D, 2 * F), random(EXPERTS, F, D)
+
+    def halves(x, experts, weights, w13, w2):
+        nt, state = jf.moe.ep_dispatch(x, experts, num_experts=EXPERTS, axis_name="ep")
+        y = jf.grouped_matmul(jf.grouped_matmul(nt, w13, activation="swiglu"), w2)
+        return jf.moe.ep_combine(y, state, weights)
+
+    def gradients(f):
+        return jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(a[0], experts, *a[1:]))), (0, 1, 2, 3)))(
+            x, weights, w13, w2
+        )
+
+    want = gradients(jf.moe.mlp)
+    for layer in (functools.partial(jf.moe.ep_mlp, axis_name="ep"), halves):
+        mean = jax.shard_map(
+            lambda *a, layer=layer: jax.lax.pmean(layer(*a), "ep"), mesh=meshes.mesh(ep=2), check_vma=check_vma,
+            in_specs=(P(), P(), P(), SPLIT, SPLIT), out_specs=P(),
+        )  # fmt: skip
+        for got, exact in zip(gradients(mean), want):
+            assert_close(got, exact, scale=8)
+
+
+def test_a_batch_of_nothing():
+    layer = jax.vmap(on_mesh(functools.partial(jf.moe.ep_mlp, axis_name="ep"), 2), (0, 0, 0, None, None))
+    experts = jnp.zeros((0, 4, 2), jnp.int32)
+    out = layer(jnp.zeros((0, 4, D)), experts, jnp.zeros((0, 4, 2)), random(EXPERTS, D, 2 * F), random(EXPERTS, F, D))
+    assert out.shape == (0, 4, D)
+
+
 def test_no_tokens_no_columns_no_experts():
     layer = jax.jit(on_mesh(functools.partial(jf.moe.ep_mlp, axis_name="ep"), 2))
     w13, w2 = jnp.ones((4, D, 2 * F)), jnp.ones((4, F, D))

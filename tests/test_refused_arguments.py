@@ -54,6 +54,12 @@ REFUSED = {
         TypeError,
         "mlp: activation must return real numbers of float32, got complex64",
     ),
+    "complex scale": (lambda: jf.moe.route(LOGITS, 2, scale=1j), TypeError, "route: scale must be real, got complex"),
+    "complex bias": (
+        lambda: jf.moe.route(LOGITS, 2, bias=jnp.ones(3) * 1j),
+        TypeError,
+        "route: bias must be real, got complex64",
+    ),
     "ragged columns": (
         lambda: jf.scaled_grouped_matmul(COLUMNS, jnp.ones((3, 64, 64)), format="fp8_row"),
         ValueError,
