@@ -74,7 +74,7 @@ def test_gradients(device, name):
         return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
 
     # A softmax leaves little of what it subtracts.
-    assert_close(jax.grad(loss(jf.fuse(f)))(x), jax.grad(loss(f))(x), "float32", scale=20)
+    assert_close(jax.jit(jax.grad(loss(jf.fuse(f))))(x), jax.jit(jax.grad(loss(f)))(x), "float32", scale=20)
 
 
 def test_halves_are_one_kernel_that_loads_each_element_once():
