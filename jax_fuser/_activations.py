@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
             state = None
         if state is None:
             function, state = functools.partial(function), ()  # another for every call
-        return _remembered(_Pointwise(fn, function, state))
+        return _Pointwise(fn, function, state)
     named = {**PLAIN, **GATED}
     if activation not in named:
         raise ValueError(f"{fn}: activation {activation!r} is unknown; pass a function or one of {sorted(named)}")
@@ -122,24 +123,35 @@ def _is_of_jax(function: Any) -> bool:
     return type(function).__module__.split(".")[0] in _LIBRARIES
 
 
-# What is compiled for a function stays as long as jit keeps the function. Outside of jit, one that is written anew for
-# each call would fill memory, 1.5 MB a call: after so many all of it is forgotten.
+# JAX keeps what is compiled for static arguments, and with them functions and what these hold. One that is written anew
+# for each call outside of jit would fill memory: of those that callers give, so many stay.
 MOST_GIVEN = 128
-_given: set[_Pointwise] = set()
-_compiled: list[Any] = []
 
 
-def compiled_for_given(jitted: Any) -> Any:
-    """Let a jitted function, which has activations among its static arguments, forget them in time."""
-    _compiled.append(jitted)
-    return jitted
+def jit_of_given(*static: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`jax.jit` with keywords that are static, and may hold activations that callers give."""
+
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        of_named = jax.jit(f, static_argnames=static)
+        of_given: dict[Any, Any] = {}  # the latest last; JAX forgets what it keeps for functions that are gone
+        lock = threading.Lock()
+
+        @functools.wraps(f)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            fixed = {name: kwargs.pop(name) for name in static if name in kwargs}
+            if not any(map(_is_given, fixed.values())):
+                return of_named(*args, **kwargs, **fixed)
+            key = tuple(fixed.items())
+            with lock:
+                jitted = of_given[key] = of_given.pop(key, None) or jax.jit(functools.partial(f, **fixed))
+                while len(of_given) > MOST_GIVEN:
+                    del of_given[next(iter(of_given))]
+            return jitted(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
-def _remembered(activation: _Pointwise) -> _Pointwise:
-    _given.add(activation)
-    if len(_given) > MOST_GIVEN:
-        _given.clear()
-        for jitted in _compiled:
-            jitted.clear_cache()
-        _given.add(activation)
-    return activation
+def _is_given(static: Any) -> bool:
+    return isinstance(getattr(static, "activation", static), _Pointwise)

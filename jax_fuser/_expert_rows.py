@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._accumulator import at_least_float32
-from jax_fuser._activations import GATED, PLAIN, compiled_for_given
+from jax_fuser._activations import GATED, PLAIN
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import product_and_tail, tail, tail_backward
 from jax_fuser._sum_rows import sum_rows
@@ -165,7 +165,7 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     return jax.vmap(functools.partial(_tangent, **params), in_axes=tuple(dims))(*args), 0
 
 
-tangent_p.def_impl(compiled_for_given(jax.jit(_tangent, static_argnames=("how", "moving"))))
+tangent_p.def_impl(jax.jit(_tangent, static_argnames=("how", "moving")))
 tangent_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[tangent_p] = _tangent_jvp
 ad.primitive_transposes[tangent_p] = _transpose

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _fused_primitive, _split, _trace
 from jax_fuser._accumulator import at_least_float32
-from jax_fuser._activations import GATED, PLAIN, compiled_for_given
+from jax_fuser._activations import GATED, PLAIN, jit_of_given
 from jax_fuser._core import UserError
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import product
@@ -167,8 +167,7 @@ class _How:
         return _bound(x, weights, extents, *rest[:-1], how=how)
 
 
-@compiled_for_given
-@functools.partial(jax.jit, static_argnames="how")
+@jit_of_given("how")
 def _bound(*operands: Any, how: _How) -> jax.Array:
     closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*operands)
     # The activation closes over arrays, with derivatives of their own, or prints: the primitive would hide both.
@@ -233,8 +232,7 @@ class _Backward:
         return [result for result, is_wanted in zip(results, self.wanted) if is_wanted]
 
 
-@compiled_for_given
-@functools.partial(jax.jit, static_argnames="how")
+@jit_of_given("how")
 def _bound_backward(*operands: Any, how: _Backward) -> list[jax.Array]:
     closed = jax.make_jaxpr(how.compute)(*operands)
     return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())
@@ -320,8 +318,7 @@ for _platform in ("cpu", "cuda"):
     mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)
 
 
-@compiled_for_given
-@functools.partial(jax.jit, static_argnames=("activation", "gated", "scaled_by_zero"))
+@jit_of_given("activation", "gated", "scaled_by_zero")
 def tail(out: Any, bias: Any, scale: Any, extents: Any, starts: Any, *, activation: Any, gated: bool,
          scaled_by_zero: bool = False) -> jax.Array:  # fmt: skip
     """Everything after the product: pointwise, one pass. Padding rows of `out` and `bias` that are zero stay zero.

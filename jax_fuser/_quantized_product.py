@@ -6,7 +6,6 @@ capability 9.0 it is one kernel, and those floats are never stored; elsewhere it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split, _trace
-from jax_fuser._activations import compiled_for_given
+from jax_fuser._activations import jit_of_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._quant import FORMATS, quantize
@@ -97,8 +96,7 @@ def product_and_quantize(
     return data, scales
 
 
-@compiled_for_given
-@functools.partial(jax.jit, static_argnames="how")
+@jit_of_given("how")
 def _bound(*operands: Any, how: _How) -> list[jax.Array]:
     closed = jax.make_jaxpr(how.product)(*operands)
     # An activation that closes over arrays, or prints, is no part of a kernel.
