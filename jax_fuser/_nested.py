@@ -329,7 +329,7 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
         ids: integers `[t]`, the group of each row, or `[t, k]`: row `i` goes to `k` groups. Ids outside
             `0..num_groups-1` drop the row: it is sorted behind all groups and reads as zero.
         num_groups: number of groups, static.
-        validate: check that concrete 64-bit ids fit in int32.
+        validate: check that concrete ids of 64 bits, or of uint32, fit in int32.
 
     Returns:
         The nested tensor `[num_groups, ragged, ..]` with capacity `t` (or `t * k`), and int32 `perm` of that length:
