@@ -280,7 +280,7 @@ def check(f, wanted, dtype, scale):
 def test_patterns(device, name, dtype):
     f = PATTERNS[name]
     assert one_region(f, *pattern_arguments(dtype)).reductions
-    check(jf.fuse(f), f, dtype, scale=2)
+    check(jf.fuse(f), jax.jit(f), dtype, scale=2)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -288,8 +288,10 @@ def test_patterns(device, name, dtype):
 def test_gradients_of_patterns(device, name, dtype):
     f = PATTERNS[name]
     # The derivative of a fused call, and the fused derivative.
-    check(vjp(jf.fuse(f)), vjp(f), dtype, scale=4)
-    check(jf.fuse(vjp(f)), vjp(f), dtype, scale=4)
+    # XLA's kernels may round what they compare with the largest in another way than what they took it from.
+    truth = vjp(f) if name == "largest" else jax.jit(vjp(f))
+    check(jax.jit(vjp(jf.fuse(f))), truth, dtype, scale=4)
+    check(jf.fuse(vjp(f)), truth, dtype, scale=4)
     report = jf.explain(vjp(jf.fuse(f)))(*pattern_arguments(dtype))
     assert [c for c in report.cuts if c.reason != "moves or casts data between ops of XLA"] == []
 
@@ -322,8 +324,9 @@ TRANSFORMS = {
 def test_transforms(name, transform):
     f, of = PATTERNS[name], TRANSFORMS[transform]
     args = pattern_arguments("float32")
-    for got, want in zip(jax.tree.leaves(of(jf.fuse(f))(*args)), jax.tree.leaves(of(f)(*args))):
-        assert_close(got, want, scale=10)
+    got, want = jax.jit(of(jf.fuse(f)))(*args), jax.jit(of(f))(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+        assert_close(a, b, scale=10)
 
 
 def test_a_batch_axis_shifts_the_axes_that_are_folded():
