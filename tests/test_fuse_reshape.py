@@ -85,14 +85,14 @@ def compare(got, want, dtype, scale=1.0):
 def test_values(device, name, dtype):
     x, f = array(3, 7, 60, dtype=dtype), ANY_DTYPE[name]
     wide = x.astype("float32") if dtype == "bfloat16" else x
-    compare(jf.fuse(f)(x), f(wide), dtype)
+    compare(jf.fuse(f)(x), jax.jit(f)(wide), dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FLOATS)
 def test_floats(device, name, dtype):
     x, f = array(3, 7, 60, dtype=dtype), FLOATS[name]
-    compare(jf.fuse(f)(x), f(x.astype("float32")), dtype)
+    compare(jf.fuse(f)(x), jax.jit(f)(x.astype("float32")), dtype)
 
 
 @pytest.mark.parametrize("name", [*ANY_DTYPE, *FLOATS])
@@ -102,7 +102,7 @@ def test_gradients(device, name):
     def loss(f):
         return lambda x: sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(x)))
 
-    compare(jax.grad(loss(jf.fuse(f)))(x), jax.jit(jax.grad(loss(f)))(x), "float32", scale=20)
+    compare(*(jax.jit(jax.grad(loss(g)))(x) for g in (jf.fuse(f), f)), "float32", scale=20)
 
 
 @pytest.mark.parametrize("name", ["merged and split", "of an iota", "of parts", "head norm and residual norm"])

@@ -78,9 +78,10 @@ def test_values(device, name, dtype):
     if dtype == "bool" and name in NUMBERS:
         pytest.skip("a function of numbers")
     x, u, f = array(*SHAPE, dtype=dtype), array(5, 70, dtype=dtype), CASES[name]
-    fused = jf.fuse(f)
+    # XLA rounds numbers in another way where it sees all of a function.
+    fused, plain = jf.fuse(f), f if name in NUMBERS else jax.jit(f)
     for i in PLACES:
-        got, want = fused(x, u, i), f(x, u, i)
+        got, want = fused(x, u, i), plain(x, u, i)
         assert got.dtype == want.dtype
         if name in NUMBERS and dtype == "bfloat16":
             assert_close(got.astype("float32"), f(x.astype("float32"), u.astype("float32"), i), "bfloat16")
