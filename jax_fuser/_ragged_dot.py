@@ -152,13 +152,14 @@ def local_groups(
         raise ValueError(
             f"{function}: group_offset={known.item()} and the {groups} groups of rhs exceed {total} groups in all"
         )
-    most = total if groups is None else max(total - groups, 0)
-    offset = jnp.clip(offset.reshape(()), 0, most).astype(jnp.int32)
+    given = offset.reshape(())
     if groups is not None:
         debug_check(
-            lambda: (offset >= 0) & (offset <= total - groups),
+            lambda: (given >= 0) & (given <= total - groups),
             f"{function}: group_offset and the {groups} groups of rhs exceed {total} groups in all",
         )
+    most = total if groups is None else max(total - groups, 0)
+    offset = jnp.clip(given, 0, most).astype(jnp.int32)
     first, count = spans(extents, starts, m)
     if groups is None:
         return jnp.where(jnp.arange(count.shape[-1], dtype=jnp.int32) >= offset, count, 0), first
