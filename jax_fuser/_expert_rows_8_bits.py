@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser._accumulator import at_least_float32
+from jax_fuser._activations import MOST_GIVEN
 from jax_fuser._fuse import fuse
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import tail
@@ -89,7 +90,7 @@ class How:
         return d_before, d_scale, h, *quantize_halves(d_gate, d_up, _DTYPE, self.block)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=MOST_GIVEN)
 def _fused(how: How, backward: bool) -> Callable[..., Any]:
     return fuse(how.between_backward if backward else how.between, name="expert_rows")
 
