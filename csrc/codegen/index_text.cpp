@@ -24,7 +24,7 @@ std::string bracketed(const Text& text, Precedence least) {
   return text.precedence < least ? cat("(", text.text, ")") : text.text;
 }
 
-struct Writer {
+struct IndexWriter {
   const Variables& variables;
   bool wide;  // whether sums and products must be 64-bit
 
@@ -39,7 +39,7 @@ struct Writer {
       // Brackets always: the sign binds less than comparisons do.
       case IndexKind::kXor: return {cat("(", divided(" ^ ", index, kAtom).text, ")"), kAtom, false};
       case IndexKind::kMin: {
-        const Writer narrow{variables, false};
+        const IndexWriter narrow{variables, false};
         return {cat("jf::least(", narrow(index->a).text, ", ", narrow(index->b).text, ")"), kAtom, false};
       }
     }
@@ -56,7 +56,7 @@ struct Writer {
   }
   // Operands stay narrow: they fit the index type.
   Text divided(const char* sign, const IndexPtr& index, Precedence left = kProduct) const {
-    const Writer narrow{variables, false};
+    const IndexWriter narrow{variables, false};
     return {cat(bracketed(narrow(index->a), left), sign, bracketed(narrow(index->b), kAtom)), kProduct, false};
   }
 };
@@ -64,10 +64,10 @@ struct Writer {
 }  // namespace
 
 std::string index_text(const IndexPtr& index, const Variables& variables) {
-  return Writer{variables, false}(index).text;
+  return IndexWriter{variables, false}(index).text;
 }
 std::string offset_text(const IndexPtr& index, const Variables& variables) {
-  return Writer{variables, true}(index).text;
+  return IndexWriter{variables, true}(index).text;
 }
 
 int64_t multiple_of(const IndexPtr& index, const Variables& variables) {

@@ -146,13 +146,13 @@ void renumber_by(std::vector<Axis>& axes, std::span<const int64_t> to) {
 namespace {
 
 // One axis of a partition's operand, and what becomes of it.
-struct Cut {
+struct AxisCut {
   int64_t axis, most, components;
   ValueId starts, extents;
 };
 
 // `value`: what the axes behind that of `cut` made of the operand.
-void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const Cut& cut) {
+void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut& cut) {
   const Value &x = fusion.values[operand], &extents = fusion.values[cut.extents];
   check_integers(fusion, cut.starts, "partition", "starts");
   check_integers(fusion, cut.extents, "partition", "extents");
@@ -210,7 +210,7 @@ Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, 
              "each of ", 1 + more, " axes, and also=[axis, most, ...], got ", inputs.size() - 1, " operands");
   JF_REQUIRE(more == 0 || nest.components == 1, "[partition] of several axes has components of one axis each, got ",
              nest.components);
-  std::vector<Cut> cuts = {{nest.axis, nest.most, nest.components, inputs[1], inputs[2]}};
+  std::vector<AxisCut> cuts = {{nest.axis, nest.most, nest.components, inputs[1], inputs[2]}};
   for (size_t i = 0; i < more; ++i) {
     cuts.push_back({nest.also[2 * i], nest.also[2 * i + 1], 1, inputs[3 + 2 * i], inputs[4 + 2 * i]});
     JF_REQUIRE(cuts[i].axis < cuts[i + 1].axis, "[partition] axes must increase, got ", cuts[i].axis, " and ",

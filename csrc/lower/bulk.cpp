@@ -31,9 +31,9 @@ IndexPtr at_zero(const IndexPtr& index, const std::vector<int64_t>& variables) {
 
 bool divides(int64_t divisor, int64_t number) { return number % divisor == 0; }
 
-class Writer {
+class BulkWriter {
  public:
-  Writer(const BulkCopy& copy, int& next_variable)
+  BulkWriter(const BulkCopy& copy, int& next_variable)
       : copy_(copy), next_variable_(next_variable), indexer_(copy.domain, indices()) {}
 
   BulkStatements load() {
@@ -265,9 +265,9 @@ class Writer {
 
 }  // namespace
 
-BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).load(); }
+BulkStatements write_bulk(const BulkCopy& copy, int& next_variable) { return BulkWriter(copy, next_variable).load(); }
 
-Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return Writer(copy, next_variable).store(); }
+Guarded write_bulk_store(const BulkCopy& copy, int& next_variable) { return BulkWriter(copy, next_variable).store(); }
 
 bool has_skew(const Domain& domain, DType dtype) {
   int64_t bytes = size_of(dtype);

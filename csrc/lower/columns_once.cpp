@@ -42,7 +42,7 @@ class Once {
     for (size_t i = 0; i < body.size(); ++i) {
       visit_body(body[i], [&](Body& inner) { run(inner); });
       auto* rows = std::get_if<For>(&body[i].node);
-      if (rows == nullptr || rows->parallel != Parallel::kSerial || rows->extent == 1) continue;
+      if (rows == nullptr || rows->parallel != loops::Parallel::kSerial || rows->extent == 1) continue;
       Body before = take(*rows);
       const size_t added = before.size();
       body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), std::make_move_iterator(before.begin()),
@@ -64,7 +64,7 @@ class Once {
       for (Stmt& stmt : body) {
         if (auto* guard = std::get_if<Guard>(&stmt.node)) self(self, guard->body);
         auto* loop = std::get_if<For>(&stmt.node);
-        if (loop == nullptr || loop->parallel != Parallel::kThreadY) continue;
+        if (loop == nullptr || loop->parallel != loops::Parallel::kThreadY) continue;
         rows_.insert(loop->variable);
         self(self, loop->body);
       }
@@ -108,9 +108,10 @@ class Once {
 
   std::optional<Columns> columns_of(const Stmt& stmt) const {
     const auto* loop = std::get_if<For>(&stmt.node);
-    if (loop == nullptr || loop->parallel != Parallel::kUnroll || loop->body.size() != 1) return std::nullopt;
+    if (loop == nullptr || loop->parallel != loops::Parallel::kUnroll || loop->body.size() != 1) return std::nullopt;
     const auto* threads = std::get_if<For>(&loop->body.front().node);
-    if (threads == nullptr || threads->parallel != Parallel::kThread || threads->body.size() != 1) return std::nullopt;
+    if (threads == nullptr || threads->parallel != loops::Parallel::kThread || threads->body.size() != 1)
+      return std::nullopt;
     const auto* vector = std::get_if<Vector>(&threads->body.front().node);
     if (vector == nullptr || !vector->full || !vector->before || vector->body.size() != 2) return std::nullopt;
     const auto* load = std::get_if<Load>(&vector->body[0].node);

@@ -22,11 +22,11 @@ const Below* find(const Condition& condition, const Below& bound) {
       std::find_if(condition.begin(), condition.end(), [&](const Below& b) { return is_same(b, bound); });
   return found == condition.end() ? nullptr : &*found;
 }
-bool contains(const Condition& condition, const Below& bound) { return find(condition, bound) != nullptr; }
+bool has(const Condition& condition, const Below& bound) { return find(condition, bound) != nullptr; }
 Condition without(const Condition& condition, const Condition& taken) {
   Condition rest;
   for (const Below& bound : condition) {
-    if (!contains(taken, bound)) rest.push_back(bound);
+    if (!has(taken, bound)) rest.push_back(bound);
   }
   return rest;
 }
@@ -199,13 +199,13 @@ Guarded enclose(std::vector<Guarded> statements, int64_t variable, const ThreadV
     if (const auto first = without_variables(bound, {variable}); first) outside.push_back(*first);
   }
   Body body = guarded(std::move(inside), apply(std::move(statements), shared));
-  For loop{static_cast<int>(variable), 1, Parallel::kSerial, std::move(body)};
+  For loop{static_cast<int>(variable), 1, loops::Parallel::kSerial, std::move(body)};
   return {std::move(outside), {std::move(loop)}, barrier};
 }
 
 void end_early(For& loop) {
   Guard* guard = loop.body.size() == 1 ? std::get_if<Guard>(&loop.body[0].node) : nullptr;
-  if (guard == nullptr || loop.parallel != Parallel::kSerial || loop.reverse) return;
+  if (guard == nullptr || loop.parallel != loops::Parallel::kSerial || loop.reverse) return;
   for (const Below& bound : guard->below) {
     if (is_dynamic(bound) && grows(bound.index, loop.variable)) loop.runs.push_back(bound);
   }

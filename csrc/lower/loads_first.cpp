@@ -11,7 +11,7 @@ namespace {
 using namespace loops;
 
 // Registers of 4 bytes that the loads of one loop may take.
-constexpr int64_t kRegisters = 128;
+constexpr int64_t kLoadRegisters = 128;
 
 Body* body_of(Stmt& stmt) {
   if (auto* loop = std::get_if<For>(&stmt.node)) return &loop->body;
@@ -22,7 +22,7 @@ Body* body_of(Stmt& stmt) {
 
 bool is_thread_loop(const Stmt& stmt) {
   const auto* loop = std::get_if<For>(&stmt.node);
-  return loop != nullptr && (loop->parallel == Parallel::kThread || loop->parallel == Parallel::kThreadY);
+  return loop != nullptr && (loop->parallel == loops::Parallel::kThread || loop->parallel == loops::Parallel::kThreadY);
 }
 
 // The statements that the loop's iterations run, below threads, conditions and lanes that hold nothing else; whether a
@@ -53,14 +53,14 @@ class LoadsFirst {
   void run(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
       auto* loop = std::get_if<For>(&body[i].node);
-      if (loop != nullptr && loop->parallel == Parallel::kUnroll && loop->extent > 1) {
+      if (loop != nullptr && loop->parallel == loops::Parallel::kUnroll && loop->extent > 1) {
         Body before = split(*loop);
         const size_t added = before.size();
         body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), std::make_move_iterator(before.begin()),
                     std::make_move_iterator(before.end()));
         i += added;
       } else if (Body* inner = body_of(body[i])) {
-        const bool rows = loop != nullptr && loop->parallel == Parallel::kSerial && loop->extent > 1;
+        const bool rows = loop != nullptr && loop->parallel == loops::Parallel::kSerial && loop->extent > 1;
         rows_ += rows;
         run(*inner);
         rows_ -= rows;
@@ -97,7 +97,7 @@ class LoadsFirst {
       loaded.push_back(std::get<Load>(stmt.node).result);
       words += loop.extent * kernel_.width * std::max<int64_t>(1, size_of(kernel_.registers[loaded.back()]) / 4);
     }
-    if (loaded.empty() || !works || words > kRegisters) return {};
+    if (loaded.empty() || !works || words > kLoadRegisters) return {};
 
     Body early, late, before;
     std::vector<const Set*> kept(loaded.size());  // by load, where the loop keeps it anyway

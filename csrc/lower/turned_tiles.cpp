@@ -32,11 +32,11 @@ struct Nest {
 std::optional<Nest> nest_of(const Stmt& stmt) {
   Nest nest;
   const auto* loop = std::get_if<For>(&stmt.node);
-  if (loop != nullptr && loop->parallel == Parallel::kUnroll && loop->body.size() == 1) {
+  if (loop != nullptr && loop->parallel == loops::Parallel::kUnroll && loop->body.size() == 1) {
     nest.unrolled = loop;
     loop = std::get_if<For>(&loop->body.front().node);
   }
-  if (loop == nullptr || loop->parallel != Parallel::kThread) return std::nullopt;
+  if (loop == nullptr || loop->parallel != loops::Parallel::kThread) return std::nullopt;
   nest.threads = loop;
   nest.body = &loop->body;
   while (nest.body->size() == 1) {
@@ -48,9 +48,9 @@ std::optional<Nest> nest_of(const Stmt& stmt) {
   return nest;
 }
 
-class Turner {
+class TileTurner {
  public:
-  Turner(Kernel& kernel, int64_t block) : kernel_(kernel), block_(block), variables_(next_variable(kernel), 0) {}
+  TileTurner(Kernel& kernel, int64_t block) : kernel_(kernel), block_(block), variables_(next_variable(kernel), 0) {}
 
   // Takes the statements of all tiles; whether they are turned now.
   bool turn(Body& body) {
@@ -252,8 +252,8 @@ class Turner {
     Body inner;
     inner.push_back({Guard{std::move(there), {{std::move(vector)}}}});
     Body threads;
-    threads.push_back({For{thread, kernel_.block, Parallel::kThread, std::move(inner)}});
-    return Stmt{For{turn, turns, Parallel::kUnroll, std::move(threads)}};
+    threads.push_back({For{thread, kernel_.block, loops::Parallel::kThread, std::move(inner)}});
+    return Stmt{For{turn, turns, loops::Parallel::kUnroll, std::move(threads)}};
   }
   // Of indices that go with the block.
   bool equal(const IndexPtr& a, const IndexPtr& b) {
@@ -289,8 +289,8 @@ void turn_tiles(Kernel& kernel) {
   if (kernel.width != 1 || kernel.block_y != 1) return;
   for (Stmt& stmt : kernel.body) {
     auto* blocks = std::get_if<For>(&stmt.node);
-    if (blocks == nullptr || blocks->parallel != Parallel::kBlock) continue;
-    Turner(kernel, blocks->variable).turn(blocks->body);
+    if (blocks == nullptr || blocks->parallel != loops::Parallel::kBlock) continue;
+    TileTurner(kernel, blocks->variable).turn(blocks->body);
     return;
   }
 }

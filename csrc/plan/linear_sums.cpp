@@ -37,9 +37,9 @@ struct Term {
   std::vector<Step> steps;
 };
 
-class Rewriter {
+class SumRewriter {
  public:
-  explicit Rewriter(const Fusion& whole)
+  explicit SumRewriter(const Fusion& whole)
       : fusion_(whole),
         defined_by_(whole.values.size(), nullptr),
         folds_(whole.values.size(), 0),
@@ -262,6 +262,6 @@ class Rewriter {
 
 }  // namespace
 
-Fusion with_linear_sums(const Fusion& fusion) { return has_nested(fusion) ? fusion : Rewriter(fusion).finish(); }
+Fusion with_linear_sums(const Fusion& fusion) { return has_nested(fusion) ? fusion : SumRewriter(fusion).finish(); }
 
 }  // namespace jf::plan

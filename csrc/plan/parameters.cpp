@@ -14,8 +14,8 @@
 namespace jf::plan {
 namespace {
 
-constexpr int64_t kMaxLanes = 64;       // of a vector axis
-constexpr int64_t kMaxUnroll = 64;      // more only makes the source longer
+constexpr int64_t kMostLanes = 64;      // of a vector axis
+constexpr int64_t kMostUnroll = 64;     // more only makes the source longer
 constexpr int64_t kMaxCount = 1 << 20;  // of iterations, tasks
 
 // Each structure lists its fields once, for reading and writing.
@@ -91,7 +91,7 @@ std::vector<std::string_view> words() {
   return result;
 }
 
-struct Writer {
+struct Lines {
   Parameters& to;
 
   void operator()(const char* field, const std::vector<int>& v) {
@@ -171,8 +171,8 @@ struct Checker {
                ": expected a loop in [", first, ", ", loops, "), got ", value);
   }
   void lanes(int64_t value) const {
-    JF_REQUIRE(is_power_of_two(value) && value <= kMaxLanes, "[", strategy, "] lanes: expected a power of two up to ",
-               kMaxLanes, ", got ", value);
+    JF_REQUIRE(is_power_of_two(value) && value <= kMostLanes, "[", strategy, "] lanes: expected a power of two up to ",
+               kMostLanes, ", got ", value);
   }
   void at_most(const char* field, int64_t value, int64_t most) const {
     JF_REQUIRE(value <= most, "[", strategy, "] ", field, ": expected at most ", most, ", got ", value);
@@ -192,20 +192,20 @@ struct Checker {
     JF_REQUIRE(p.tile == 1 || p.tile_loop >= 0, "[pointwise] tile: a tile of ", p.tile, " needs a tile_loop");
     JF_REQUIRE(!p.along_rows || p.tile_loop >= 0, "[pointwise] along_rows: tiles along rows need a tile_loop");
     lanes(p.lanes);
-    at_most("vectors", p.vectors, kMaxUnroll);
+    at_most("vectors", p.vectors, kMostUnroll);
   }
   void operator()(const CudaPointwise& p, const CudaPointwise& proposed) const {
     collapse(p.collapse, proposed.collapse);
     lanes(p.lanes);
     at_most("threads", p.threads, target.max_threads_per_block);
-    at_most("unroll", p.unroll, kMaxUnroll);
+    at_most("unroll", p.unroll, kMostUnroll);
   }
   void operator()(const CpuReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
     const bool across = contains(facts.across, true);
     JF_REQUIRE(p.rows == 1 || (across && facts.folded[p.lane_loop]),
                "[reduction] rows: nothing folds across rows whose ", "elements are in lanes; expected 1, got ", p.rows);
-    at_most("rows", p.rows, kMaxUnroll);
+    at_most("rows", p.rows, kMostUnroll);
   }
   void operator()(const CudaReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
@@ -226,7 +226,7 @@ struct Checker {
                "have one row at a time and store it from registers; expected threads_y=1 and bulk_store=False");
     at_most("at_once times threads", p.at_once * p.threads * p.threads_y, 2 * target.max_threads_per_block);
     at_most("stages", p.stages, schedule::kMaxStages);
-    at_most("unroll", p.unroll, kMaxUnroll);
+    at_most("unroll", p.unroll, kMostUnroll);
   }
   void operator()(const CudaTranspose& p) const {
     lanes(p.lanes);
@@ -237,7 +237,7 @@ struct Checker {
   void operator()(const NestedParameters& p) const {
     lanes(p.lanes);
     at_most("columns times rows", p.columns * p.rows, target.max_threads_per_block);
-    at_most("unroll", p.unroll, kMaxUnroll);
+    at_most("unroll", p.unroll, kMostUnroll);
   }
 
  private:
@@ -250,7 +250,7 @@ struct Checker {
 template <class P>
 Parameters written(P parameters) {
   Parameters result;
-  Writer writer{result};
+  Lines writer{result};
   fields(parameters, writer);
   return result;
 }

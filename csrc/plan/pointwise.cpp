@@ -14,7 +14,7 @@ std::string print_list(const std::vector<int>& numbers) {
   return cat("[", text, "]");
 }
 
-struct Printer {
+struct PointwisePrinter {
   std::string operator()(const CpuPointwise& p) const {
     return cat("cpu collapse=", print_list(p.collapse), " lane_loop=", p.lane_loop, " lanes=", p.lanes,
                p.tile_loop < 0 ? "" : cat(" tile_loop=", p.tile_loop, " tile=", p.tile),
@@ -26,7 +26,7 @@ struct Printer {
   }
 };
 
-struct Writer {
+struct PointwiseWriter {
   schedule::Scheduler& scheduler;
   ir::ValueId reference;
 
@@ -35,7 +35,7 @@ struct Writer {
 };
 
 // Rows enough that half as many blocks keep a GPU busy.
-constexpr int64_t kManyRows = 16 << 10;
+constexpr int64_t kRowsToUnroll = 16 << 10;
 
 // Whether a kernel finds out where rows are before it reads them, so that a thread should have two on their way.
 bool finds_rows(const ir::Fusion& segment) {
@@ -50,16 +50,16 @@ PointwiseParameters propose(const ir::Fusion& segment, const Target& target) {
   const Traffic facts = traffic(segment, segment.outputs.front());
   if (target.platform == Platform::kCpu) return propose_cpu(facts, target);
   CudaPointwise p = propose_cuda(facts, target);
-  if (p.two_axes && p.unroll == 1 && finds_rows(segment) && facts.extents.front() >= kManyRows) p.unroll = 2;
+  if (p.two_axes && p.unroll == 1 && finds_rows(segment) && facts.extents.front() >= kRowsToUnroll) p.unroll = 2;
   return p;
 }
 
-std::string print(const PointwiseParameters& parameters) { return std::visit(Printer{}, parameters); }
+std::string print(const PointwiseParameters& parameters) { return std::visit(PointwisePrinter{}, parameters); }
 
 schedule::Schedule pointwise_schedule(const ir::Fusion& segment, const PointwiseParameters& parameters) {
   const ir::ValueId reference = segment.outputs.front();
   schedule::Scheduler scheduler(segment);
-  std::visit(Writer{scheduler, reference}, parameters);
+  std::visit(PointwiseWriter{scheduler, reference}, parameters);
   scheduler.transform_like(reference);
   scheduler.parallelize_like(reference);
   scheduler.inline_most();

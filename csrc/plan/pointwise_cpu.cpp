@@ -10,10 +10,10 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxLanes = 16;
+constexpr int64_t kMaxPointwiseLanes = 16;
 // A gathered vector costs about this many contiguous ones, and one that is stored so, which no tile mends, as many
 // more.
-constexpr double kGatherCost = 6, kScatterCost = 20;
+constexpr double kPointwiseGatherCost = 6, kScatterCost = 20;
 constexpr int64_t kCacheLine = 64, kMostTiledLanes = 32;
 // Iterations along contiguous memory that are loaded and stored together.
 constexpr int64_t kTile = 64, kSmallTile = 16;
@@ -21,7 +21,7 @@ constexpr int64_t kTile = 64, kSmallTile = 16;
 // write single lines of as many rows. A core turns 4096 x 4096 f32 in half of the time so, in 0.86 of that with two
 // lines of each row, bf16 in 0.91; four are no faster. Lines of which tiles write a part wait for the next rows too
 // long.
-constexpr int64_t kLongRow = 1024, kVectors = 2;
+constexpr int64_t kLongRowBytes = 1024, kPointwiseVectors = 2;
 
 // Whether each vector would fill half of a cache line of a result: two of them side by side are stored as one.
 bool stores_halves(const Traffic& traffic, size_t loop) {
@@ -37,13 +37,13 @@ CpuPointwise propose_cpu(const Traffic& traffic, const Target& target) {
   CpuPointwise p;
   p.collapse = traffic.collapse;
   if (traffic.extents.empty()) return p;
-  const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxLanes);
+  const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxPointwiseLanes);
   size_t best = traffic.extents.size() - 1;
   const auto cost = [&](size_t loop) {
     const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
       return access.uses.empty() && access.bytes > 0 && access.steps[loop] > 1;
     });
-    return lane_cost(traffic, loop, lanes, kGatherCost) + kScatterCost * static_cast<double>(scattered);
+    return lane_cost(traffic, loop, lanes, kPointwiseGatherCost) + kScatterCost * static_cast<double>(scattered);
   };
   for (size_t loop = best; loop-- > 0;) {
     if (cost(loop) < cost(best)) best = loop;
@@ -67,9 +67,9 @@ CpuPointwise propose_cpu(const Traffic& traffic, const Target& target) {
       if (access.steps[best] != 1 || access.bytes == 0) continue;
       p.lanes = std::max(p.lanes, std::min(kCacheLine / access.bytes, kMostTiledLanes));
     }
-    p.along_rows = row_bytes >= kLongRow && extent % p.lanes == 0;
+    p.along_rows = row_bytes >= kLongRowBytes && extent % p.lanes == 0;
     p.tile = p.along_rows ? line : traffic.extents[p.tile_loop] > kTile ? kTile : kSmallTile;
-    if (p.along_rows && extent % (kVectors * p.lanes) == 0) p.vectors = kVectors;
+    if (p.along_rows && extent % (kPointwiseVectors * p.lanes) == 0) p.vectors = kPointwiseVectors;
   } else if (stores_halves(traffic, best) && target.vector_bytes == kCacheLine && extent % (2 * lanes) == 0) {
     p.lanes *= 2;
   }

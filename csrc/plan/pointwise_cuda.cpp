@@ -9,13 +9,13 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kThreads = 128;
+constexpr int64_t kPointwiseThreads = 128;
 // A thread should have the bytes of one widest access on their way; narrower accesses are unrolled up to that. An H200
 // then moves 4.0 to 4.2 TB/s; with twice the bytes 0 to 7 % less, with half 20 % less.
-constexpr int64_t kMaxUnroll = 8;
+constexpr int64_t kMaxPointwiseUnroll = 8;
 // Where lanes move, twice that: bias and gelu of 8191 rows of 5003 took 39.4 us instead of 41.5 (bf16), 76.6 instead of
 // 79.9 (f32).
-constexpr int64_t kMovedVectors = 2;
+constexpr int64_t kMovedPointwiseVectors = 2;
 // Blocks for each multiprocessor that must be left after unrolling, so that the last wave is a small part. Where lanes
 // move: 4095 rows of 1537 bf16 took 8.8 us in 23 and 8.5 in 46, of f32 13.8 in 46 and 14.4 in 93.
 constexpr int64_t kWaves = 8, kMovedWaves = 32;
@@ -41,7 +41,7 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   CudaPointwise p;
   p.collapse = traffic.collapse;
   if (traffic.extents.empty()) return p;
-  p.threads = kThreads;
+  p.threads = kPointwiseThreads;
   int64_t elements = 1, widest = 1;
   for (int64_t extent : traffic.extents) elements *= extent;
   for (const Access& access : traffic.accesses) widest = std::max(widest, streamed_bytes(traffic, access));
@@ -62,17 +62,17 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
   bool moves = false;
   if (p.lanes == 1 && inner > 0) {
     const int64_t moved = moved_lanes(streamed, inner), vectors = divide_up(traffic.extents[inner], moved);
-    if (vectors % kThreads != 0 && 4 * vectors >= 3 * round_up(vectors, kThreads)) p.lanes = moved;
+    if (vectors % kPointwiseThreads != 0 && 4 * vectors >= 3 * round_up(vectors, kPointwiseThreads)) p.lanes = moved;
     moves = p.lanes > 1;
   }
-  while (p.lanes > 1 && elements / (p.lanes * kThreads) < target.multiprocessors) p.lanes /= 2;
+  while (p.lanes > 1 && elements / (p.lanes * kPointwiseThreads) < target.multiprocessors) p.lanes /= 2;
 
   const int64_t vectors = divide_up(traffic.extents.back(), p.lanes);
-  const bool threads_busy = 4 * vectors >= 3 * divide_up(vectors, kThreads) * kThreads;
+  const bool threads_busy = 4 * vectors >= 3 * divide_up(vectors, kPointwiseThreads) * kPointwiseThreads;
   p.two_axes = traffic.extents.size() > 1 && threads_busy;
-  const int64_t blocks = divide_up(elements, p.lanes * kThreads);
-  const int64_t most_bytes = moves ? kMovedVectors * kMaxVectorBytes : kMaxVectorBytes;
-  while (p.unroll < kMaxUnroll && p.unroll * p.lanes * widest < most_bytes &&
+  const int64_t blocks = divide_up(elements, p.lanes * kPointwiseThreads);
+  const int64_t most_bytes = moves ? kMovedPointwiseVectors * kMaxVectorBytes : kMaxVectorBytes;
+  while (p.unroll < kMaxPointwiseUnroll && p.unroll * p.lanes * widest < most_bytes &&
          blocks / (2 * p.unroll) >= (moves ? kMovedWaves : kWaves) * target.multiprocessors) {
     p.unroll *= 2;
   }

@@ -15,21 +15,21 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxLanes = 16;
+constexpr int64_t kMaxRaggedLanes = 16;
 // Vectors of columns side by side on the CPU. Memory likes whole rows: the sums of all folds may fill half of the
 // first-level cache. Where rows are read again they come from the second-level cache, so that of each there are few.
-constexpr int64_t kColumns = 256, kColumnsAgain = 16;
+constexpr int64_t kRaggedColumns = 256, kColumnsAgain = 16;
 // Pieces of work for whose sake columns are cut.
 constexpr int64_t kFewPieces = 64;
-constexpr int64_t kThreads = 256, kUnroll = 4, kMuchMemory = int64_t{1} << 26;  // bytes
+constexpr int64_t kRaggedThreads = 256, kRaggedUnroll = 4, kMuchMemory = int64_t{1} << 26;  // bytes
 // Of a block that keeps the rows of a part: as few as have room for them, so that several blocks, which wait at
 // different times, share a multiprocessor. And registers of a thread for rows.
 constexpr int64_t kFewestKeeping = 256, kMostKeeping = 512, kKept = 64;
 // Elements below which another core gains nothing, and calls enough for any machine.
-constexpr int64_t kSmall = 64 << 10, kMaxTasks = 256;
+constexpr int64_t kSmall = 64 << 10, kMaxRaggedTasks = 256;
 
 // The loops of what folds or combines, as its root axes.
-struct Shape {
+struct RaggedShape {
   std::vector<int64_t> extents;
   int ragged = -1, column = -1;             // column: the innermost axis where it is dense; -1 for none
   std::vector<int> kept = {}, folded = {};  // the others, parts before their component; folded: those within rows
@@ -111,10 +111,10 @@ ir::ValueId reference_of(const Together& all, const std::vector<ir::ValueId>& am
   return reference;
 }
 
-Shape shape_of(const Together& all, ir::ValueId reference) {
+RaggedShape shape_of(const Together& all, ir::ValueId reference) {
   JF_CHECK(reference >= 0, "a segment of nested values neither folds nor combines rows");
   const Domain& domain = all.domains[reference];
-  Shape shape{domain.logical, domain.ragged[0].axis};
+  RaggedShape shape{domain.logical, domain.ragged[0].axis};
   const std::vector<int>& by = domain.ragged[0].by;
   const auto is_by = [&](int axis) { return contains(by, axis); };
   const auto is_folded = [&](int axis) {
@@ -144,7 +144,7 @@ int64_t power_of_two(int64_t least, int64_t most) {
 }
 
 // Kept axes, rows, other folded axes, columns.
-std::vector<int> order_of(const Shape& shape) {
+std::vector<int> order_of(const RaggedShape& shape) {
   std::vector<int> order = shape.kept;
   order.push_back(shape.ragged);
   order.insert(order.end(), shape.folded.begin(), shape.folded.end());
@@ -152,7 +152,7 @@ std::vector<int> order_of(const Shape& shape) {
   return order;
 }
 
-void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
+void schedule_cpu(Loops& loops, const RaggedShape& shape, const NestedParameters& p) {
   loops.reorder(order_of(shape));
   int outer = static_cast<int>(shape.kept.size());
   if (shape.column >= 0) {
@@ -182,7 +182,7 @@ void schedule_cpu(Loops& loops, const Shape& shape, const NestedParameters& p) {
   loops.parallelize(0, Parallel::kTask);
 }
 
-void schedule_cuda(Loops& loops, const Shape& shape, const NestedParameters& p) {
+void schedule_cuda(Loops& loops, const RaggedShape& shape, const NestedParameters& p) {
   loops.reorder(order_of(shape));
   int outer = static_cast<int>(shape.kept.size());
   const int rank = static_cast<int>(shape.extents.size()), rows = outer;
@@ -247,7 +247,7 @@ void compute_before_rows(const ir::Fusion& segment, ir::ValueId value, Scheduler
 }
 
 // Of folds after each other a block reads its rows once where its threads have room for them.
-void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& p) {
+void keep_rows(const ir::Fusion& segment, const RaggedShape& shape, NestedParameters& p) {
   const int64_t rows = shape.extents[shape.ragged];
   if (!folds_again(segment) || shape.folds_columns || !shape.folded.empty()) return;
   for (int64_t most = kFewestKeeping; most <= kMostKeeping; most *= 2) {
@@ -261,12 +261,12 @@ void keep_rows(const ir::Fusion& segment, const Shape& shape, NestedParameters& 
 }
 
 // Vectors of columns of a piece on the CPU.
-int64_t columns_side_by_side(const ir::Fusion& segment, const Shape& shape, int64_t vectors) {
+int64_t columns_side_by_side(const ir::Fusion& segment, const RaggedShape& shape, int64_t vectors) {
   const auto folds = std::count_if(segment.ops.begin(), segment.ops.end(),
                                    [](const ir::Op& op) { return std::holds_alternative<ir::Reduce>(op.attribute); });
   int64_t others = 1;
   for (int axis : shape.kept) others *= shape.extents[axis];
-  int64_t most = folds_again(segment) ? kColumnsAgain : kColumns / std::max<int64_t>(folds, 1);
+  int64_t most = folds_again(segment) ? kColumnsAgain : kRaggedColumns / std::max<int64_t>(folds, 1);
   while (most > kColumnsAgain && others * divide_up(vectors, most) < kFewPieces) most /= 2;
   return std::clamp<int64_t>(vectors, 1, most);
 }
@@ -275,7 +275,7 @@ int64_t columns_side_by_side(const ir::Fusion& segment, const Shape& shape, int6
 
 NestedParameters propose_nested(const ir::Fusion& segment, const Target& target) {
   const Together all = together(segment);
-  const Shape shape = shape_of(all, reference_of(all, computed_values(segment)));
+  const RaggedShape shape = shape_of(all, reference_of(all, computed_values(segment)));
   int64_t columns = shape.column < 0 ? 1 : all.columns, widest = 4, elements = 0;
   for (const ir::Value& value : segment.values) {
     if (ir::ragged_axis(value) >= 0) widest = std::max(widest, size_of(compute_dtype(value.dtype)));
@@ -290,14 +290,14 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   NestedParameters p;
   if (target.platform == Platform::kCpu) {
     const int64_t along = shape.column >= 0 ? columns : shape.folded.empty() ? shape.extents[shape.ragged] : 1;
-    p.lanes = power_of_two(along, std::min(kMaxLanes, target.vector_bytes / widest));
+    p.lanes = power_of_two(along, std::min(kMaxRaggedLanes, target.vector_bytes / widest));
     p.columns = shape.folds_columns ? 1 : columns_side_by_side(segment, shape, divide_up(columns, p.lanes));
-    if (elements >= kSmall) p.tasks = kMaxTasks;
+    if (elements >= kSmall) p.tasks = kMaxRaggedTasks;
     return p;
   }
   const int64_t rows = shape.extents[shape.ragged];
   if (shape.column < 0) {
-    p.columns = power_of_two(rows, kThreads);
+    p.columns = power_of_two(rows, kRaggedThreads);
     return p;
   }
   p.lanes = kMaxVectorBytes / narrowest;
@@ -305,8 +305,8 @@ NestedParameters propose_nested(const ir::Fusion& segment, const Target& target)
   p.columns = power_of_two(divide_up(columns, p.lanes), kWarp);
   // Where memory bounds it, more rows on their way of fewer threads.
   const int64_t times = elements * narrowest >= kMuchMemory ? 2 : 1;
-  p.rows = power_of_two(rows, kThreads / times / p.columns);
-  p.unroll = std::clamp<int64_t>(rows / p.rows, 1, times * kUnroll);
+  p.rows = power_of_two(rows, kRaggedThreads / times / p.columns);
+  p.unroll = std::clamp<int64_t>(rows / p.rows, 1, times * kRaggedUnroll);
   keep_rows(segment, shape, p);
   return p;
 }
@@ -335,7 +335,7 @@ schedule::Schedule nested_schedule(const ir::Fusion& segment, const NestedParame
   // A kernel has as many lanes everywhere, and on CUDA all of them.
   NestedParameters p = parameters;
   for (const auto& [reference, like] : groups) {
-    const Shape shape = shape_of(all, reference);
+    const RaggedShape shape = shape_of(all, reference);
     const bool whole = platform == Platform::kCpu || shape.column < 0;
     while (!whole && shape.extents[shape.column] % p.lanes != 0) p.lanes /= 2;
   }

@@ -18,8 +18,8 @@ using ir::Fusion;
 using ir::Op;
 using ir::ValueId;
 
-// Rows here: values with so many ragged axes or more.
-struct Rows {
+// RaggedRows here: values with so many ragged axes or more.
+struct RaggedRows {
   const Fusion& fusion;
   size_t axes = 1;
 
@@ -28,7 +28,7 @@ struct Rows {
 };
 
 // By value: how many folds of rows, one after the other, it comes from.
-std::vector<int> depths(const Rows& rows) {
+std::vector<int> depths(const RaggedRows& rows) {
   std::vector<int> depth(rows.fusion.values.size(), 0);
   for (const Op& op : rows.fusion.ops) {
     for (ValueId id : op.inputs) depth[op.output] = std::max(depth[op.output], depth[id]);
@@ -36,16 +36,16 @@ std::vector<int> depths(const Rows& rows) {
   }
   return depth;
 }
-std::vector<int> depths(const Fusion& fusion) { return depths(Rows{fusion}); }
+std::vector<int> depths(const Fusion& fusion) { return depths(RaggedRows{fusion}); }
 
-bool folds_again(const Rows& rows) {
+bool folds_again(const RaggedRows& rows) {
   const std::vector<int> depth = depths(rows);
   return std::any_of(depth.begin(), depth.end(), [](int folds) { return folds > 1; });
 }
 
 // All rows of those with most ragged axes.
-Rows pairs_of(const Fusion& segment) {
-  Rows rows{segment};
+RaggedRows pairs_of(const Fusion& segment) {
+  RaggedRows rows{segment};
   for (const ir::Value& value : segment.values) rows.axes = std::max(rows.axes, ir::ragged_axes(value).size());
   return rows;
 }
@@ -70,7 +70,7 @@ class Copies {
   std::set<std::string> names_;
 };
 
-Fusion with_again(const Rows& rows) {
+Fusion with_again(const RaggedRows& rows) {
   const Fusion& segment = rows.fusion;
   const std::vector<int> depth = depths(rows);
   Fusion result = segment;
@@ -85,7 +85,7 @@ Fusion with_again(const Rows& rows) {
     const auto found = defined.find(id);
     if (found == defined.end()) return id;
     const Op& op = *found->second;
-    // Rows of fewer axes, too, where no fold of theirs comes before.
+    // RaggedRows of fewer axes, too, where no fold of theirs comes before.
     const bool nested = rows.has(id) || (depth[id] == 0 && ir::ragged_axis(segment.values[id]) >= 0),
                copied = nested && folds > 0;
     if (copied ? copies.contains({id, folds}) : !done.insert(id).second) return copied ? copies[{id, folds}] : id;
@@ -106,9 +106,9 @@ Fusion with_again(const Rows& rows) {
 
 }  // namespace
 
-bool folds_again(const Fusion& segment) { return folds_again(Rows{segment}); }
+bool folds_again(const Fusion& segment) { return folds_again(RaggedRows{segment}); }
 bool folds_pairs_again(const Fusion& segment) { return folds_again(pairs_of(segment)); }
-Fusion with_rows_again(const Fusion& segment) { return with_again(Rows{segment}); }
+Fusion with_rows_again(const Fusion& segment) { return with_again(RaggedRows{segment}); }
 Fusion with_pairs_again(const Fusion& segment) { return with_again(pairs_of(segment)); }
 
 Fusion with_rows_widened_again(const Fusion& segment) {
@@ -184,7 +184,7 @@ Fusion with_turned_rows_again(const Fusion& segment) {
     return op.output;
   };
   for (const Op& op : segment.ops) {
-    if (!Rows{segment}.has(op.output)) needed(needed, op.output, {});
+    if (!RaggedRows{segment}.has(op.output)) needed(needed, op.output, {});
   }
   for (const ValueId id : segment.outputs) needed(needed, id, {});
   return ir::without_unused(std::move(result));

@@ -13,12 +13,12 @@ namespace {
 // Three small kernels take as long as storing so many bytes does.
 constexpr int64_t kManyBytes = 16 << 20;
 // Sums of two places stay 32-bit numbers.
-constexpr int64_t kMostRows = int64_t{1} << 30;
+constexpr int64_t kMostRowsOfGaps = int64_t{1} << 30;
 
 }  // namespace
 
 bool is_worth_gaps(const ir::Value& combined, int64_t rows) {
-  return rows <= kMostRows && ir::elements(combined) * size_of(combined.dtype) >= kManyBytes;
+  return rows <= kMostRowsOfGaps && ir::elements(combined) * size_of(combined.dtype) >= kManyBytes;
 }
 
 ir::Fusion zeros_in_gaps(const ir::Fusion& fusion, const ir::Op& combine) {

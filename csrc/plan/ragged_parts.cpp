@@ -27,23 +27,23 @@ using ir::Value;
 using ir::ValueId;
 
 // Pieces of work that keep a device busy where few rows exist, and the columns of each.
-constexpr int64_t kWanted = 256, kColumns = 256;
+constexpr int64_t kWantedParts = 256, kPartColumns = 256;
 // Rows of a part: enough that what is stored between the stages is small against what is read, and few enough that the
 // last part to begin is done soon. Of short rows a part has so many elements.
 // Parts whose rows a block keeps from fold to fold are shorter: its threads take fewer registers.
-constexpr int64_t kFewestRows = 32, kRowsOfPart = 128, kRowsKept = 64, kElementsOfPart = 1 << 10;
+constexpr int64_t kFewestPartRows = 32, kRowsOfRaggedPart = 128, kRowsKept = 64, kElementsOfPart = 1 << 10;
 // A component has a part that is not full. Where components could have fewer rows each, they are not cut.
 constexpr int64_t kRowsOfComponent = 8;
 // Between a largest value and the shift that follows from it.
 constexpr size_t kFewOps = 16;
 // Places in the array stay 32-bit numbers.
-constexpr int64_t kMostRows = int64_t{1} << 30;
+constexpr int64_t kMostPartRows = int64_t{1} << 30;
 // Loops over all parts may have as many rows in each as all have: fewer iterations than a kernel's loops may have.
 constexpr int64_t kMostIterations = 20'000'000'000'000;
 
-class Rewriter {
+class RaggedRewriter {
  public:
-  explicit Rewriter(const Fusion& whole)
+  explicit RaggedRewriter(const Fusion& whole)
       : whole_(whole), renamed_(whole.values.size(), -1), defined_by_(whole.values.size(), nullptr) {
     result_.name = whole.name;
     names_.insert(whole.name);
@@ -120,15 +120,15 @@ class Rewriter {
     const std::vector<ir::Axis>& of = whole_.values[ragged.extents].axes;
     const int64_t components = of.back().extent,
                   all = std::max<int64_t>(ir::elements(whole_.values[ragged.extents]), 1);
-    const int64_t rows = ragged.extent,
-                  pieces = divide_up(columns, kColumns) * std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
-    if (components == 0 || components * kRowsOfComponent > rows || rows > kMostRows) {
+    const int64_t rows = ragged.extent, pieces = divide_up(columns, kPartColumns) *
+                                                 std::max<int64_t>(all / std::max<int64_t>(components, 1), 1);
+    if (components == 0 || components * kRowsOfComponent > rows || rows > kMostPartRows) {
       return {ragged.extents, 0, 0, rows};
     }
-    const int64_t enough = std::max(keeps_ ? kRowsKept : kRowsOfPart, kElementsOfPart / columns),
+    const int64_t enough = std::max(keeps_ ? kRowsKept : kRowsOfRaggedPart, kElementsOfPart / columns),
                   most = kMostIterations / std::max<int64_t>(ir::elements(from) / components, 1) - components;
     const int64_t wanted =
-        std::min(most, std::max(rows / enough, std::min(divide_up(kWanted, pieces), rows / kFewestRows)));
+        std::min(most, std::max(rows / enough, std::min(divide_up(kWantedParts, pieces), rows / kFewestPartRows)));
     if (wanted < 2) {
       return {ragged.extents, 0, 0, rows};
     }
@@ -489,6 +489,6 @@ bool has_nested(const Fusion& fusion) {
                      [](const Value& value) { return ir::ragged_axis(value) >= 0; });
 }
 
-Fusion in_ragged_parts(const Fusion& fusion) { return has_nested(fusion) ? Rewriter(fusion).run() : fusion; }
+Fusion in_ragged_parts(const Fusion& fusion) { return has_nested(fusion) ? RaggedRewriter(fusion).run() : fusion; }
 
 }  // namespace jf::plan

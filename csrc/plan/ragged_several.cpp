@@ -19,7 +19,7 @@ using schedule::Domain;
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxTasks = 256, kRowBlocks = 64, kThreads = 128;
+constexpr int64_t kMaxTasksOfSeveral = 256, kRowBlocks = 64, kThreadsOfSeveral = 128;
 
 // The root axes of a value by what its loops are to be, each list outermost first.
 struct Roles {
@@ -115,12 +115,12 @@ void make_loops(Scheduler& scheduler, ValueId id, const Roles& roles, Platform p
   if (platform == Platform::kCpu) {
     if (outer == 0) return;
     const int64_t pieces = loop_extent(scheduler, id, 0);
-    if (pieces > kMaxTasks) scheduler.split(id, 0, divide_up(pieces, kMaxTasks));
+    if (pieces > kMaxTasksOfSeveral) scheduler.split(id, 0, divide_up(pieces, kMaxTasksOfSeveral));
     return scheduler.parallelize(id, 0, Parallel::kTask);
   }
   const int inner = loop_rank(scheduler, id) - outer;
   const auto on_threads = [&](int axis) {
-    scheduler.split(id, axis, kThreads);
+    scheduler.split(id, axis, kThreadsOfSeveral);
     scheduler.parallelize(id, axis + 1, Parallel::kThread);
   };
   if (!alone && roles.rows.empty()) {

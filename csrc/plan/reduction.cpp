@@ -41,7 +41,7 @@ int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedu
   return position;
 }
 
-struct Printer {
+struct ReductionPrinter {
   std::string operator()(const CpuReduction& p) const {
     return cat("cpu lane_loop=", p.lane_loop, " lanes=", p.lanes, " chunk=", p.chunk,
                p.rows > 1 ? cat(" rows=", p.rows) : "", " keep=", name(p.keep), " tasks=", p.tasks);
@@ -55,7 +55,7 @@ struct Printer {
   }
 };
 
-struct Writer {
+struct ReductionWriter {
   schedule::Scheduler& scheduler;
   const Phases& phases;
   const std::vector<StoredRows>& stored;
@@ -108,7 +108,7 @@ ReductionParameters propose_reduction(const ir::Fusion& segment, const Target& t
   return propose_cuda(RowFacts{segment, facts}, target);
 }
 
-std::string print(const ReductionParameters& parameters) { return std::visit(Printer{}, parameters); }
+std::string print(const ReductionParameters& parameters) { return std::visit(ReductionPrinter{}, parameters); }
 
 ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParameters& parameters) {
   const Traffic facts = reduction_traffic(segment);
@@ -117,7 +117,7 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
   std::vector<StoredRows> stored;
   if (in_stages(parameters) && std::get<CudaReduction>(parameters).bulk_store) stored = store_rows_in_bulk(phases);
   schedule::Scheduler scheduler(phases.fusion);
-  std::visit(Writer{scheduler, phases, stored, reference_of(phases.fusion), facts}, parameters);
+  std::visit(ReductionWriter{scheduler, phases, stored, reference_of(phases.fusion), facts}, parameters);
   scheduler.inline_most();
   for (const auto& [from, output] : stored) {
     // Inside of all loops that both have; threads write rows side by side that may be copied in turn.

@@ -9,15 +9,15 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxLanes = 16;
+constexpr int64_t kMaxFoldLanes = 16;
 // A gathered vector costs about this many contiguous ones, where no cache line is used again.
-constexpr double kGatherCost = 20;
+constexpr double kFoldGatherCost = 20;
 // Folding the lanes of a register costs about this many accesses.
 constexpr double kCombineCost = 10;
 // Scanning the lanes of a register, about as many.
 constexpr double kScanCost = 4;
 // A fold waits for its last result; two registers side by side hide that, where a row has many.
-constexpr int64_t kLongRow = 16;
+constexpr int64_t kLongRowVectors = 16;
 // Rows side by side hide it, too, and touch the folds across them once. More of them, a multiple of 4 KB apart, do not
 // stay in the first-level cache together, and those of 16 bits are not worth it: with two instead of four, and one of
 // 16 bits, a core takes 0.72 to 0.79 of the time for norms' derivatives of 4096 columns.
@@ -30,7 +30,7 @@ constexpr int64_t kFewTasks = 16;
 // Columns so short that a few registers are as fast.
 constexpr int64_t kShortColumn = 64;
 // What stays in the first-level and the second-level cache.
-constexpr int64_t kKeptBytes = 64 << 10, kCachedBytes = 512 << 10;
+constexpr int64_t kFirstLevelBytes = 64 << 10, kSecondLevelBytes = 512 << 10;
 // Arrays on the stack, of which those of later phases do not take the place of earlier ones.
 constexpr int64_t kStackBytes = 128 << 10;
 
@@ -49,7 +49,7 @@ size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
   for (size_t loop = traffic.extents.size(); loop-- > 0;) {
     const int64_t extent = traffic.extents[loop];
     if (extent == 1 || traffic.across[loop]) continue;
-    double cost = lane_cost(traffic, loop, lanes, kGatherCost);
+    double cost = lane_cost(traffic, loop, lanes, kFoldGatherCost);
     if (traffic.folded[loop]) cost += kCombineCost / static_cast<double>(divide_up(extent, lanes));
     if (traffic.folded[loop] && traffic.scans) cost += kScanCost;
     if (best < traffic.extents.size() && cost >= best_cost) continue;
@@ -77,13 +77,13 @@ int64_t rows_side_by_side(const Traffic& traffic, size_t lane_loop) {
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
   const Traffic& traffic = facts.traffic;
   CpuReduction p;
-  p.lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxLanes);
+  p.lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxFoldLanes);
   const size_t lane_loop = choose_lane_loop(traffic, p.lanes);
   p.lane_loop = static_cast<int>(lane_loop);
   while (p.lanes > 1 && p.lanes / 2 >= traffic.extents[lane_loop]) p.lanes /= 2;
   const bool along_row = traffic.folded[lane_loop];
   if (along_row) p.rows = rows_side_by_side(traffic, lane_loop);
-  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRow * p.lanes) p.lanes *= 2;
+  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRowVectors * p.lanes) p.lanes *= 2;
   p.tasks = task_count(traffic);
 
   const Phases dear = facts.phases(Keep::kDear);
@@ -92,7 +92,7 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
     p.chunk = std::min(vectors, column <= kShortColumn ? kRegisters / 2 : kMaxChunk);
     // The next phase finds its columns in the cache.
     const int64_t bytes = column * p.lanes * traffic.widest_lane;
-    while (dear.count > 1 && p.chunk > kRegisters / 2 && p.chunk * bytes > kCachedBytes) p.chunk /= 2;
+    while (dear.count > 1 && p.chunk > kRegisters / 2 && p.chunk * bytes > kSecondLevelBytes) p.chunk /= 2;
     const int64_t others = iterations(traffic, false) / traffic.extents[lane_loop];
     while (p.chunk > kRegisters / 2 && others * divide_up(vectors, p.chunk) < std::min(p.tasks, kFewTasks))
       p.chunk /= 2;
@@ -100,7 +100,7 @@ CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
   }
   const auto fits = [&](int64_t side_by_side) {
     const int64_t elements = column * side_by_side;
-    return elements * dear.kept_bytes <= kKeptBytes && elements * dear.all_kept_bytes <= kStackBytes;
+    return elements * dear.kept_bytes <= kFirstLevelBytes && elements * dear.all_kept_bytes <= kStackBytes;
   };
   while (p.rows > 1 && !fits(p.rows)) p.rows /= 2;
   if (dear.kept_bytes > 0 && fits(along_row ? p.rows : p.chunk * p.lanes)) p.keep = Keep::kDear;

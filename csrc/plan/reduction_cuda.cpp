@@ -15,7 +15,7 @@ using schedule::Scheduler;
 // Threads of a block where rows or columns leave the choice, and of one that reads long rows again and again.
 constexpr int64_t kSmallBlock = 128, kBlock = 256, kLongRowBlock = 512;
 // Vectors of a thread that are on their way together.
-constexpr int64_t kVectors = 4, kMaxUnroll = 16;
+constexpr int64_t kFoldVectors = 4, kMaxFoldUnroll = 16;
 // A thread has 255 registers of 4 bytes; arithmetic and addresses need most of the others. A row may take a quarter of
 // a multiprocessor's registers, so that another block runs while this one waits for its threads: of 32768 bf16, keeping
 // a row in 1024 threads took 1.25 times as long as reading it again. Half as much where no row is stored, so that the
@@ -47,7 +47,7 @@ constexpr int64_t kElementsWithSums = 16;
 // Vectors of a thread where lanes move, and what it may keep then: elements of 16 bits, of which some stay packed.
 // Softmax's derivative, 8191 rows of 5003 in 128 threads each, took 60 us instead of 63. More where rows share no
 // columns: 4095 of 1537 in a warp each, 11.4 instead of 12.9.
-constexpr int64_t kMovedVectors = 3, kKeptBytesMoved = 80 * 4, kKeptBytesMovedAlone = 112 * 4;
+constexpr int64_t kMovedFoldVectors = 3, kKeptBytesMoved = 80 * 4, kKeptBytesMovedAlone = 112 * 4;
 // Lanes of elements of 4 bytes, and of such rows the fewest vectors of a warp's thread.
 constexpr int64_t kMovedWords = kMaxVectorBytes / 4, kFewestMovedWords = 4;
 // What a vector more or less for each thread counts against busy threads.
@@ -126,7 +126,7 @@ int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target
   const bool one_loop = std::count(traffic.folded.begin(), traffic.folded.end(), true) == 1;
   if (shape.across > 1 || traffic.scans || !one_loop) return 1;
   const int64_t lanes = moved_lanes(traffic, shape.lane_loop);
-  const int64_t most = kMovedVectors * lanes * (target.max_threads_per_block - kWarp);
+  const int64_t most = kMovedFoldVectors * lanes * (target.max_threads_per_block - kWarp);
   const int64_t fewest = kWarp * lanes * (lanes == kMovedWords ? kFewestMovedWords : 1);
   return shape.folded >= fewest && shape.folded <= most ? lanes : 1;
 }
@@ -143,7 +143,7 @@ bool kept_in_pairs(const Phases& phases) {
 void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t kept_bytes = kKeptBytes) {
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t elements = vectors * p.lanes, threads = p.threads * p.threads_y;
-  if (vectors > kMaxUnroll) return;
+  if (vectors > kMaxFoldUnroll) return;
   if (phases.column_bytes > 0) p.unroll = vectors;
   const int64_t bytes = elements * (phases.kept_bytes + phases.column_bytes);
   if (p.cluster > 1) {
@@ -170,7 +170,7 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   const int64_t size = narrowest(facts, p.lane_loop);
   const bool across = facts.traffic.across != std::vector<bool>(facts.traffic.across.size(), false);
   // Enough of a thread's bytes are on their way at once.
-  int64_t wanted = std::clamp<int64_t>(kVectors * kMaxVectorBytes / (p.lanes * size), kVectors, kMaxUnroll);
+  int64_t wanted = std::clamp<int64_t>(kFoldVectors * kMaxVectorBytes / (p.lanes * size), kFoldVectors, kMaxFoldUnroll);
   // Rows that are folded twice and stored need more registers than rows that are folded once; of fewer threads that
   // keep more each, more rows are on their way. Layer norm, 16384 bf16: 251 us instead of 265 in rows of 16384, 19.3
   // instead of 20.1 in 2048 rows of 8192, softmax 248 instead of 259.
@@ -191,7 +191,7 @@ int64_t threads_of_row(const RowFacts& facts, CudaReduction& p, int64_t vectors,
   const int64_t most = round_up(target.max_threads_per_block - kWarp + 1, kWarp);
   double best = -std::numeric_limits<double>::infinity();
   for (int64_t each = std::max<int64_t>(1, wanted - 1); each <= wanted + 3; ++each) {
-    if (each > wanted && (each * bytes > kept_bytes || each > kMaxUnroll)) break;
+    if (each > wanted && (each * bytes > kept_bytes || each > kMaxFoldUnroll)) break;
     int64_t threads = round_up(divide_up(vectors, each), kWarp);
     if (threads > 2 * kWarp) threads = round_up(threads, 4 * kWarp);
     threads = std::min(threads, most);
@@ -272,19 +272,19 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const int64_t rows = shape.across > 1 ? shape.across : shape.kept;
   // Long rows of a warp that share nothing are blocks of their own: 4095 rows of 1537 bf16, cross entropy 6.5 us
   // instead of 7.3, softmax 8.3 instead of 8.8; but rms norm, whose rows share columns, 10.1 instead of 8.7.
-  const bool own = p.threads > kWarp || (moves && each > kVectors && !shares);
+  const bool own = p.threads > kWarp || (moves && each > kFoldVectors && !shares);
   const bool alone = shape.across == 1 && (own || rows < kSmallBlock / kWarp * target.multiprocessors);
-  const bool much = p.threads == 2 * kWarp && each > kVectors;
+  const bool much = p.threads == 2 * kWarp && each > kFoldVectors;
   if (!alone || (much && shape.across == 1))
     p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
-  p.unroll = std::min(each, kVectors);
+  p.unroll = std::min(each, kFoldVectors);
   keep_rows(facts, p, each, kept);
   if (p.keep == Keep::kRows && shape.across == 1 && p.threads == kWarp && !moves) keep_more(facts, p, phases);
   const bool only_read = !stores_rows(facts.traffic, p.lane_loop);
   const bool often = phases.count > 2 ? p.threads > kLongRowBlock : phases.count > 1 && only_read;
   if (p.keep == Keep::kNothing && often && phases.column_bytes == 0 && p.threads >= kLongRowBlock) {
     p.threads = kLongRowBlock;
-    p.unroll = std::max<int64_t>(1, kVectors / 2);
+    p.unroll = std::max<int64_t>(1, kFoldVectors / 2);
   }
   return p;
 }
@@ -369,7 +369,7 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   if (few && shape.folded > kCachedRows * p.threads_y) p.threads_y *= 2;
   while (p.threads_y / 2 >= shape.folded) p.threads_y /= 2;
   const int64_t rows = divide_up(shape.folded, p.threads_y);
-  p.unroll = std::min(rows, 2 * kVectors);
+  p.unroll = std::min(rows, 2 * kFoldVectors);
   if (in_parts && !facts.traffic.scans && columns * bytes % kMaxVectorBytes == 0 && sums_one_array(facts)) {
     if (!in_turn) p.unroll = std::min(rows, kBytesOfPart / (p.lanes * bytes));
     p.at_once = std::max<int64_t>(1, kThreadsOfParts / (p.threads * p.threads_y));

@@ -18,37 +18,37 @@ using schedule::Parallel;
 using schedule::Scheduler;
 
 // Threads of a multiprocessor, where each has 64 registers, and stages that hide the latency of memory.
-constexpr int64_t kThreads = 1024, kUsualStages = 3;
+constexpr int64_t kStagedThreads = 1024, kUsualStages = 3;
 
 // Sums across rows wait for their row's folds with few threads, whose registers hold the sums. 16384 rows of 8192: bf16
 // layer norm backward took 234 us in stages and 380 without, f32 422 and 496, but f32 rms norm backward, with a fold
 // less, the same; elements of a thread, vectors and threads are the fastest of that run. Of 8191 rows of 5003, which
 // no vectors divide, it took 129 and 176 us in bf16, 146 and 205 in f32, and rms norm backward 142 and 165 in f32.
-constexpr int64_t kElements = 32, kLanes = 4, kMostThreads = 512;
+constexpr int64_t kStagedElements = 32, kStagedLanes = 4, kMostStagedThreads = 512;
 constexpr int kShortWait = 2;
 constexpr int64_t kShortRows = 8 << 10;
 // Bytes that a thread keeps for each of its 16 or 24 elements: more take more than 128 registers, or more than there
 // are.
-constexpr int64_t kWideBytes = 4, kMostWideBytes = 20, kMostBytesOfFewThreads = 36;
+constexpr int64_t kStagedWideBytes = 4, kMostWideBytes = 20, kMostBytesOfFewThreads = 36;
 // Bytes of several rows on their way with two stages, where three are slower: layer norm backward, bf16, took 51 and 54
 // us for rows of 4096, 50 and 53 for 2048; but with fewer bytes 82 and 81 for 768, and where a multiprocessor has one
 // row 200 and 191 for 8192. With one fold of the row two are faster in any case: 191 and 200 us for 8192 (rms norm).
 constexpr int64_t kBytesAhead = 28 << 10;
 // Shared memory beside the stages: scratch of folds, barriers, rounding.
-constexpr int64_t kSpareBytes = 8 << 10;
+constexpr int64_t kStagedSpareBytes = 8 << 10;
 // Likewise where rows are side by side, whose sums across are folded there, too.
 constexpr int64_t kSpareBytesOfSums = 20 << 10;
 // Of those rows that a block has side by side each thread has at least so many, one after the other.
 constexpr int64_t kRowsInTurn = 2;
 
 // The rows that bulk copies can bring.
-struct Rows {
+struct StagedRows {
   int64_t elements = 1, bytes = 0, narrowest = 16, widest = 1;
   int phases = 0;
 };
-Rows rows_of(const RowFacts& facts, Keep keep) {
+StagedRows rows_of(const RowFacts& facts, Keep keep) {
   const Phases phases = split_phases(facts.segment, facts.traffic, keep, {.rows = true});
-  Rows rows;
+  StagedRows rows;
   rows.phases = phases.count;
   for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {
     if (facts.traffic.folded[loop]) rows.elements *= facts.traffic.extents[loop];
@@ -62,9 +62,9 @@ Rows rows_of(const RowFacts& facts, Keep keep) {
   return rows;
 }
 
-// Rows that a block has side by side: as many as make busy threads of the blocks that a multiprocessor has. 4095 rows
-// of 1537 bf16 in 128 parts, layer norm backward: 50 us with one row of 64 threads in each block, 33 with two, 23 with
-// four, 21 with eight; rms 39, 25, 19 and 17.
+// StagedRows that a block has side by side: as many as make busy threads of the blocks that a multiprocessor has. 4095
+// rows of 1537 bf16 in 128 parts, layer norm backward: 50 us with one row of 64 threads in each block, 33 with two, 23
+// with four, 21 with eight; rms 39, 25, 19 and 17.
 int64_t rows_side_by_side(const RowFacts& facts, const CudaReduction& p, int64_t row_bytes, const Target& target) {
   int64_t parts = 1, rows = 1;
   for (size_t loop = 0; loop < facts.traffic.extents.size(); ++loop) {
@@ -72,10 +72,10 @@ int64_t rows_side_by_side(const RowFacts& facts, const CudaReduction& p, int64_t
     if (!facts.traffic.across[loop] && !facts.traffic.folded[loop]) parts *= facts.traffic.extents[loop];
   }
   const int64_t blocks = divide_up(parts, target.multiprocessors),
-                memory = std::min(target.max_shared_bytes / blocks - kSpareBytes,
+                memory = std::min(target.max_shared_bytes / blocks - kStagedSpareBytes,
                                   target.max_shared_bytes - kSpareBytesOfSums);
   const int64_t most =
-      std::min({kMostThreads / (blocks * p.threads), memory / (p.stages * row_bytes), rows / kRowsInTurn});
+      std::min({kMostStagedThreads / (blocks * p.threads), memory / (p.stages * row_bytes), rows / kRowsInTurn});
   return std::max<int64_t>(1, most);
 }
 
@@ -123,7 +123,7 @@ int rows_in_turn(Scheduler& scheduler, ValueId reference, const Traffic& traffic
 
 int64_t blocks_of_stages(const RowFacts& facts, const CudaReduction& p, const Target& target) {
   if (p.along != ThreadsAlong::kRow) return 1;
-  const int64_t by_threads = kThreads / (p.threads * p.threads_y);
+  const int64_t by_threads = kStagedThreads / (p.threads * p.threads_y);
   const int64_t row_bytes = rows_of(facts, p.keep).bytes / p.cluster * p.threads_y;
   const int64_t by_memory = target.max_shared_bytes / std::max<int64_t>(1, kUsualStages * row_bytes);
   return clusters_at_once(p.cluster, target.multiprocessors) * std::max<int64_t>(1, std::min(by_threads, by_memory));
@@ -163,7 +163,7 @@ bool have_room(const RowsOfWarps& warps, int64_t row_bytes, const RowFacts& fact
   return bytes <= kMostBytesOfFewThreads && stages + kSpareBytesOfSums <= target.max_shared_bytes;
 }
 void side_by_side(const RowsOfWarps& warps, int64_t row, CudaReduction& p) {
-  p.lanes = warps.in_turn ? kLanes : 2 * kLanes;
+  p.lanes = warps.in_turn ? kStagedLanes : 2 * kStagedLanes;
   p.threads = kWarp;
   p.threads_y = warps.side_by_side;
   p.stages = warps.in_turn ? 1 : kUsualStages;
@@ -176,10 +176,10 @@ void side_by_side(const RowsOfWarps& warps, int64_t row, CudaReduction& p) {
 
 void add_stages(const RowFacts& facts, CudaReduction& p, const Target& target) {
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1 || facts.traffic.scans) return;
-  const Rows rows = rows_of(facts, p.keep);
+  const StagedRows rows = rows_of(facts, p.keep);
   const int64_t part = rows.elements / p.cluster;
   const bool even = rows.elements % (p.cluster * p.lanes) == 0 && part * rows.narrowest % kBulkBytes == 0;
-  if (rows.bytes == 0 || !even || 2 * rows.bytes / p.cluster + kSpareBytes > target.max_shared_bytes) return;
+  if (rows.bytes == 0 || !even || 2 * rows.bytes / p.cluster + kStagedSpareBytes > target.max_shared_bytes) return;
   p.stages = 2;
 }
 
@@ -187,11 +187,11 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   const std::vector<bool>& across = facts.traffic.across;
   const bool sums_across = contains(across, true);
   if (!has_clusters(target) || p.along != ThreadsAlong::kRow || !sums_across) return;
-  // Rows in one piece.
+  // StagedRows in one piece.
   if (std::count(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) != 1) return;
-  Rows rows = rows_of(facts, Keep::kRows);
+  StagedRows rows = rows_of(facts, Keep::kRows);
   int64_t cluster = 1;
-  const auto fits = [&] { return 2 * rows.bytes + kSpareBytes <= target.max_shared_bytes; };
+  const auto fits = [&] { return 2 * rows.bytes + kStagedSpareBytes <= target.max_shared_bytes; };
   // Parts of rows that are too long, each of one block, where vectors divide them.
   const int64_t blocks = std::max<int64_t>(1, blocks_of_row(rows.elements, rows.widest, has_clusters(target)));
   while ((cluster < blocks || !fits()) && !facts.traffic.scans && cluster < kMostBlocksOfCluster &&
@@ -202,19 +202,19 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   }
   const size_t row_loop =
       std::find(facts.traffic.folded.begin(), facts.traffic.folded.end(), true) - facts.traffic.folded.begin();
-  int64_t lanes = std::gcd(rows.elements, kLanes);
-  const int64_t each = kElements / kLanes, fewest = divide_up(rows.elements, kElements);
+  int64_t lanes = std::gcd(rows.elements, kStagedLanes);
+  const int64_t each = kStagedElements / kStagedLanes, fewest = divide_up(rows.elements, kStagedElements);
   // Equally many warps for each of the four parts of a multiprocessor: 2880 bf16 in 96 threads took 1.1 times as long.
   const int64_t threads = round_up(fewest, fewest > 2 * kWarp ? 4 * kWarp : kWarp);
-  // Rows of a block that begin alike in memory: its lanes move, which takes a vector more.
+  // StagedRows of a block that begin alike in memory: its lanes move, which takes a vector more.
   const int64_t taken = std::min<int64_t>(threads, target.max_threads_per_block);
-  if (lanes < kLanes && cluster == 1 && rows_begin_alike(facts.traffic, row_loop, kLanes) &&
-      divide_up(rows.elements, kLanes) % taken != 0) {
-    lanes = kLanes;
+  if (lanes < kStagedLanes && cluster == 1 && rows_begin_alike(facts.traffic, row_loop, kStagedLanes) &&
+      divide_up(rows.elements, kStagedLanes) % taken != 0) {
+    lanes = kStagedLanes;
   }
-  const bool moves = lanes > std::gcd(rows.elements, kLanes);
+  const bool moves = lanes > std::gcd(rows.elements, kStagedLanes);
   const int64_t even = cluster == 1 ? threads_of_even_row(rows.elements, rows.narrowest) : 0;
-  const bool waits = rows.narrowest < 4 || lanes < kLanes || moves || even > 0 || cluster > 1 ||
+  const bool waits = rows.narrowest < 4 || lanes < kStagedLanes || moves || even > 0 || cluster > 1 ||
                      (rows.phases > kShortWait && rows.bytes > kShortRows);
   if (rows.bytes == 0 || !fits() || !waits) return;
   // With few elements of a thread all f32 values stay in its registers, and the threads of a row meet only in its
@@ -226,19 +226,19 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
     if (warps.runs == runs.count && warps.in_turn == runs.in_turn && have_room(warps, rows.bytes, facts, target)) {
       return side_by_side(warps, rows.elements, p);
     }
-    p.lanes = kLanes;
+    p.lanes = kStagedLanes;
     p.threads = even;
     p.threads_y = 1;
-    p.unroll = rows.elements / (even * kLanes);
+    p.unroll = rows.elements / (even * kStagedLanes);
     p.keep = Keep::kRows;
     const int64_t at_once = blocks_of_even_rows(even);
     // Where fewer run than have room, more of their rows are on their way.
     const int64_t running = std::min(at_once, divide_up(runs.count, target.multiprocessors));
     const bool ahead =
         (running == at_once && rows.phases <= kShortWait) || (at_once > 1 && rows.bytes * running >= kBytesAhead);
-    p.stages = ahead || kUsualStages * rows.bytes + kSpareBytes > target.max_shared_bytes ? 2 : kUsualStages;
+    p.stages = ahead || kUsualStages * rows.bytes + kStagedSpareBytes > target.max_shared_bytes ? 2 : kUsualStages;
     p.keep_columns = true;
-    if (rows.narrowest >= kWideBytes) return;
+    if (rows.narrowest >= kStagedWideBytes) return;
     p.keep_wide = wide_bytes(facts) <= kMostWideBytes;
     return;
   }
@@ -249,11 +249,11 @@ void prefer_stages(const RowFacts& facts, CudaReduction& p, const Target& target
   p.threads_y = 1;
   p.unroll = std::max(each, divide_up(rows.elements, p.lanes * p.threads));
   p.keep = Keep::kRows;
-  // Rows of 5003 f32, 264 runs: layer norm backward 127 us with two stages and 141 with three, rms 128 and 136.
+  // StagedRows of 5003 f32, 264 runs: layer norm backward 127 us with two stages and 141 with three, rms 128 and 136.
   p.stages = !moves && kUsualStages * rows.bytes <= target.max_shared_bytes / 2 ? kUsualStages : 2;
   // Threads that have all the registers there are read columns once: 4096 rows of 16384 bf16 took 105 us and 116, 1024
   // of 131072 in clusters of 8 blocks 231 and 309.
-  p.keep_columns = !moves && p.threads == kMostThreads;
+  p.keep_columns = !moves && p.threads == kMostStagedThreads;
   if (cluster == 1) p.threads_y = rows_side_by_side(facts, p, rows.bytes, target);
 }
 
@@ -298,7 +298,7 @@ void schedule_stages(Scheduler& scheduler, const Phases& phases, const std::vect
   const bool blocks = row > 1 + (p.threads_y > 1);
   if (p.cluster > 1) scheduler.split(reference, row++, p.cluster, false);
   scheduler.transform_like(reference, rows);
-  // Rows side by side are neighbours unless parts have theirs in turn: then each is a copy of its own.
+  // StagedRows side by side are neighbours unless parts have theirs in turn: then each is a copy of its own.
   const bool apart = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const ir::Op& op) {
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
     return reduce != nullptr && reduce->in_turn;

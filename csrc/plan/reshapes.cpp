@@ -18,22 +18,22 @@ using ir::Op;
 using ir::OpClass;
 using ir::OpKind;
 using ir::ValueId;
-using Shape = std::vector<int64_t>;
+using Sizes = std::vector<int64_t>;
 
 // Without ones, but never nothing: how the parts of an axis look after all those of extent 1 are gone.
-Shape without_ones(const Shape& parts) {
-  Shape rest;
+Sizes without_ones(const Sizes& parts) {
+  Sizes rest;
   for (int64_t extent : parts) {
     if (extent != 1) rest.push_back(extent);
   }
-  return rest.empty() ? Shape{1} : rest;
+  return rest.empty() ? Sizes{1} : rest;
 }
 
-void append(Shape& all, const Shape& more) { all.insert(all.end(), more.begin(), more.end()); }
+void append(Sizes& all, const Sizes& more) { all.insert(all.end(), more.begin(), more.end()); }
 
-class Rewriter {
+class ReshapeRewriter {
  public:
-  explicit Rewriter(const Fusion& whole)
+  explicit ReshapeRewriter(const Fusion& whole)
       : whole_(whole), cuts_(cut_axes(whole)), builder_(whole.name), renamed_(whole.values.size(), -1) {}
 
   Fusion run() {
@@ -55,10 +55,10 @@ class Rewriter {
   }
 
  private:
-  const std::vector<Shape>& parts(ValueId id) const { return cuts_.parts[id]; }
-  Shape shape(ValueId id) const {
-    Shape all;
-    for (const Shape& axis : parts(id)) append(all, axis);
+  const std::vector<Sizes>& parts(ValueId id) const { return cuts_.parts[id]; }
+  Sizes shape(ValueId id) const {
+    Sizes all;
+    for (const Sizes& axis : parts(id)) append(all, axis);
     return all;
   }
   // The first part of an axis.
@@ -67,8 +67,8 @@ class Rewriter {
     for (int64_t a = 0; a < axis; ++a) at += static_cast<int64_t>(parts(id)[a].size());
     return at;
   }
-  Shape all_parts(ValueId id, const Shape& axes) const {
-    Shape dims;
+  Sizes all_parts(ValueId id, const Sizes& axes) const {
+    Sizes dims;
     for (int64_t axis : axes) {
       for (size_t i = 0; i < parts(id)[axis].size(); ++i) dims.push_back(first(id, axis) + static_cast<int64_t>(i));
     }
@@ -114,7 +114,7 @@ class Rewriter {
   ValueId iota(const Op& op) {
     const ir::Value& value = whole_.values[op.output];
     const int64_t axis = std::get<ir::Dims>(op.attribute).dims[0], at = first(op.output, axis);
-    const Shape to = shape(op.output), &along = parts(op.output)[axis];
+    const Sizes to = shape(op.output), &along = parts(op.output)[axis];
     if (along.size() == 1) return builder_.iota(value.dtype, to, at);
     const DType dtype = value.axes[axis].extent > INT32_MAX ? DType::kS64 : DType::kS32;
     ValueId sum = -1;
@@ -132,7 +132,7 @@ class Rewriter {
 
   ValueId broadcast(const Op& op, ValueId x) {
     const std::vector<int64_t>& dims = std::get<ir::Dims>(op.attribute).dims;
-    Shape to;
+    Sizes to;
     for (size_t a = 0; a < dims.size(); ++a) {
       for (size_t i = 0; i < parts(op.inputs[0])[a].size(); ++i) {
         to.push_back(first(op.output, dims[a]) + static_cast<int64_t>(i));
@@ -142,13 +142,13 @@ class Rewriter {
   }
 
   // `to`: the parts of each axis of the result.
-  ValueId slice(const Op& op, ValueId x, const ir::Slice& where, const std::vector<Shape>& to) {
+  ValueId slice(const Op& op, ValueId x, const ir::Slice& where, const std::vector<Sizes>& to) {
     ir::Slice inner;
-    Shape counts, result;
+    Sizes counts, result;
     for (size_t a = 0; a < to.size(); ++a) {
       int64_t count = 1;
       for (int64_t extent : to[a]) count *= extent;
-      const Shape& from = parts(op.inputs[0])[a];
+      const Sizes& from = parts(op.inputs[0])[a];
       const auto ranges = part_ranges(from, where.starts[a], count);
       JF_CHECK(ranges.has_value(), "axis ", a, " of a slice is cut unevenly");
       for (const PartRange& range : *ranges) {
@@ -163,13 +163,13 @@ class Rewriter {
 
   ValueId pad(const Op& op, ValueId x) {
     const ir::Pad& where = std::get<ir::Pad>(op.attribute);
-    std::vector<Shape> middle;
-    Shape counts, low, high;
+    std::vector<Sizes> middle;
+    Sizes counts, low, high;
     for (size_t a = 0; a < where.low.size(); ++a) {
-      const Shape& to = parts(op.output)[a];
+      const Sizes& to = parts(op.output)[a];
       const auto ranges = part_ranges(to, where.low[a], where.counts[a]);
       JF_CHECK(ranges.has_value(), "axis ", a, " of a pad is cut unevenly");
-      Shape own;
+      Sizes own;
       for (size_t i = 0; i < to.size(); ++i) {
         own.push_back((*ranges)[i].count);
         low.push_back((*ranges)[i].start);
@@ -206,12 +206,12 @@ class Rewriter {
 
   ValueId concat(const Op& op) {
     const int64_t axis = std::get<ir::Dims>(op.attribute).dims[0];
-    const Shape& along = parts(op.output)[axis];
+    const Sizes& along = parts(op.output)[axis];
     std::vector<ValueId> values;
     for (ValueId placed : op.inputs) {
-      Shape to;
+      Sizes to;
       for (size_t a = 0; a < parts(placed).size(); ++a) {
-        Shape own = parts(op.output)[a];
+        Sizes own = parts(op.output)[a];
         if (static_cast<int64_t>(a) == axis) {
           int64_t inner = 1;
           for (size_t i = 1; i < along.size(); ++i) inner *= along[i];
@@ -257,7 +257,7 @@ Fusion without_reshapes(const Fusion& fusion) {
     const auto* scan = std::get_if<ir::Scan>(&op.attribute);
     if (op.kind == OpKind::kSpread || (scan != nullptr && scan->parts > 0)) return fusion;
   }
-  return any ? Rewriter(fusion).run() : fusion;
+  return any ? ReshapeRewriter(fusion).run() : fusion;
 }
 
 }  // namespace jf::plan

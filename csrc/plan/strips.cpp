@@ -10,12 +10,12 @@ namespace {
 constexpr int64_t kLine = 128;
 // Of a block, and how many blocks a multiprocessor has at once. Left to itself the compiler makes room for four of them
 // (32 registers) and has 3 or 4 of a thread's 8 accesses on their way.
-constexpr int64_t kThreads = 512, kBlocks = 2;
+constexpr int64_t kStripThreads = 512, kBlocks = 2;
 // What should be on its way in a multiprocessor, in accesses of each thread of one block and of two: 64 KB. With 16 KB
 // rows of 16384 bf16 went at 0.93 to 0.94 of what other kernels reach.
-constexpr int64_t kUnrollAlone = 8, kUnroll = 4;
+constexpr int64_t kUnrollAlone = 8, kStripUnroll = 4;
 // Fewer rows leave most of the threads little. And the most of them with which strips of less than a line beat parts.
-constexpr int64_t kFewestRows = 1024, kMostRows = 2048;
+constexpr int64_t kFewestStripRows = 1024, kMostStripRows = 2048;
 
 // All of these of a GPU of the usual size, whatever the target has: an exported program brings what is kept between
 // the kernels of its plan, and may run on any.
@@ -34,7 +34,7 @@ constexpr int64_t kMostLines = kBlocks * kUsualMultiprocessors;
 
 Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t row = columns * bytes;
-  if (target.platform != Platform::kCuda || rows < kFewestRows || row % kLine != 0 || row / kLine > kMostLines) {
+  if (target.platform != Platform::kCuda || rows < kFewestStripRows || row % kLine != 0 || row / kLine > kMostLines) {
     return {};
   }
   const int64_t line = row / kLine >= kFewestLines ? kLine : kLine / 2;
@@ -42,8 +42,8 @@ Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& tar
   if (blocks < kFewestHalves) return {};
   Strips strips;
   strips.threads = line / kMaxVectorBytes;
-  strips.threads_y = kThreads / strips.threads;
-  const int64_t unroll = blocks < 2 * kFewestOfManyRows ? kUnrollAlone : kUnroll;
+  strips.threads_y = kStripThreads / strips.threads;
+  const int64_t unroll = blocks < 2 * kFewestOfManyRows ? kUnrollAlone : kStripUnroll;
   strips.unroll = std::min(unroll, divide_up(rows, strips.threads_y));
   return strips;
 }
@@ -51,7 +51,7 @@ Strips strips_of(int64_t rows, int64_t columns, int64_t bytes, const Target& tar
 bool strips_beat_parts(int64_t rows, int64_t columns, int64_t bytes, const Target& target) {
   const int64_t threads = strips_of(rows, columns, bytes, target).threads;
   const bool lines = threads * kMaxVectorBytes == kLine && columns * bytes / kLine >= kFewestOfManyRows;
-  return threads > 0 && (rows <= kMostRows || lines);
+  return threads > 0 && (rows <= kMostStripRows || lines);
 }
 
 }  // namespace jf::plan

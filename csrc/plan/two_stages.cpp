@@ -55,7 +55,7 @@ constexpr int64_t kRowsOfPart = 64, kEnoughParts = 128, kMostParts = 512;
 constexpr int64_t kSharedBytes = 227 << 10, kStages = 3, kStagesMoved = 2, kSpareBytes = 1 << 10;
 constexpr int64_t kLanes = 4, kLongRow = 8 << 10;
 // With 32 elements in each of some 128 registers, so many threads have room, in blocks of a row or of rows of a warp.
-constexpr int64_t kThreads = 512, kElements = 32, kWarps = 4, kRowOfWarp = 1024;
+constexpr int64_t kThreads = 512, kElements = 32, kWarps = 4, kRowOfFewWarps = 1024;
 constexpr int64_t kWideBytes = 4, kMostBlocks = 6, kMostWideBlocks = 4, kWideBlocksOfWarps = 3;
 // The same of a scan in parts, which reads its operand twice, and pairs of parts that are worth one kernel.
 constexpr int64_t kShortestScan = 16 << 10, kFewestScannedRows = 512, kMostPairs = 1 << 20;
@@ -102,9 +102,9 @@ std::pair<Reduce, Reduce> stages(const std::vector<int64_t>& shape, const Reduce
   return {std::move(first), std::move(second)};
 }
 
-class Rewriter {
+class StageRewriter {
  public:
-  Rewriter(const Fusion& whole, const Target& target)
+  StageRewriter(const Fusion& whole, const Target& target)
       : whole_(whole), target_(target), renamed_(whole.values.size(), -1) {
     find_parts();
     result_.name = whole.name;
@@ -224,10 +224,10 @@ class Rewriter {
     }
     const bool wide = bytes >= kWideBytes;
     const int64_t warps = round_up(divide_up(row, kElements), kWarp) / kWarp;
-    const int64_t threads = kWarp * (row <= kRowOfWarp ? kWarps : warps > 2 ? round_up(warps, kWarps) : warps);
+    const int64_t threads = kWarp * (row <= kRowOfFewWarps ? kWarps : warps > 2 ? round_up(warps, kWarps) : warps);
     const int64_t stages = row % kLanes == 0 ? kStages : kStagesMoved;
     const int64_t by_memory = (kSharedBytes - kSpareBytes) / (2 * stages * bytes * row);
-    const int64_t most = !wide ? kMostBlocks : row <= kRowOfWarp ? kWideBlocksOfWarps : kMostWideBlocks;
+    const int64_t most = !wide ? kMostBlocks : row <= kRowOfFewWarps ? kWideBlocksOfWarps : kMostWideBlocks;
     const int64_t few = row % kLanes == 0 ? kFewRowsOfPart : kFewOddRowsOfPart;
     const int64_t blocks = std::min({most, by_memory, kThreads / threads, rows / few / kUsualMultiprocessors});
     if (blocks > 1) return blocks * kUsualMultiprocessors;
@@ -452,7 +452,7 @@ Fusion in_two_stages(const Fusion& fusion, const Target& target) {
   const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
     return std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute);
   });
-  return any ? Rewriter(fusion, target).finish() : fusion;
+  return any ? StageRewriter(fusion, target).finish() : fusion;
 }
 
 }  // namespace jf::plan

@@ -27,15 +27,15 @@ struct Nvrtc {
   int (*cubin)(Program, char*);
 };
 
-struct Memory {
+struct Loader {
   std::mutex mutex;
   std::vector<std::string> folders;
   std::optional<Nvrtc> loaded;
 };
 
-Memory& memory() {
-  static auto& memory = *new Memory;
-  return memory;
+Loader& loader() {
+  static auto& loader = *new Loader;
+  return loader;
 }
 
 constexpr const char* kSonames[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
@@ -65,9 +65,9 @@ void* open_library(const std::vector<std::string>& folders) {
 
 // The loaded table. It is never unloaded, so the pointer stays good without the lock.
 const Nvrtc* load(std::string* reason) {
-  std::lock_guard lock(memory().mutex);
-  if (memory().loaded) return &*memory().loaded;
-  void* library = open_library(memory().folders);
+  std::lock_guard lock(loader().mutex);
+  if (loader().loaded) return &*loader().loaded;
+  void* library = open_library(loader().folders);
   if (!library) {
     if (reason) {
       *reason =
@@ -98,21 +98,21 @@ const Nvrtc* load(std::string* reason) {
   Dl_info place;
   if (dladdr(reinterpret_cast<void*>(table.version), &place) && place.dli_fname) table.info.path = place.dli_fname;
   log(LogLevel::kDebug, "NVRTC ", table.info.major, ".", table.info.minor, " from ", table.info.path);
-  memory().loaded = std::move(table);
-  return &*memory().loaded;
+  loader().loaded = std::move(table);
+  return &*loader().loaded;
 }
 
 }  // namespace
 
 void add_nvrtc_dir(std::string folder) {
-  std::lock_guard lock(memory().mutex);
-  auto& folders = memory().folders;
+  std::lock_guard lock(loader().mutex);
+  auto& folders = loader().folders;
   if (!contains(folders, folder)) folders.push_back(std::move(folder));
 }
 
 std::vector<std::string> nvrtc_dirs() {
-  std::lock_guard lock(memory().mutex);
-  return memory().folders;
+  std::lock_guard lock(loader().mutex);
+  return loader().folders;
 }
 
 std::optional<NvrtcInfo> find_nvrtc(std::string* reason) {

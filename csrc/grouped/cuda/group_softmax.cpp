@@ -9,7 +9,7 @@ namespace jf::grouped {
 namespace {
 
 // As in GroupSoftmax of group_softmax.cuh.
-constexpr int64_t kFolding = 8, kThreads = 512, kPartBytes = 8, kRunBytes = 32, kMostSlots = 16;
+constexpr int64_t kFolding = 8, kSoftmaxThreads = 512, kPartBytes = 8, kRunBytes = 32, kMostSlots = 16;
 constexpr int64_t kMostRows = int64_t{1} << 30;  // sums of two are 32-bit numbers
 constexpr int64_t kFewestBlocks = 16;            // for the bound of the parts
 constexpr int64_t kTilesOfGroup = 2;             // on average, or tiles are too empty
@@ -43,9 +43,9 @@ std::string text(const GroupSoftmax& s, const SoftmaxConfig& c, std::string_view
   std::string t = "#include \"grouped/cuda/group_softmax.cuh\"\n\n";
   t += cat("// ", print(c), "\nusing Kernel = jf::GroupSoftmax<", type, ", ", s.log ? "true" : "false", ", ", c.rows,
            ", ", c.bytes, ", ", c.slots, ", ", c.run, ", ", c.split, ", ", table_groups(s), ">;\n");
-  t += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kFew == ", few(s, c),
+  t += cat("static_assert(Kernel::kThreads == ", kSoftmaxThreads, " && Kernel::kFew == ", few(s, c),
            " && sizeof(Kernel::Memory) == ", shared_bytes(s, c), ", \"the launch fits\");\n\n");
-  t += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", 1) void ", entry, "(\n    const ", type,
+  t += cat("extern \"C\" __global__ __launch_bounds__(", kSoftmaxThreads, ", 1) void ", entry, "(\n    const ", type,
            "* x, const int* extents, ", type, "* out, unsigned long* words,\n");
   t += "    const __grid_constant__ jf::TensorMap map, long long rows, long long columns, long long groups,\n";
   t += "    long long parts, long long joined) {\n";
@@ -139,7 +139,7 @@ CudaKernel softmax_kernel(const GroupSoftmax& s, const SoftmaxConfig& c, const T
   kernel.together = true;
   kernel.ones = CudaOnes{3, softmax_scratch_bytes(s, c) / 4};
   kernel.grid = target.multiprocessors;
-  kernel.block = kThreads;
+  kernel.block = kSoftmaxThreads;
   kernel.shared_bytes = static_cast<int>(shared_bytes(s, c));
   const auto bytes = static_cast<uint64_t>(size_of(s.dtype));
   CudaMap map{0, {}};

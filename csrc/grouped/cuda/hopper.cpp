@@ -307,7 +307,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
   kernel.counts = p.mode == Mode::kRows && !kernel.shares;
   kernel.maps = maps(p, epilogue);
   kernel.grid = grid(p, c, target, epilogue);
-  kernel.instantiation = text(p, c, kernel.entry, shared, epilogue);
+  kernel.instantiation = hopper::text(p, c, kernel.entry, shared, epilogue);
   return kernel;
 }
 

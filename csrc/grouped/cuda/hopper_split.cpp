@@ -7,15 +7,15 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int64_t kColumns = 128;   // of a tile
-constexpr int64_t kRowBytes = 128;  // of a stage
+constexpr int64_t kSplitColumns = 128;  // of a tile
+constexpr int64_t kRowBytes = 128;      // of a stage
 
 int64_t stages(const Problem& p) { return divide_up(p.k * size_of(p.lhs), kRowBytes); }
 
 // Groups cannot have rows all at once where rows are fewer.
 int64_t tiles(const Problem& p, int64_t n) {
   const int64_t groups = std::max<int64_t>(std::min(p.groups, p.m), 1);
-  return groups * divide_up(divide_up(p.m, groups), int64_t{kSplitRows}) * divide_up(n, kColumns);
+  return groups * divide_up(divide_up(p.m, groups), int64_t{kSplitRows}) * divide_up(n, kSplitColumns);
 }
 
 // Cycles of a product whose blocks wait for weights (H200):
@@ -26,7 +26,7 @@ int64_t tiles(const Problem& p, int64_t n) {
 // 15 clusters run at once, two rounds of 9.0.
 double cycles(const Problem& p, int64_t n, int split, const Target& target) {
   constexpr double kBytesFromL2 = 46, kBytesFromMemory = 2500, kTileCycles = 1500, kJoinCycles = 1200;
-  constexpr double kRhs = kColumns * kRowBytes, kLhs = kSplitRows * kRowBytes;
+  constexpr double kRhs = kSplitColumns * kRowBytes, kLhs = kSplitRows * kRowBytes;
   const int64_t at_once = clusters_at_once(split, target.multiprocessors);
   const auto blocks = static_cast<double>(std::min(tiles(p, n), at_once) * split);
   const double stage = std::max((kRhs + kLhs) / kBytesFromL2, blocks * kRhs / kBytesFromMemory);

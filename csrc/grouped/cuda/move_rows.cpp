@@ -9,7 +9,7 @@ namespace jf::grouped {
 namespace {
 
 // As in move_rows.cuh.
-constexpr int kThreads = 128;
+constexpr int kMoveThreads = 128;
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kMaxBlocks = INT32_MAX;
 int64_t vectors_of_lane(const RowMove& move) { return move.adds() ? 4 : 8; }
@@ -25,7 +25,7 @@ std::string kernel(const RowMove& move) {
 std::string text(const RowMove& move, std::string_view entry) {
   std::string s = "#include \"grouped/cuda/move_rows.cuh\"\n\n";
   s += cat("using Kernel = jf::", kernel(move), ";\n");
-  s += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kVectors == ", vectors_of_lane(move),
+  s += cat("static_assert(Kernel::kThreads == ", kMoveThreads, " && Kernel::kVectors == ", vectors_of_lane(move),
            ", \"the launch fits\");\n\n");
   s += cat("extern \"C\" __global__ __launch_bounds__(Kernel::kThreads, Kernel::kBlocks) void ", entry,
            "(\n    const uint4* __restrict__ x, ", move.adds() ? "" : "const int* __restrict__ take, ",
@@ -65,11 +65,11 @@ CudaKernel move_kernel(const RowMove& move) {
   CudaKernel kernel;
   kernel.entry = cat("jf_", name(move.kind));
   kernel.instantiation = text(move, kernel.entry);
-  kernel.block = kThreads;
+  kernel.block = kMoveThreads;
   // A warp for each piece: blocks that follow each other keep the memory busier than those that stay.
   const int64_t pieces = divide_up(row_bytes(move), kVectorBytes * 32 * vectors_of_lane(move));
   const int64_t read = move.adds() ? move.rows : move.sources;
-  kernel.grid = std::min(divide_up(read * pieces, kThreads / 32), kMaxBlocks);
+  kernel.grid = std::min(divide_up(read * pieces, kMoveThreads / 32), kMaxBlocks);
   return kernel;
 }
 

@@ -7,7 +7,7 @@
 namespace jf::grouped {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kQuantizeThreads = 256;
 constexpr int64_t kChunk = 32;  // rows of a copy
 
 int64_t strips(const Quantization& q) { return q.of_columns ? 1 : kScaleBlock / hopper::columns_of_row(q.in); }
@@ -33,7 +33,7 @@ std::string text(const Quantization& q, const QuantizeConfig& c, std::string_vie
            ", \"the launch gives the kernel its shared memory\");\n\n");
   s += "extern \"C\" __global__ ";
   if (c.blocks > 1) s += cat("__cluster_dims__(", c.blocks, ", 1, 1) ");
-  s += cat("__launch_bounds__(", kThreads, ", 2) void ", entry, "(\n    const ", in,
+  s += cat("__launch_bounds__(", kQuantizeThreads, ", 2) void ", entry, "(\n    const ", in,
            "*, unsigned char* out, float* scales, const __grid_constant__ jf::TensorMap map,\n");
   s += "    long long rows, long long columns, long long pitch) {\n";
   s += cat("  extern __shared__ __align__(", hopper::kSharedAlign, ") char memory[];\n");
@@ -78,7 +78,7 @@ CudaKernel quantize_kernel(const Quantization& q, const Target& target) {
   const QuantizeConfig c = choose_quantize(q, target);
   CudaKernel kernel;
   kernel.entry = "jf_quantize";
-  kernel.block = kThreads;
+  kernel.block = kQuantizeThreads;
   kernel.grid = grid(q, c);
   kernel.shared_bytes = static_cast<int>(shared_bytes(q, c.rows));
   kernel.maps = {{0, hopper::matrices(q.matrices, q.rows, q.columns, q.in, kChunk)}};

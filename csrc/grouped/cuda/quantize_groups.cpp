@@ -8,20 +8,20 @@ namespace jf::grouped {
 namespace {
 
 // As GroupQuantizer.
-constexpr int kThreads = 256;
-constexpr int64_t kPlaces = 128, kColumns = 64, kOwn = 8;
+constexpr int kGroupThreads = 256;
+constexpr int64_t kPlaces = 128, kGroupColumns = 64, kOwn = 8;
 
-int64_t grid(const GroupQuantization& q) { return q.places / kPlaces * divide_up(q.columns, kColumns); }
+int64_t grid(const GroupQuantization& q) { return q.places / kPlaces * divide_up(q.columns, kGroupColumns); }
 
 std::string text(const GroupQuantization& q, std::string_view entry) {
   const std::string_view in = device_type(q.in);
   const int blocks = size_of(q.in) == 2 ? 6 : 5;  // of a multiprocessor, as many as registers allow
   std::string s = "#include \"grouped/cuda/quantize_groups.cuh\"\n\n";
   s += cat("// ", print(q), "\nusing Kernel = jf::GroupQuantizer<", in, ">;\n");
-  s += cat("static_assert(Kernel::kThreads == ", kThreads, " && Kernel::kPlaces == ", kPlaces,
-           " && Kernel::kColumns == ", kColumns, ", \"the grid covers the result\");\n\n");
-  s += cat("extern \"C\" __global__ __launch_bounds__(", kThreads, ", ", blocks, ") void ", entry, "(\n    const ", in,
-           "* x, const int* row, const int* group, const float* inverses, unsigned char* out, long long rows,\n");
+  s += cat("static_assert(Kernel::kThreads == ", kGroupThreads, " && Kernel::kPlaces == ", kPlaces,
+           " && Kernel::kColumns == ", kGroupColumns, ", \"the grid covers the result\");\n\n");
+  s += cat("extern \"C\" __global__ __launch_bounds__(", kGroupThreads, ", ", blocks, ") void ", entry, "(\n    const ",
+           in, "* x, const int* row, const int* group, const float* inverses, unsigned char* out, long long rows,\n");
   s += "    long long columns, long long places) {\n";
   s += "  __shared__ __align__(16) char memory[Kernel::kBytes];\n";
   s += "  Kernel::run(memory, {x, row, group, inverses, out, int(rows), int(columns), places});\n}\n";
@@ -30,7 +30,7 @@ std::string text(const GroupQuantization& q, std::string_view entry) {
 
 }  // namespace
 
-std::string print(const GroupQuantization&) { return cat("quantize groups tile=", kPlaces, "x", kColumns); }
+std::string print(const GroupQuantization&) { return cat("quantize groups tile=", kPlaces, "x", kGroupColumns); }
 
 std::string why_not_quantize(const GroupQuantization& q, const Target& target) {
   if (!has_wgmma(target)) {
@@ -51,7 +51,7 @@ CudaKernel quantize_kernel(const GroupQuantization& q, const Target& target) {
   JF_REQUIRE(why.empty(), "[quantize_groups] ", why);
   CudaKernel kernel;
   kernel.entry = "jf_quantize_groups";
-  kernel.block = kThreads;
+  kernel.block = kGroupThreads;
   kernel.grid = grid(q);
   kernel.instantiation = text(q, kernel.entry);
   return kernel;
