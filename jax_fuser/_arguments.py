@@ -87,9 +87,12 @@ def dtype(fn: str, name: str, value: Any) -> Any:
     if value is None:
         return None
     try:
-        return jax.dtypes.canonicalize_dtype(jnp.dtype(value))
+        found = jax.dtypes.canonicalize_dtype(jnp.dtype(value))
+        if found.kind in "OSUVMm" and not jnp.issubdtype(found, np.number):  # ml_dtypes' floats are of kind V
+            raise TypeError
     except (TypeError, ValueError):
-        raise TypeError(f"{fn}: {name} must be a dtype, got {_spell(value)}") from None
+        raise TypeError(f"{fn}: {name} must be a dtype of numbers, got {_spell(value)}") from None
+    return found
 
 
 def _spell(value: Any) -> str:

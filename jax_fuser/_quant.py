@@ -162,7 +162,9 @@ def quantize(
         raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
     if global_scale is not None and format != "nvfp4":
         raise ValueError(f"quantize: global_scale= is for nvfp4, got {format}")
-    name = row.dtypes[0] if dtype is None else dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    name = row.dtypes[0] if dtype is None else dtype
+    if not isinstance(name, str):
+        name = np.dtype(_arguments.dtype("quantize", "dtype", dtype)).name
     if name not in row.dtypes:
         raise TypeError(f"quantize: {format} has elements {list(row.dtypes)}, got {name}")
     if isinstance(x, ScaledTensor):
@@ -359,6 +361,32 @@ def for_leading_axes(factors: jax.Array, ndim: int) -> jax.Array:
     return factors.reshape(factors.shape + (1,) * (ndim - factors.ndim))
 
 
+def _broadcasts_in_front(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(given) <= len(shape) and all(g in (1, n) for g, n in zip(given, shape))
+
+
+def _check_scales(x: ScaledTensor, stored: tuple[int, ...], given: tuple[int, ...]) -> None:
+    """Refuse scales that are not one for each block of elements `stored`."""
+    shape = stored if x.format not in _fp4.FORMATS else (*stored[:-1], 2 * stored[-1])
+    whole = not x.block or (x.block == (None,) and not given)
+    if whole or len(x.block) > len(shape):
+        expected, fits = (*shape[:-1], 1), whole and _broadcasts_in_front(given, (*shape[:-1], 1))
+    else:
+        first = len(shape) - len(x.block)
+        counts = (-(-n // b) for n, b in zip(shape[first:], x.block) if b is not None)
+        expected = (*shape[:first], *counts)
+        if x.layout == "block128x4":
+            expected = _scale_layout.filled_shape(expected)
+            if x.extents is not None:  # each group is filled up, which no shape tells
+                expected = (*expected[:-2], *given[-2:-1], expected[-1])
+        fits = given == expected
+    if not fits:
+        what = f"broadcast to {expected} from the front" if whole else f"be {expected}"
+        raise ValueError(
+            f"dequantize: {x.format} scales of elements {shape} must {what}, got {given}; quantize makes them"
+        )
+
+
 def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     """Return the numbers that a `ScaledTensor` stands for: its elements times their scales, computed in float32.
 
@@ -371,7 +399,7 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
 
     Raises:
         TypeError: `x` is no `ScaledTensor`, or `dtype` no floating-point dtype.
-        ValueError: its format is unknown.
+        ValueError: its format is unknown, or its scales do not fit its data.
 
     Example:
         >>> import jax.numpy as jnp
@@ -390,7 +418,12 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     data = x.data if nested is None else nested.data
     if x.format not in FORMATS:
         raise ValueError(f"dequantize: format {x.format!r} is unknown; expected one of {sorted(FORMATS)}")
-    scales = x.scales
+    scales = _arguments.array("dequantize", "scales", x.scales)
+    if x.format in _fp4.FORMATS and data.dtype != jnp.uint8:
+        raise TypeError(
+            f"dequantize: {x.format} has two elements in a byte of uint8, got {data.dtype}; quantize makes them"
+        )
+    _check_scales(x, data.shape, scales.shape)
     if x.layout == "block128x4":
         columns = data.shape[-1] * (2 if x.format in _fp4.FORMATS else 1)
         shape = (*data.shape[:-1], -(-columns // _only(x.block)))
@@ -411,6 +444,10 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
 
         wide = automatically(times_scales, data, scales, like=lambda _: [names_of(data)])
     if x.global_scale is not None:
-        wide = wide * for_leading_axes(jnp.asarray(x.global_scale), wide.ndim)
+        factor = _arguments.array("dequantize", "global_scale", x.global_scale)
+        if not _broadcasts_in_front(factor.shape, (*wide.shape[:-1], 1)):
+            expected = f"one number, or numbers that broadcast to {(*wide.shape[:-1], 1)} from the front"
+            raise ValueError(f"dequantize: global_scale must be {expected}, got {factor.shape}; quantize makes them")
+        wide = wide * for_leading_axes(factor, wide.ndim)
     wide = wide.astype(dtype)
     return wide if nested is None else nested.replace(data=wide)

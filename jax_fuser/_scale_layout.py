@@ -117,10 +117,14 @@ def preprocess_grouped_matmul_input_sf(scales: Any, input_starts: Any, output_st
     return _in_groups(scales, first, jnp.maximum(ends - first, 0), to)
 
 
+def filled_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of scales `(.., m, c)` in tiles."""
+    return *shape[:-2], _filled_up(shape[-2], _ROWS), _filled_up(shape[-1], _COLUMNS)
+
+
 def to_blocks(scales: jax.Array) -> jax.Array:
     """Order scales `(.., m, c)` of whole matrices: `(.., m', c')`, filled up with zeros."""
-    *outer, m, columns = scales.shape
-    missing = [(0, 0)] * len(outer) + [(0, -m % _ROWS), (0, -columns % _COLUMNS)]
+    missing = [(0, filled - size) for size, filled in zip(scales.shape, filled_shape(scales.shape))]
     return _ordered(jnp.pad(_bits(scales), missing)).view(scales.dtype)
 
 

@@ -81,7 +81,58 @@ REFUSED = {
         ValueError,
         r"quantize: global_scale must be one number, or numbers that broadcast to \(8, 1\), got \(3,\)",
     ),
-    "no dtype": (lambda: jf.dequantize(QUANTIZED, "foo"), TypeError, "dequantize: dtype must be a dtype, got 'foo'"),
+    "scales of other rows": (
+        lambda: jf.dequantize(dataclasses.replace(QUANTIZED, scales=jnp.ones(1))),
+        ValueError,
+        r"dequantize: fp8_row scales of elements \(8, 64\) must be \(8,\), got \(1,\); quantize makes them",
+    ),
+    "scales of other blocks": (
+        lambda: jf.dequantize(dataclasses.replace(jf.quantize(X, "mxfp4"), scales=jnp.ones((1, 1)))),
+        ValueError,
+        r"dequantize: mxfp4 scales of elements \(8, 64\) must be \(8, 2\), got \(1, 1\)",
+    ),
+    "scales of other tiles": (
+        lambda: jf.dequantize(
+            dataclasses.replace(jf.quantize(X, "mxfp4", layout="block128x4"), scales=jnp.ones((8, 1)))
+        ),
+        ValueError,
+        r"dequantize: mxfp4 scales of elements \(8, 64\) must be \(128, 4\), got \(8, 1\)",
+    ),
+    "several scales of all": (
+        lambda: jf.dequantize(dataclasses.replace(jf.quantize(X, "fp8_tensor"), scales=jnp.ones(3))),
+        ValueError,
+        r"dequantize: fp8_tensor scales of elements \(8, 64\) must broadcast to \(8, 1\) from the front, got \(3,\)",
+    ),
+    "no scales": (
+        lambda: jf.dequantize(dataclasses.replace(QUANTIZED, scales=None)),
+        TypeError,
+        "dequantize: scales must be an array, got a NoneType",
+    ),
+    "global scales of other rows": (
+        lambda: jf.dequantize(dataclasses.replace(QUANTIZED, global_scale=jnp.ones(5))),
+        ValueError,
+        r"dequantize: global_scale must be one number, or numbers that broadcast to \(8, 1\) from the front, got",
+    ),
+    "elements of no bytes": (
+        lambda: jf.dequantize(dataclasses.replace(jf.quantize(X, "int4"), data=X)),
+        TypeError,
+        "dequantize: int4 has two elements in a byte of uint8, got float32",
+    ),
+    "dtype of no numbers": (
+        lambda: jf.ragged_dot(X, W13, jnp.array([8, 0, 0]), preferred_element_type=str),
+        TypeError,
+        "ragged_dot: preferred_element_type must be a dtype of numbers, got a type",
+    ),
+    "no dtype of elements": (
+        lambda: jf.quantize(X, "fp8_row", dtype=3),
+        TypeError,
+        "quantize: dtype must be a dtype of numbers, got 3",
+    ),
+    "no dtype": (
+        lambda: jf.dequantize(QUANTIZED, "foo"),
+        TypeError,
+        "dequantize: dtype must be a dtype of numbers, got 'foo'",
+    ),
     "no float": (lambda: jf.dequantize(QUANTIZED, "int32"), TypeError, "dequantize: dtype must be a floating-point"),
     "negative": (lambda: jf.block_scale_starts([2, -1]), ValueError, r"must be non-negative, got \[2, -1\]"),
     "int32": (lambda: jf.block_scale_starts([2**31 - 1, 5]), ValueError, "the groups need 2147483776 rows"),
