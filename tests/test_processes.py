@@ -45,6 +45,19 @@ def test_second_process_compiles_nothing(tmp_path):
     assert second["compiled_host"] == 0 and second["disk_hits"] == 1
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_cache_that_cannot_be_written_is_read(tmp_path):
+    folder = tmp_path / "cache"
+    env = {"JAX_FUSER_CACHE_DIR": str(folder)}
+    finish(start(COUNT, **env))
+    folder.chmod(0o500)
+    again, said = finish(start(COUNT, **env))
+    assert again["compiled_host"] == 0 and again["disk_hits"] == 1 and "cache" not in said
+    other, said = finish(start(COUNT.replace("jnp.exp(x)", "(2 + jnp.exp(x))"), **env))
+    assert other["compiled_host"] == 1 and said.count("compile cache is only read") == 1
+    folder.chmod(0o700)
+
+
 def test_two_processes_at_once_agree(tmp_path):
     env = {"JAX_FUSER_CACHE_DIR": str(tmp_path / "cache")}
     both = [start(COUNT, **env) for _ in range(2)]

@@ -379,3 +379,46 @@ def test_inputs_are_dense():
         jf.ir.Fusion(
             "fusion f(e: s32[3], x: f32[3,ragged 4 of e by 0]) -> (t2) {\n  t2: f32[3] = reduce_sum(x) {dims=[1]}\n}\n"
         )
+
+
+def nested_and_dense():
+    b = jf.ir.Builder("f")
+    x, starts, extents = b.input("x", "f32", [6, 4]), b.input("s", "s32", [3]), b.input("e", "s32", [3])
+    nested = b.partition(x, starts, extents, 0, 6)
+    return b, x, starts, extents, nested
+
+
+@pytest.mark.parametrize("axis", [-1, 3, 5, 10**7])
+def test_axes_to_partition_lie_in_the_value(axis):
+    b, _, starts, extents, nested = nested_and_dense()
+    spread = b.broadcast_like(b.input("z", "f32", []), nested, [])
+    with pytest.raises(jf.UserError, match=rf"\[partition\] expected an axis below the rank .*, got {axis}$"):
+        b.partition(spread, starts, extents, axis, 4)
+
+
+def test_folds_of_nothing_and_unknown_values_are_refused():
+    b, x, _, _, nested = nested_and_dense()
+    with pytest.raises(jf.UserError, match=r"\[reduce_sum\] expected at least one axis to fold"):
+        b.reduce("reduce_sum", nested, [], "", 3)
+    for unknown in (77, 10**6):
+        with pytest.raises(jf.UserError, match=rf"\[take\] unknown value {unknown}"):
+            b.take(x, [unknown], [0], [0, 1], [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f32[3,ragged 9 of sz by 0] = reshape(y)", r"\[reshape\] makes a dense value"),
+        ("f32[3,ragged 9 of sz by 99999999] = reshape(y)", r"\[reshape\] makes a dense value"),
+        ("s32[b3,ragged 9 of sz by 99999999,b2] = iota() {dims=[1]}", r"\[iota\] makes a dense value"),
+        ("f32[3,4] = reduce_sum(nt) {axis=1}", r"\[reduce_sum\] needs \{dims="),
+        ("f32[3,4] = reduce_sum(nt) {dims=[], parts=3}", r"\[reduce_sum\] expected at least one axis"),
+        ("f32[3,4] = scan_sum(nt) {dims=[1]}", r"\[scan_sum\] needs \{axis="),
+        ("f32[3,4] = squeeze(nt) {axis=1}", r"\[squeeze\] needs \{dims="),
+    ],
+)
+def test_texts_that_say_what_no_builder_makes(text, message):
+    before = "fusion f(x: f32[6,4], y: f32[3,9], st: s32[3], sz: s32[3]) -> (t3) {\n"
+    nested = "  nt: f32[3,ragged 6 of sz by 0,4] = partition(x, st, sz) {most=6, axis=0}\n"
+    with pytest.raises(jf.UserError, match=message):
+        jf.ir.Fusion(f"{before}{nested}  t3: {text}\n}}\n")

@@ -18,6 +18,7 @@ ValueId Builder::partition(ValueId x, ValueId starts, ValueId extents, int64_t a
     check_level(fusion_, "partition", x, axis);
     const auto outer = std::ssize(fusion_.values[extents].axes) - 1;
     for (int64_t i = 0; i < outer; ++i) check_level(fusion_, "partition", x, i);
+    check_partition(fusion_, x, starts, extents, axis, most);
   }
   return partitioned(x, starts, extents, axis, most);
 }

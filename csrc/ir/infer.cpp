@@ -10,6 +10,11 @@ namespace {
 
 constexpr size_t kMaxRank = 32;
 
+// Whose result is as it is stated, whatever the operands are.
+bool is_dense(OpKind kind) {
+  return kind == OpKind::kConstant || kind == OpKind::kIota || kind == OpKind::kReshape || kind == OpKind::kTake;
+}
+
 }  // namespace
 
 Value Inference::constant(const Value& stated) const {
@@ -146,7 +151,9 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
       inputs.size() > arity;
   JF_REQUIRE(inputs.size() == arity || optional || many, "[", op.name, "] expected ", arity, " operands, got ",
              inputs.size());
+  const auto known = static_cast<ValueId>(fusion.values.size());
   for (ValueId id : inputs) {
+    JF_REQUIRE(id >= 0 && id < known, "[", op.name, "] unknown value ", id);
     const bool takes = moves_float8(kind) || kind == OpKind::kGroupedMatmul;
     JF_REQUIRE(takes || !is_float8(fusion.values[id].dtype), "[", op.name, "] does not take 8-bit floats, got ",
                print_type(fusion.values[id]), "; convert them to f32");
@@ -156,6 +163,7 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
              kMaxRank);
   for (const Axis& axis : stated.axes) {
     JF_REQUIRE(axis.extent >= 0, "[", op.name, "] axis extents must not be negative, got ", axis.extent);
+    JF_REQUIRE(axis.extents < 0 || !is_dense(kind), "[", op.name, "] makes a dense value; partition makes nested ones");
   }
   const Inference inference{fusion, op, inputs, attribute};
   inference.check_operand_types();

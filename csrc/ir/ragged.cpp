@@ -46,7 +46,7 @@ struct Nested {
   }
 
   void check_reduce(const Reduce& reduce) const {
-    const bool parts_of_ragged = reduce.parts > 0 && reduce.dims[0] == axis;
+    const bool parts_of_ragged = reduce.parts > 0 && !reduce.dims.empty() && reduce.dims[0] == axis;
     JF_REQUIRE(
         !parts_of_ragged, is(), ": its ragged axis ", axis,
         " cannot be folded in parts; partition it into more components, fold those, and then fold their results");
@@ -59,17 +59,27 @@ struct Nested {
     }
   }
 
+  // Attributes of other ops are refused behind this, as those of dense values are.
   void check(const Attribute& attribute) const {
     switch (op.op_class) {
-      case OpClass::kReduce: return check_reduce(std::get<Reduce>(attribute));
+      case OpClass::kReduce:
+        if (const auto* reduce = std::get_if<Reduce>(&attribute)) check_reduce(*reduce);
+        return;
       case OpClass::kScan:
-        return check_kept({std::get<Scan>(attribute).axis}, "scanned", "scan before partition, or along another axis");
+        if (const auto* scan = std::get_if<Scan>(&attribute)) {
+          check_kept({scan->axis}, "scanned", "scan before partition, or along another axis");
+        }
+        return;
       case OpClass::kGrouped: refuse("grouped_matmul takes rows in one array and their extents; combine it first");
       case OpClass::kConcat: refuse("put arrays side by side before partition");
       default: break;
     }
     switch (op.kind) {
-      case OpKind::kSqueeze: return check_kept(std::get<Dims>(attribute).dims, "squeezed", "fold it instead");
+      case OpKind::kSqueeze:
+        if (const auto* squeezed = std::get_if<Dims>(&attribute)) {
+          check_kept(squeezed->dims, "squeezed", "fold it instead");
+        }
+        return;
       case OpKind::kSlice:
         refuse(
             "only the builder's slice with strides of 1 along its ragged axis can pass it by; slice before partition");
@@ -151,8 +161,7 @@ struct AxisCut {
   ValueId starts, extents;
 };
 
-// `value`: what the axes behind that of `cut` made of the operand.
-void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut& cut) {
+void check_cut(const Fusion& fusion, ValueId operand, const AxisCut& cut) {
   const Value &x = fusion.values[operand], &extents = fusion.values[cut.extents];
   check_integers(fusion, cut.starts, "partition", "starts");
   check_integers(fusion, cut.extents, "partition", "extents");
@@ -171,6 +180,17 @@ void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut
   JF_REQUIRE(outer == 0 || outer == cut.axis, "[partition] extents of ", outer + 1, " axes, ",
              type(fusion, cut.extents), ", are for axis ", outer, " of a value, got axis ", cut.axis,
              "; extents of one axis are for any");
+  for (int64_t i = 0; i < outer; ++i) {
+    JF_REQUIRE(extents.axes[i].extent == x.axes[i].extent, "[partition] extents ", type(fusion, cut.extents),
+               " must begin with the first ", outer, " axes of ", type(fusion, operand));
+  }
+}
+
+// `value`: what the axes behind that of `cut` made of the operand.
+void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut& cut) {
+  check_cut(fusion, operand, cut);
+  const Value& extents = fusion.values[cut.extents];
+  const auto outer = std::ssize(extents.axes) - cut.components;
   for (int ragged : ragged_axes(value)) {
     for (int64_t by : value.axes[ragged].by) {
       JF_REQUIRE(by != cut.axis, "[partition] multi-level nesting: axis ", cut.axis, " of ", type(fusion, operand),
@@ -180,8 +200,6 @@ void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut
   }
   Axis made{cut.most, AxisKind::kIteration, cut.extents, {}};
   for (int64_t i = 0; i < outer; ++i) {
-    JF_REQUIRE(extents.axes[i].extent == x.axes[i].extent, "[partition] extents ", type(fusion, cut.extents),
-               " must begin with the first ", outer, " axes of ", type(fusion, operand));
     value.axes[i].kind = AxisKind::kIteration;
     made.by.push_back(i);
   }
@@ -197,6 +215,10 @@ void cut_axis(const Fusion& fusion, ValueId operand, Value& value, const AxisCut
 }
 
 }  // namespace
+
+void check_partition(const Fusion& fusion, ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most) {
+  check_cut(fusion, x, {axis, most, 1, starts, extents});
+}
 
 Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute) {
   const Nest& nest = get<Nest>(attribute, "partition", "most=..., axis=...");

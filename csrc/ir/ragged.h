@@ -19,6 +19,8 @@ void check_equal(const Fusion& fusion, std::string_view op, std::span<const Valu
 void check_level(const Fusion& fusion, const char* op, ValueId value, int64_t axis);
 
 // As infer, which checks dtypes before.
+// Refuses an axis, extents or starts that do not fit a value, dense or nested.
+void check_partition(const Fusion& fusion, ValueId x, ValueId starts, ValueId extents, int64_t axis, int64_t most);
 Value infer_partition(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);
 Value infer_stretch(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);
 Value infer_combine(const Fusion& fusion, const std::vector<ValueId>& inputs, const Attribute& attribute);

@@ -1,11 +1,11 @@
 #include "runtime/disk_cache.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -37,9 +37,18 @@ std::string wanted_folder() {
   return "";
 }
 
+constexpr const char* kNextStep = "; point JAX_FUSER_CACHE_DIR to a folder of your own with mode 0700";
+
+// Says something of a folder once.
+void warn_once(const std::string& folder, std::string_view text) {
+  static std::mutex mutex;
+  static auto& warned = *new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  if (warned.insert(folder).second) warn(text);
+}
+
 // Why the folder may not be used; empty when it may. Creates it when missing.
 std::string judge(const std::string& folder) {
-  constexpr const char* kNextStep = "; point JAX_FUSER_CACHE_DIR to a folder of your own with mode 0700";
   std::error_code error;
   fs::create_directories(fs::path(folder).parent_path(), error);
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -47,22 +56,24 @@ std::string judge(const std::string& folder) {
   }
   struct stat info;
   if (stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return cat(folder, " is no folder", kNextStep);
-  if (info.st_uid != geteuid()) {
-    return cat(folder, " belongs to user ", info.st_uid, ", not to user ", geteuid(), kNextStep);
+  if (info.st_uid != geteuid() && info.st_uid != 0) {
+    return cat(folder, " belongs to user ", info.st_uid, ", not to user ", geteuid(), " or root", kNextStep);
   }
   if (info.st_mode & (S_IWGRP | S_IWOTH)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
     return cat(folder, " can be written by other users (mode ", mode, ")", kNextStep);
   }
-  if (access(folder.c_str(), W_OK | X_OK) != 0) return cat(folder, " cannot be written", kNextStep);
+  if (access(folder.c_str(), X_OK) != 0) return cat(folder, " cannot be read", kNextStep);
   return "";
 }
 
+// No two writers have one temporary file, be they on two machines that share the folder.
 bool replace_file(const std::string& path, std::string_view bytes) {
-  static std::atomic<int> next{0};
-  const std::string temporary = cat(path, ".", getpid(), ".", next.fetch_add(1), ".tmp");
-  if (write_file(temporary, bytes) && rename(temporary.c_str(), path.c_str()) == 0) return true;
+  std::string temporary = path + ".XXXXXX.tmp";
+  const int fd = mkostemps(temporary.data(), 4, O_CLOEXEC);
+  if (fd >= 0) close(fd);
+  if (fd >= 0 && write_file(temporary, bytes) && rename(temporary.c_str(), path.c_str()) == 0) return true;
   log(LogLevel::kInfo, "compile cache: cannot write ", path, ": ", std::strerror(errno));
   unlink(temporary.c_str());
   return false;
@@ -86,12 +97,7 @@ DiskCache DiskCache::open() {
   if (!path.has_filename()) path = path.parent_path();  // "cache/", whose parent would be itself
   cache.folder_ = path.string();
   cache.refusal_ = error ? cat("cannot find ", folder) : judge(cache.folder_);
-  if (!cache.enabled()) {
-    static std::mutex mutex;
-    static auto& warned = *new std::set<std::string>;
-    std::lock_guard lock(mutex);
-    if (warned.insert(cache.folder_).second) warn(cat("compile cache is off: ", cache.refusal_));
-  }
+  if (!cache.enabled()) warn_once(cache.folder_, cat("compile cache is off: ", cache.refusal_));
   return cache;
 }
 
@@ -114,6 +120,10 @@ std::optional<DiskCache::Entry> DiskCache::load(const std::string& key, Language
 
 std::string DiskCache::store(const std::string& key, const Source& source, std::string_view binary) const {
   if (!enabled()) return "";
+  if (access(folder_.c_str(), W_OK) != 0) {
+    warn_once(folder_, cat("compile cache is only read: ", folder_, " cannot be written", kNextStep));
+    return "";
+  }
   // Looking at a full cache takes a second: one store of 256 does so, whatever process it is in.
   if (key.ends_with("00")) Job::begin([cache = *this] { cache.prune(kLimitBytes); });
   const std::string path = file(folder_, key, binary_suffix(source.language));

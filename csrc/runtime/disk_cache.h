@@ -1,5 +1,5 @@
-// Binaries kept between processes. The cache loads code, so its folder must belong to the user and be writable by no
-// one else; any other folder is refused and nothing is kept.
+// Binaries kept between processes. The cache loads code, so its folder must belong to the user or to root and be
+// writable by no one else; any other folder is refused and nothing is kept. One that cannot be written is read.
 #pragma once
 
 #include <cstdint>
