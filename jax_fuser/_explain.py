@@ -33,7 +33,8 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
     """Say which kernels a function becomes under `fuse`, and what stays with XLA and why.
 
     Args:
-      f: a fused function, anything that calls some (`jax.grad` of one, say), or a plain function, which is then fused.
+      f: a fused function, anything that calls some (`jax.grad` of one, say), or a plain function, which is then fused;
+        static arguments are known of what is jitted or fused with them.
       platform: "cpu" or "cuda"; the default device's if None.
 
     Returns:
@@ -54,14 +55,24 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
     @functools.wraps(f)
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         where = platform_of(platform, "explain")
-        fused = f if isinstance(f, Fused) else fuse(f)
-        fused.check(args, kwargs)
-        jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
+        trace = getattr(f, "trace", None)
+        if not isinstance(f, Fused) and callable(trace):  # jitted: it knows its static arguments
+            jaxpr = trace(*args, **kwargs).jaxpr
+            fused = fuse(jax.extend.core.jaxpr_as_fun(jaxpr), name=getattr(f, "__name__", "function"))
+            args, kwargs = tuple(map(_shaped, jaxpr.in_avals)), {}
+        else:
+            fused = f if isinstance(f, Fused) else fuse(f)
+            fused.check(args, kwargs)
+            jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
         if not any(True for _ in fused_equations(jaxpr)):
             jaxpr = fused.traced(*args, **kwargs).jaxpr
         return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
 
     return explained
+
+
+def _shaped(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:

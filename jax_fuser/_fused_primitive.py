@@ -9,11 +9,13 @@ region's inputs: nothing else is kept for the backward pass, its kernel computes
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.extend
+from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
@@ -180,6 +182,22 @@ def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any
     return run(jax.make_jaxpr(mapped)(*args), args, name, marks), out_dims
 
 
+def _jet(primals: Any, series: Any, *, jaxpr: Any, name: str, **_: Any) -> tuple[Any, Any]:
+    """Taylor series of a result from those of the operands, all of one order."""
+    order = len(series[0])
+
+    def taylor(*args: Any) -> Any:
+        terms = args[len(primals) :]
+        own = [list(terms[i * order : (i + 1) * order]) for i in range(len(primals))]
+        f = functools.partial(plain, jaxpr=jaxpr)
+        return jet.jet(f, args[: len(primals)], own, factorial_scaled=False)
+
+    args = (*primals, *itertools.chain.from_iterable(series))
+    out = run(jax.make_jaxpr(taylor)(*args), args, f"{name}_jet", ())
+    count = len(jaxpr.out_avals)
+    return out[:count], [out[count + i * order : count + (i + 1) * order] for i in range(count)]
+
+
 def _with_results(params: Any, wanted: Sequence[bool]) -> tuple[list[bool], Any]:
     """Return which inputs some results need, and the parameters of the call that has these results only."""
     jaxpr = params["jaxpr"].jaxpr
@@ -257,6 +275,7 @@ fused_p.def_abstract_eval(_abstract_eval)
 ad.primitive_jvps[fused_p] = _jvp
 ad.primitive_transposes[fused_p] = _transpose
 batching.primitive_batchers[fused_p] = _batch
+jet.jet_rules[fused_p] = _jet  # type: ignore[assignment]
 pe.dce_rules[fused_p] = _drop_unused
 pe.custom_partial_eval_rules[fused_p] = _partial_eval
 pe.partial_eval_jaxpr_custom_rules[fused_p] = _partial_eval_of_checkpoint

@@ -14,7 +14,7 @@ from jax_fuser import _arguments
 from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._grouped_tail import product_and_tail
-from jax_fuser._nested_checks import check_extents, check_order, index_array
+from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor, quantize
@@ -112,7 +112,7 @@ def grouped_matmul(
         if group_sizes is not None or row_index is not None:
             name = "group_sizes" if group_sizes is not None else "row_index"
             raise TypeError(f"grouped_matmul: {name}= needs lhs as an array of rows, got a NestedTensor; pass lhs.data")
-        data, extents, starts, dim = lhs.data, lhs.extents, None, lhs.ragged_dim
+        data, extents, starts, dim = lhs.data, to_int32(lhs.extents), None, lhs.ragged_dim
         if lhs.gapped:
             if validate:
                 check_order("grouped_matmul", lhs.starts, extents)

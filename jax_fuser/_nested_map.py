@@ -152,7 +152,7 @@ def _wrap(name: str, nt: NestedTensor, out: Any, mask: jax.Array) -> NestedTenso
     tail = jnp.nan if debug_enabled() and jnp.issubdtype(out.dtype, jnp.inexact) else False
     fill = jnp.asarray(tail, out.dtype)
     data = jnp.where(over_rows(mask, out.ndim, dim), out, fill)
-    return NestedTensor.tree_unflatten(_Layout(out.ndim - 1 - dim), (data, nt.extents, nt._starts))
+    return NestedTensor.tree_unflatten(_Layout(out.ndim - 1 - dim, tuple(data.shape)), (data, nt.extents, nt._starts))
 
 
 # Layouts.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax_fuser import _arguments
 from jax_fuser._accumulator import accumulator
 from jax_fuser._automatic import automatically, names_of
-from jax_fuser._extreme_groups import extreme_groups, lowest
+from jax_fuser._extreme_groups import extreme_groups, extreme_of_all, lowest
 from jax_fuser._fuse import fuse
 from jax_fuser._multiply_groups import multiply_groups
 from jax_fuser._nested_map import elementwise
@@ -308,9 +308,7 @@ def _extreme(nt: NestedTensor, kind: str, at: int, largest: bool) -> Any:
 
 def _outermost(nt: NestedTensor, kind: str, largest: bool) -> jax.Array:
     if kind == "group":
-        start = lowest(nt.dtype, largest)
-        rows, reduce = _masked(nt, kind, start), jnp.max if largest else jnp.min
-        return reduce(rows, axis=nt.ragged_dim, initial=start)
+        return extreme_of_all(_masked(nt, kind, lowest(nt.dtype, largest)), nt.ragged_dim, largest)
     return over_outer(nt, lambda rows, extents, starts, ids: extreme_groups(rows, ids, starts, extents, largest))
 
 
@@ -409,6 +407,10 @@ def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
 
 @_compiled
 def _normalise(nt: NestedTensor, kind: str, at: int, eps: float, centre: bool) -> NestedTensor:
+    if jnp.issubdtype(nt.dtype, jnp.complexfloating):
+        name = "layer_norm" if centre else "rms_norm"
+        raise TypeError(f"{name}: data must be real, got {nt.dtype}; take it of the real and imaginary parts")
+
     def dense(x: jax.Array) -> jax.Array:
         if centre:
             x = x - jnp.mean(x, at, keepdims=True)

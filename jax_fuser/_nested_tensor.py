@@ -40,10 +40,12 @@ class _Layout:
 
     Counting from the end keeps the value true when `vmap` or `scan` takes leading dimensions away. `None` belongs to
     trees of axes or partition specs, such as `NestedTensor(0, None)`: it equals every layout, so that they are
-    prefixes of any nested tensor.
+    prefixes of any nested tensor. `made` is the shape that data had when the nested tensor was made, where known: it
+    tells that a transform took another axis.
     """
 
     dense_ndim: int | None
+    made: tuple[int, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Layout):
@@ -52,6 +54,11 @@ class _Layout:
 
     def __hash__(self) -> int:
         return hash(_Layout)
+
+
+def _is_without_one(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether a shape is the other without one of its axes."""
+    return len(shape) + 1 == len(other) and any(other[:i] + other[i + 1 :] == shape for i in range(len(other)))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -126,7 +133,8 @@ class NestedTensor:
         ndim = getattr(data, "ndim", None)
         if ndim is not None and not 0 <= ragged_dim < ndim:
             raise ValueError(f"NestedTensor: ragged_dim={ragged_dim} is not a dimension of data of shape {data.shape}")
-        self._set(data, extents, starts, _Layout(None if ndim is None else ndim - 1 - ragged_dim))
+        layout = _Layout(None) if ndim is None else _Layout(ndim - 1 - ragged_dim, tuple(data.shape))
+        self._set(data, extents, starts, layout)
 
     def _set(self, data: Any, extents: Any, starts: Any, layout: _Layout) -> None:
         for name, value in (("data", data), ("extents", extents), ("_starts", starts), ("_layout", layout)):
@@ -158,9 +166,18 @@ class NestedTensor:
         outer = self.extents.shape[:-1]
         if dim < 0 or self.extents.ndim == 0 or (outer and outer != self.data.shape[:dim]):
             raise ValueError(
-                "vmap: NestedTensor needs the same batch axis on data and extents, before the rows of data; "
-                "in_axes=NestedTensor(0, None) shares the extents, and a dense axis is mapped with nested.map"
+                "vmap, scan: NestedTensor needs the same leading axis on data and extents; extents of all outer "
+                "indices are shared with in_axes=NestedTensor(0, None), or by scanning nt.data, and a dense axis is "
+                "mapped with nested.map"
             )
+        made, shape = self._layout.made, self.data.shape
+        if made is not None and shape[dim:] != made[-1 - self._layout.dense_ndim :]:
+            taken, put = _is_without_one(shape, made), _is_without_one(made, shape)
+            if taken or put:
+                raise ValueError(
+                    f"vmap: NestedTensor of data {made} has data {shape} now, {'without' if taken else 'with'} an axis "
+                    "at or behind its rows; map a leading axis, and a dense axis with nested.map"
+                )
         return dim
 
     def _check_kinds(self) -> None:
@@ -222,13 +239,13 @@ class NestedTensor:
         Where traced extents lead past the array, groups have the rows that are left: nothing exceeds the capacity.
         """
         starts, extents = spans(self._one_after_another(), None, self.capacity)
-        zero = jnp.zeros_like(self.extents[..., :1], shape=(*self.extents.shape[:-1], 1))
+        zero = jnp.zeros_like(starts, shape=(*starts.shape[:-1], 1))
         return jnp.concatenate([zero, starts + extents], axis=-1)
 
     @property
     def starts(self) -> jax.Array:
         """int32 `[.., groups]`: first row of each group in `data`."""
-        return self._spans()[0] if self._starts is None else self._starts
+        return self._spans()[0] if self._starts is None else self._starts.astype(jnp.int32)
 
     @property
     def total(self) -> jax.Array:
@@ -289,7 +306,7 @@ class NestedTensor:
                     f"replace: data {tuple(data.shape)} needs {self.capacity} rows in dimension {dim}; "
                     f"build a new nested tensor with as_nested"
                 )
-            layout = _Layout(data.ndim - 1 - dim)
+            layout = _Layout(data.ndim - 1 - dim, tuple(data.shape))
         children = (data, changes.get("extents", self.extents), changes.get("starts", self._starts))
         return NestedTensor.tree_unflatten(layout, children)
 

@@ -23,7 +23,7 @@ from jax_fuser import _core, _ffi, _split, _trace
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._grouped_split import Layout, placed_as, result_sharding, split
-from jax_fuser._nested_checks import check_extents, check_order, index_array
+from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
 from jax_fuser._ragged_dot import to_extents
@@ -63,7 +63,7 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
                 f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor; leave it out"
             )
         check_rows(_FUNCTION, nested)
-        data, extents = nested.data, nested.extents
+        data, extents = nested.data, to_int32(nested.extents)
         if nested.gapped:
             if validate:
                 check_order(_FUNCTION, nested.starts, extents)

@@ -15,20 +15,25 @@ def spans(extents: jax.Array, starts: jax.Array | None, m: int) -> tuple[jax.Arr
 
     Without `starts` each group has the rows that those before it leave, whatever the extents hold.
     """
-    extents = jnp.clip(extents, 0, m)
+    extents = _clipped(extents, m)
     if starts is None:
         # Without a shift, which would be a kernel of its own.
         starts = _up_to(m, jnp.cumsum(extents, axis=-1, dtype=jnp.int32) - extents)
     else:
-        starts = jnp.clip(starts, 0, m)
+        starts = _clipped(starts, m)
     return starts, jnp.minimum(extents, m - starts)
+
+
+def _clipped(values: jax.Array, m: int) -> jax.Array:
+    """Return int32 in [0, m] of wider and unsigned integers, too, which are compared as they are."""
+    return jnp.clip(values, 0, m).astype(jnp.int32)
 
 
 def rows_used(extents: jax.Array, m: int) -> jax.Array:
     """Return how many of `m` rows the groups have that lie one after another, int32 `[..]`."""
     if extents.shape[-1] * m > _INT32_MAX:
         return jnp.sum(spans(extents, None, m)[1], axis=-1, dtype=jnp.int32)
-    return jnp.minimum(jnp.sum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32), m)
+    return jnp.minimum(jnp.sum(_clipped(extents, m), axis=-1, dtype=jnp.int32), m)
 
 
 def _up_to(m: int, sums: jax.Array) -> jax.Array:
@@ -55,7 +60,7 @@ def row_groups(extents: jax.Array, starts: jax.Array | None, m: int, ordered: bo
         return jnp.zeros_like(rows)
     along = range(len(outer))
     if starts is None:
-        ends = _up_to(m, jnp.cumsum(jnp.clip(extents, 0, m), axis=-1, dtype=jnp.int32))
+        ends = _up_to(m, jnp.cumsum(_clipped(extents, m), axis=-1, dtype=jnp.int32))
         return search(ends, rows, along=along)
     starts, extents = spans(extents, starts, m)
     ends = starts + extents

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_fuser import _arguments, _fp4
 from jax_fuser._activations import Activation
-from jax_fuser._nested_checks import check_extents, check_order, index_array
+from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import check_rows, multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
@@ -213,11 +213,12 @@ def _groups(nested: NestedTensor | None, group_sizes: Any, validate: bool) -> tu
             "scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor; leave it out"
         )
     check_rows("scaled_grouped_matmul", nested)
+    extents = to_int32(nested.extents)
     if not nested.gapped:
-        return nested.extents, None
+        return extents, None
     if validate:
-        check_order("scaled_grouped_matmul", nested.starts, nested.extents)
-    return nested.extents, ordered_starts(nested.starts, nested.extents, nested.capacity)
+        check_order("scaled_grouped_matmul", nested.starts, extents)
+    return extents, ordered_starts(nested.starts, extents, nested.capacity)
 
 
 def _sizes(lhs: Any, rhs: Any, extents: Any, transpose_rhs: bool) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -141,25 +141,32 @@ def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def last_rows(
-    combine: Any, rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, empty: Any = None
-) -> jax.Array:
+def last_rows(combine: Any, rows: Any, ids: jax.Array, starts: jax.Array, extents: jax.Array, empty: Any = None) -> Any:
     """Reduce each group with the associative `combine`. Values never cross groups; one without rows has `empty`, or 0.
 
-    A scan that restarts where the group changes: its tree depends on the number of rows alone.
+    Rows may be several arrays, which `combine` takes together. A scan that restarts where the group changes: its tree
+    depends on the number of rows alone.
     """
-    if rows.shape[0] == 0:
-        return jnp.full_like(rows, 0 if empty is None else empty, shape=(*extents.shape, *rows.shape[1:]))
+    several = isinstance(rows, tuple)
+    first: jax.Array = rows[0] if several else rows
+    if first.shape[0] == 0:
+        none = lambda x: jnp.full_like(x, 0 if empty is None else empty, shape=(*extents.shape, *x.shape[1:]))  # noqa: E731
+        return jax.tree.map(none, rows)
     restart = jnp.concatenate([jnp.ones_like(ids[:1], jnp.bool_), ids[1:] != ids[:-1]])
 
     def step(left: Any, right: Any) -> Any:
-        fresh = trailing(right[1], rows.ndim)
-        return jnp.where(fresh, right[0], combine(left[0], right[0])), left[1] | right[1]
+        fresh = trailing(right[1], first.ndim)
+        joined = combine(left[0], right[0])
+        return jax.tree.map(lambda new, both: jnp.where(fresh, new, both), right[0], joined), left[1] | right[1]
 
     running, _ = jax.lax.associative_scan(step, (rows, restart))
     filled = extents > 0
-    found = take_rows(running, jnp.where(filled, starts + extents - 1, rows.shape[0]))
-    return found if empty is None else jnp.where(trailing(filled, found.ndim), found, empty)
+
+    def of_groups(x: jax.Array) -> jax.Array:
+        found = take_rows(x, jnp.where(filled, starts + extents - 1, first.shape[0]))
+        return found if empty is None else jnp.where(trailing(filled, found.ndim), found, empty)
+
+    return jax.tree.map(of_groups, running)
 
 
 def trailing(mask: jax.Array, ndim: int) -> jax.Array:

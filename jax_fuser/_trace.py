@@ -264,6 +264,7 @@ RULES: dict[str, Rule] = {
     "jax_fuser_sum_groups": Rule(_trace_groups.sum_groups, refuse=_trace_groups.refuse, fits=False),
     "jax_fuser_multiply_groups": Rule(_trace_groups.multiply_groups, refuse=_trace_groups.refuse, fits=False),
     "jax_fuser_extreme_groups": Rule(_trace_groups.extreme_groups, refuse=_trace_groups.refuse, fits=False),
+    "jax_fuser_extreme_hits": Rule(_trace_groups.extreme_hits, refuse=_trace_groups.refuse, fits=False),
     "gather": Rule(_trace_moves.gather, refuse=_trace_moves.refuse_gather, fits=False),
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
     "dynamic_update_slice": Rule(_trace_updates.dynamic_update_slice, refuse=_trace_updates.refuse, fits=False),

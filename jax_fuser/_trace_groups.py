@@ -21,13 +21,17 @@ Equation = Any
 
 
 def spread_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    out = eqn.outvars[0].aval
+    return [_spread(w, eqn, x, eqn.outvars[0].aval)]
+
+
+def _spread(w: Writer, eqn: Equation, x: Ids, out: Any) -> int:
+    """Return per-group values at the rows; `eqn` has the ids and the extents as operands 1 and 3."""
     at, to = len(eqn.invars[1].aval.shape) - 1, list(out.shape)
     index = w.builder.broadcast(x[1], to, range(at + 1))
     dims = [-1 if a == at else a for a in range(len(to))]
     taken = w.builder.take(x[0], [index], [at], dims, to)
     w.spread.setdefault((x[1], x[2], x[3]), {})[taken] = x[0]
-    return [w.op("select", [w.builder.broadcast(_owned(w, eqn, x[1]), to, range(at + 1)), taken, w.full(out, 0)], eqn)]
+    return w.op("select", [w.builder.broadcast(_owned(w, eqn, x[1]), to, range(at + 1)), taken, w.full(out, 0)], eqn)
 
 
 def _owned(w: Writer, eqn: Equation, ids: int) -> int:
@@ -48,6 +52,16 @@ def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
     if dtype == np.bool_:
         return [_fold(w, eqn, "reduce_or" if largest else "reduce_and", x)]
     return [_fold(w, eqn, "reduce_max" if largest else "reduce_min", [w.rounded(x[0], dtype), *x[1:]])]
+
+
+def extreme_hits(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    *of_groups, rows = x
+    out = eqn.invars[4].aval
+    found = _spread(w, eqn, of_groups, out)
+    hit = w.op("eq", [w.rounded(value, out.dtype) for value in (rows, found)], eqn)
+    at = len(eqn.invars[1].aval.shape)
+    owned = w.builder.broadcast(_owned(w, eqn, of_groups[1]), list(out.shape), range(at))
+    return [w.op("and_", [hit, owned], eqn)]
 
 
 def _fold(w: Writer, eqn: Equation, op: str, x: Ids) -> int:

@@ -230,6 +230,15 @@ def test_functions_without_kernels():
     ElementTree.fromstring(scalars.svg())
 
 
+def test_static_arguments_of_jitted_functions():
+    f = jax.jit(lambda x, n, mode: jnp.tanh(x) * n + 1 if mode == "a" else x, static_argnums=1, static_argnames="mode")
+    [region] = jf.explain(f)(jax.ShapeDtypeStruct((4,), "float32"), 2, mode="a").regions
+    assert region.ops == 3
+    fused = jf.fuse(lambda x, n: jnp.tanh(x) * n, static_argnums=1)
+    step = jax.jit(jax.grad(lambda x, n: jnp.sum(fused(x, n))), static_argnums=1)
+    assert len(jf.explain(step)(jnp.ones(4), 3).regions) == 2
+
+
 def test_bytes_of_what_is_gathered_and_padded():
     def reads(f, *args):
         return [flow.bytes for flow in jf.explain(f, platform="cpu")(*args).regions[0].segments[0].reads]

@@ -8,6 +8,7 @@ import meshes
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import jet
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from tolerances import assert_close
@@ -284,6 +285,15 @@ def test_wrapped_functions_keep_their_name_and_bind_as_methods():
             return x * self.scale + 1
 
     assert_close(Scale(jnp.float32(2)).apply(X), X * 2 + 1)
+
+
+def test_taylor_series(device):
+    x = jnp.linspace(0.1, 1, 4)
+    f = lambda x, y: (jnp.sin(x) * y, jnp.sum(jnp.exp(y), keepdims=True))  # noqa: E731
+    series = ((x, x * x, 1 - x), (jnp.ones(4), x, 0 * x))
+    got, want = (jet.jet(g, (x, x * 2), series) for g in (jf.fuse(f), f))
+    jax.tree.map(assert_close, got, want)
+    assert len(jf.explain(lambda x, y: jet.jet(jf.fuse(f), (x, y), series))(x, x).regions) == 1
 
 
 def test_pmap():

@@ -168,12 +168,42 @@ CASES = [
     ),
     (
         ValueError,
-        "vmap: NestedTensor needs the same batch axis on data and extents",
+        "vmap, scan: NestedTensor needs the same leading axis on data and extents; extents of all outer indices are",
+        lambda: jax.lax.scan(
+            lambda total, nt: (total + jf.nested.sum(nt).sum(), None),
+            0.0,
+            jf.as_nested(stacked, extents=[1, 2], ragged_dim=1),
+        ),
+    ),
+    (
+        ValueError,
+        "vmap: NestedTensor of data (2, 5, 4) has data (2, 5) now, without an axis at or behind its rows",
+        lambda: jax.vmap(jf.nested.sum, in_axes=(jf.NestedTensor(2, None),))(
+            jf.as_nested(jnp.ones((2, 5, 4)), extents=[1, 2], ragged_dim=1)
+        ),
+    ),
+    (
+        ValueError,
+        "vmap: NestedTensor of data (5, 4) has data (5, 3, 4) now, with an axis at or behind its rows",
+        lambda: jf.nested.sum(
+            jax.vmap(lambda s: jf.as_nested(jnp.ones((5, 4)), extents=[1, 2]) * s, out_axes=jf.NestedTensor(1, None))(
+                jnp.ones(3)
+            )
+        ),
+    ),
+    (
+        TypeError,
+        "rms_norm: data must be real, got complex64; take it of the real and imaginary parts",
+        lambda: jf.nested.rms_norm(jf.as_nested(jnp.ones((3, 2), jnp.complex64), extents=[1, 2]), "ragged"),
+    ),
+    (
+        ValueError,
+        "vmap, scan: NestedTensor needs the same leading axis on data and extents",
         lambda: jax.vmap(lambda nt: nt + 1)(jf.as_nested(jnp.ones((3, 5)), extents=[1, 1, 1])),
     ),
     (
         ValueError,
-        "vmap: NestedTensor needs the same batch axis on data and extents",
+        "vmap, scan: NestedTensor needs the same leading axis on data and extents",
         lambda: jax.vmap(lambda nt: nt + 1, in_axes=(jf.NestedTensor(0, None),))(
             jf.as_nested(stacked, extents=[[1, 2], [3, 2]], ragged_dim=1)
         ),

@@ -1,5 +1,8 @@
 """Reductions and normalisations against NumPy in float64, group by group."""
 
+import functools
+
+import arrays
 import jax
 import jax.numpy as jnp
 import meshes
@@ -211,3 +214,37 @@ def test_padding_has_no_derivative(name, axis):
     got = jax.grad(lambda x: jnp.sum(weights * f(x)))(rows)
     assert_close(got, jax.grad(lambda x: jnp.sum(weights[:3] * f(x)[:3]))(rows))
     assert not np.any(got[3:]) and np.any(got[:3])
+
+
+@pytest.mark.parametrize("axis", ["ragged", "group"])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_an_extreme_of_what_is_computed_beside_it_has_its_gradient(device, name, axis):
+    """XLA computes the rows once to fold them, once to compare them, and not to the same bit."""
+    extents, x = [1, 6, 3, 2], arrays.array(12, 3, scale=1.5)
+    function = lambda x: x * x - jnp.log1p(x * x)  # noqa: E731
+
+    def ours(x):
+        rows = jf.nested.map(function, jf.as_nested(x, extents=extents))
+        return jnp.sum(getattr(jf.nested, name)(rows, axis))
+
+    def slopes(f, x):
+        gradient = jax.grad(f)
+        return gradient(x), jax.grad(lambda x: jnp.sum(jnp.sin(gradient(x))))(x)
+
+    def by_groups(x):
+        groups = jnp.split(x, np.cumsum(extents)[:-1]) if axis == "ragged" else [x]
+        return sum(jnp.sum(getattr(jnp, name)(function(rows), 0)) for rows in groups)
+
+    for got, want in zip(jax.jit(functools.partial(slopes, ours))(x), slopes(by_groups, x)):
+        assert_close(got, want, scale=4)
+    two = jnp.stack([x, -x])
+    got = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(ours)(x))))(two)
+    for part, of in zip((*got, jax.jit(jax.grad(jf.fuse(ours)))(x)), (*two, x)):
+        assert_close(part, jax.grad(by_groups)(of), scale=4)
+
+
+def test_rows_that_tie_share_the_gradient(device):
+    x = jnp.array([[1.0, 2.0], [3.0, 2.0], [3.0, 0.0], [4.0, jnp.nan]])
+    for axis in ("ragged", "group"):
+        gradient = jax.grad(lambda x, axis=axis: jnp.sum(jf.nested.max(jf.as_nested(x, extents=[3]), axis)))(x)
+        np.testing.assert_array_equal(gradient, [[0, 0.5], [0.5, 0.5], [0.5, 0], [0, 0]])

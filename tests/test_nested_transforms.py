@@ -233,3 +233,20 @@ def test_replicated_rows_with_varying_groups(device):
     apart = jax.grad(lambda x, s: sum(local(x, s, i)[0] for i in (ids[:4], ids[4:])), argnums=(0, 1))
     want = jax.jit(apart)(x, scale)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, want)
+
+
+def test_extents_of_other_integers():
+    """Wider and unsigned ones, which nothing but the constructors makes int32, are read as they are."""
+    x = jnp.arange(10.0).reshape(5, 2)
+    with jax.enable_x64(True):
+        for dtype in ("int64", "uint32"):
+            extents, starts = jnp.array([2, 1], dtype), jnp.array([3, 0], dtype)
+            nt, gapped = jf.NestedTensor(x, extents), jf.NestedTensor(x, extents, starts)
+            assert {a.dtype for a in (nt.offsets, nt.total, nt.starts, gapped.starts)} == {jnp.dtype("int32")}
+            np.testing.assert_array_equal(jf.nested.sum(gapped), [x[3] + x[4], x[0]])
+            np.testing.assert_array_equal(jf.nested.align(nt, 2).data[:3], x[:3])
+            np.testing.assert_array_equal((gapped * 2).row_ids(), [1, 2, 2, 0, 0])
+            w = jnp.ones((2, 2, 1), x.dtype)
+            np.testing.assert_array_equal((nt @ w).data[:3], x[:3].sum(1, keepdims=True))
+    huge = jf.NestedTensor(x, jnp.array([2, 2**32 - 1], jnp.uint32))
+    np.testing.assert_array_equal(jf.nested.sum(huge), [x[:2].sum(0), x[2:].sum(0)])
