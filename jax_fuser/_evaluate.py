@@ -28,6 +28,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "count_leading_zeros": lax.clz,
     "not_": lax.bitwise_not,
     "reciprocal": lambda x: 1 / x,
+    "log2": jnp.log2,
     "logaddexp": jnp.logaddexp,
     "and_": lax.bitwise_and,
     "or_": lax.bitwise_or,

@@ -214,7 +214,7 @@ def _refuse_call(eqn: Equation) -> str | None:
 
 
 _SAME_NAME = (
-    "neg abs sign square population_count floor ceil exp exp2 expm1 log log1p logistic sqrt rsqrt cbrt sin "
+    "neg abs sign square population_count floor ceil exp exp2 expm1 log log2 log1p logistic sqrt rsqrt cbrt sin "
     "cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erf_inv lgamma digamma add sub mul div rem max "
     "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic lt le gt ge"
 )
@@ -240,7 +240,6 @@ RULES: dict[str, Rule] = {
     "jax_fuser_reciprocal": _pointwise("reciprocal"),
     "integer_pow": Rule(_trace_ops.integer_pow),
     "pow": Rule(_trace_ops.power),
-    "log2": Rule(_trace_ops.log2),
     "one_minus_square": Rule(_trace_ops.one_minus_square),
     "polynomial": Rule(_trace_ops.polynomial),
     "round": Rule(_trace_ops.round_),

@@ -36,10 +36,6 @@ def power(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.op("pow", [x[0], w.builder.convert(x[1], known_dtype_name(eqn.outvars[0].aval.dtype))], eqn)]
 
 
-def log2(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    return [w.op("mul", [w.op("log", x, eqn), w.full(eqn.outvars[0].aval, 1 / math.log(2))], eqn)]
-
-
 def one_minus_square(w: Writer, eqn: Equation, x: Ids) -> Ids:
     one = w.full(eqn.outvars[0].aval, 1)
     return [w.op("mul", [w.op("add", [one, *x], eqn), w.op("sub", [one, *x], eqn)], eqn)]

@@ -61,6 +61,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh,
     "exp": np.exp,
     "log": np.log,
+    "log2": np.log2,
     "is_finite": np.isfinite,
     "sin": np.sin,
     "sqrt": np.sqrt,

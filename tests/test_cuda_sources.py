@@ -23,6 +23,7 @@ UNARY_FLOAT = [
     "exp2",
     "expm1",
     "log",
+    "log2",
     "log1p",
     "logistic",
     "sqrt",

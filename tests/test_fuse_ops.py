@@ -179,6 +179,16 @@ def test_op(device, dtype, arity):
     assert report.regions
 
 
+@pytest.mark.parametrize(("dtype", "least", "most"), [("f32", -126, 127), ("f64", -1022, 1023)])
+def test_logarithms_of_powers_of_two_are_exact(device, dtype, least, most):
+    exponents = np.arange(least, most + 1.0)
+    b = jf.ir.Builder("exponents")
+    b.output(b.pointwise("log2", [b.input("x", dtype, [exponents.size])]))
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.ldexp(1.0, exponents.astype(int)), {"f32": F32, "f64": F64}[dtype])
+        np.testing.assert_array_equal(jf.ir.run(b.finish(), x)[0], exponents)
+
+
 @pytest.mark.parametrize("source", NUMBERS + BOOL)
 def test_convert(device, source):
     # Values out of range convert as XLA converts them.

@@ -119,16 +119,26 @@ JF_FUNCTION Split split(F x) {
   return {bits_as<f32>(bits - (e << 23)), value_as<f32>(tiny ? e - 23 : e)};
 }
 
-JF_FUNCTION F log(F x) {
-  const auto [m, e] = split(x);
-  const F f = m - 1.0f, z = f * f;
-  // Cephes.
-  const F p = polynomial(f, splat(7.0376836292e-2f), -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
-                         1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
-  F result = f * z * p - 2.12194440e-4f * e - 0.5f * z + f + 0.693359375f * e;
+// (log(1 + f) - f + f^2 / 2) / f^3 for 1 + f in [sqrt(1/2), sqrt(2)). Cephes.
+JF_FUNCTION F log_tail(F f) {
+  return polynomial(f, splat(7.0376836292e-2f), -1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f,
+                    1.4249322787e-1f, -1.6668057665e-1f, 2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f);
+}
+JF_FUNCTION F log_or_limit(F x, F result) {
   result = x < f32(kInfinity) ? result : x;
   result = x == 0.0f ? splat(f32(-kInfinity)) : result;
   return x < 0.0f ? splat(f32(kNaN)) : result;
+}
+JF_FUNCTION F log(F x) {
+  const auto [m, e] = split(x);
+  const F f = m - 1.0f, z = f * f;
+  return log_or_limit(x, f * z * log_tail(f) - 2.12194440e-4f * e - 0.5f * z + f + 0.693359375f * e);
+}
+JF_FUNCTION F log2(F x) {
+  const auto [m, e] = split(x);
+  const F f = m - 1.0f, z = f * f, rest = f * z * log_tail(f) - 0.5f * z;
+  // log2(e) = 1 + 0.4427, so that f itself loses no digits.
+  return log_or_limit(x, rest * 0.44269504f + f * 0.44269504f + rest + f + e);
 }
 
 JF_FUNCTION F log1p(F x) {
