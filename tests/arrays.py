@@ -27,3 +27,9 @@ def integers(low, high, shape, dtype="int32"):
 def numbers(*shape, dtype=np.float32):
     """Return normal numbers as a numpy array, of one seed for each shape."""
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+
+
+def paired(cases, dtypes):
+    """Return pairs for tests: every case with the first dtype and with one of the others, which take turns."""
+    first, *others = dtypes
+    return [pair for i, case in enumerate(cases) for pair in ((case, first), (case, others[i % len(others)]))]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import meshes
 import numpy as np
 import pytest
-from arrays import array, integers
+from arrays import array, integers, paired
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -71,8 +71,7 @@ def indices(dtype="int32", low=-40, high=45):
     return integers(low, high, (4, 9), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8", "bool"])
-@pytest.mark.parametrize("name", ANY_DTYPE)
+@pytest.mark.parametrize(("name", "dtype"), paired(ANY_DTYPE, ["float32", "bfloat16", "int32", "int8", "bool"]))
 def test_values(device, name, dtype):
     x, i, f = array(33, 70, dtype=dtype), indices(), ANY_DTYPE[name]
     got, want = jf.fuse(f)(x, i), jax.jit(f)(x, i)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import meshes
 import numpy as np
 import pytest
-from arrays import array
+from arrays import array, paired
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -109,8 +109,7 @@ FLOATS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ANY_DTYPE)
+@pytest.mark.parametrize(("name", "dtype"), paired(ANY_DTYPE, DTYPES))
 def test_values(device, name, dtype):
     x, f = array(33, 65, dtype=dtype), ANY_DTYPE[name]
     assert_close(jf.fuse(f)(x), jax.jit(f)(x), dtype)

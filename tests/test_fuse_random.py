@@ -17,7 +17,7 @@ import jax_fuser as jf
 
 # Programs, most of them compiled as fusions of their own, and how many at once. With the 550 of the tests below
 # and of test_fuse_gather, _mesh, _pad, _random_ragged, _reshape and _updates they are more than 2000.
-PROGRAMS, BATCH = {"cpu": 1600, "cuda": 400}, 20
+PROGRAMS, BATCH = {"cpu": 1500, "cuda": 400}, 20
 SEEDS = 10
 COMPILERS = 2  # threads that compile
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import meshes
 import numpy as np
 import pytest
-from arrays import array
+from arrays import array, paired
 from jax import lax
 from random_programs import Program
 from test_cuda_sources import nvrtc_or_skip
@@ -80,8 +80,7 @@ def compare(got, want, dtype, scale=1.0):
         assert_close(g, w, dtype, scale)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int8"])
-@pytest.mark.parametrize("name", ANY_DTYPE)
+@pytest.mark.parametrize(("name", "dtype"), paired(ANY_DTYPE, ["float32", "bfloat16", "int32", "int8"]))
 def test_values(device, name, dtype):
     x, f = array(3, 7, 60, dtype=dtype), ANY_DTYPE[name]
     wide = x.astype("float32") if dtype == "bfloat16" else x
