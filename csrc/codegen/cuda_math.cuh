@@ -8,6 +8,14 @@ namespace jf::scalar {
 JF_FUNCTION f64 floor(f64 x) { return ::floor(x); }
 JF_FUNCTION f64 log(f64 x) { return ::log(x); }
 JF_FUNCTION f64 tan(f64 x) { return ::tan(x); }
+JF_FUNCTION f32 log2(f32 x) { return ::log2f(x); }
+// CUDA's own is not exact at every power of two.
+JF_FUNCTION f64 log2(f64 x) {
+  int exponent;
+  const f64 part = ::frexp(x, &exponent);
+  const bool low = part < 0.70710678118654752;
+  return ::log2(low ? 2 * part : part) + (low ? exponent - 1 : exponent);
+}
 
 }  // namespace jf::scalar
 
@@ -42,7 +50,6 @@ JF_MATH(exp, exp)
 JF_MATH(exp2, exp2)
 JF_MATH(expm1, expm1)
 JF_MATH(log, log)
-JF_MATH(log2, log2)
 JF_MATH(log1p, log1p)
 JF_MATH(sqrt, sqrt)
 JF_MATH(rsqrt, rsqrt)
@@ -65,6 +72,11 @@ JF_MATH(erf_inv, erfinv)
 JF_MATH(lgamma, lgamma)
 JF_MATH2(pow, pow)
 JF_MATH2(atan2, atan2)
+
+template <class T, int W>
+JF_FUNCTION Lanes<T, W> log2(const Lanes<T, W>& a) {
+  return map<T>([](T x) { return scalar::log2(x); }, a);
+}
 
 JF_UNARY(digamma, digamma_of(x))
 
