@@ -156,12 +156,14 @@ def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
     if not isinstance(state, EpState):
         raise TypeError(f"ep_combine: state must be what ep_dispatch returned, got a {type(state).__name__}")
     weights = weights_of("ep_combine", weights, state.streams.target)
-    axis_size("ep_combine", state.streams.axis_name)
+    local = state.load.shape[0] // axis_size("ep_combine", state.streams.axis_name)
     rows = state.source.shape[0]
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != rows:
         raise ValueError(
             f"ep_combine: nt must have the {rows} rows that ep_dispatch returned, got data {nt.data.shape}"
         )
+    if nt.num_groups != local:
+        raise ValueError(f"ep_combine: nt must have the {local} groups that ep_dispatch returned, got {nt.num_groups}")
     (landed,) = state.streams.send(weights)
     return state.streams.add_back(weighted_sum(nt.data, landed, state.source, state.target))
 

@@ -101,8 +101,22 @@ def scale_values(scales: jax.Array) -> jax.Array:
     """Return scales as float32, e8m0 without a detour through numbers that a backend flushes to zero."""
     if scales.dtype != jnp.float8_e8m0fnu:
         return scales.astype(jnp.float32)
+    return _powers_of_two(scales)
+
+
+@jax.custom_jvp
+def _powers_of_two(scales: jax.Array) -> jax.Array:
     exponent = scales.view(jnp.uint8).astype(jnp.int32)
     return jnp.where(exponent == 255, jnp.float32(np.nan), _power(exponent))
+
+
+@_powers_of_two.defjvp
+def _no_derivative(primals: Any, tangents: Any) -> Any:
+    # A cotangent would be e8m0, too, which has neither zero nor negative numbers.
+    raise TypeError(
+        "dequantize: has no derivative in scales of float8_e8m0fnu; take jax.lax.stop_gradient of them, or multiply by "
+        "factors of your own"
+    )
 
 
 def _clip(x: jax.Array, most: float) -> jax.Array:

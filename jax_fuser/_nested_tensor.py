@@ -56,6 +56,25 @@ class _Layout:
         return hash(_Layout)
 
 
+def _indices_of_groups(extents: Any, starts: Any, capacity: int, changed: Any) -> tuple[Any, Any]:
+    """Check those of extents and starts that are replaced; a tree of axes or cotangents holds others."""
+    from jax_fuser import _nested_checks as checks
+
+    def is_index(name: str, value: Any) -> bool:
+        dtype = getattr(value, "dtype", None)
+        is_array = isinstance(value, (list, tuple)) or (dtype is not None and dtype != jax.dtypes.float0)
+        return name in changed and is_array and not isinstance(value, jax.ShapeDtypeStruct)
+
+    if is_index("starts", starts):
+        starts = checks.to_int32(checks.index_array("replace", "starts", starts))
+    if is_index("extents", extents):
+        extents = checks.index_array("replace", "extents", extents)
+        if starts is None:
+            checks.check_extents("replace", extents, capacity, -1)
+        extents = checks.to_int32(extents)
+    return extents, starts
+
+
 def _is_without_one(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Return whether a shape is the other without one of its axes."""
     return len(shape) + 1 == len(other) and any(other[:i] + other[i + 1 :] == shape for i in range(len(other)))
@@ -166,9 +185,9 @@ class NestedTensor:
         outer = self.extents.shape[:-1]
         if dim < 0 or self.extents.ndim == 0 or (outer and outer != self.data.shape[:dim]):
             raise ValueError(
-                "vmap, scan: NestedTensor needs the same leading axis on data and extents; extents of all outer "
-                "indices are shared with in_axes=NestedTensor(0, None), or by scanning nt.data, and a dense axis is "
-                "mapped with nested.map"
+                "vmap: NestedTensor needs the same batch axis on data and extents, before the rows of data, "
+                "and so does scan; in_axes=NestedTensor(0, None) shares the extents, a scan over nt.data does, and a "
+                "dense axis is mapped with nested.map"
             )
         made, shape = self._layout.made, self.data.shape
         if made is not None and shape[dim:] != made[-1 - self._layout.dense_ndim :]:
@@ -284,7 +303,9 @@ class NestedTensor:
         New data keeps the rows; its dense dimensions and dtype may differ.
 
         Raises:
-            ValueError: `data` alone is replaced and has another number of rows.
+            TypeError: extents or starts are no integers.
+            ValueError: `data` alone is replaced and has another number of rows; concrete extents are negative or more
+                than the rows.
 
         Example:
             >>> import jax.numpy as jnp
@@ -307,8 +328,12 @@ class NestedTensor:
                     f"build a new nested tensor with as_nested"
                 )
             layout = _Layout(data.ndim - 1 - dim, tuple(data.shape))
-        children = (data, changes.get("extents", self.extents), changes.get("starts", self._starts))
-        return NestedTensor.tree_unflatten(layout, children)
+        extents, starts = changes.get("extents", self.extents), changes.get("starts", self._starts)
+        if hasattr(data, "ndim"):
+            extents, starts = _indices_of_groups(
+                extents, starts, data.shape[data.ndim - 1 - layout.dense_ndim], changes
+            )
+        return NestedTensor.tree_unflatten(layout, (data, extents, starts))
 
     def merge(self, i: int | str, j: int | str, **options: Any) -> Any:
         """Merge two dimensions: `nested.merge(nt, i, j, ..)`."""

@@ -191,6 +191,11 @@ def _lower_cuda(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    if type(tangents[2]) is not ad.Zero:
+        raise TypeError(
+            f"{_FUNCTION}: has no derivative in the factors of PackedWeights; take jax.lax.stop_gradient of them, or "
+            "multiply what follows by factors of your own"
+        )
     out = packed_p.bind(*primals, **params)
     if type(tangents[0]) is ad.Zero:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())

@@ -110,8 +110,9 @@ def quantize(
     """Store floating-point numbers in few bits, with a scale for each block of them.
 
     The scale is the block's largest magnitude over that of the format, so that it is stored exactly or nearly so, and
-    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. The scale of zeros is 1. "mxfp8" rounds
-    scales up to powers of two, that of zeros is the smallest. A block with a NaN or an infinity becomes NaN.
+    elements are `x * (1 / scale)`, rounded to nearest even; all in float32. "mxfp8" and
+    "mxfp4" round scales up to powers of two. The scale of zeros is 1, for "nvfp4" and "int4" 0, for powers of two the
+    smallest. A block with a NaN or an infinity becomes NaN.
 
     Elements of four bits are e2m1 floats or integers from -7 to 7. A scale is rounded to its type before elements are
     divided by it: to nearest for "nvfp4", whose scales are those of `x * global_scale`, up for "mxfp4", and to nearest
@@ -395,10 +396,12 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         dtype: of the result, a floating-point one.
 
     Returns:
-        Array of the shape of the data; a NestedTensor where that is one. Differentiable in `x.scales`.
+        Array of the shape of the data; a NestedTensor where that is one. Differentiable in `x.scales`, but for those of
+        "mxfp8" and "mxfp4", powers of two.
 
     Raises:
-        TypeError: `x` is no `ScaledTensor`, or `dtype` no floating-point dtype.
+        TypeError: `x` is no `ScaledTensor`, or `dtype` no floating-point dtype; scales that are powers of two are
+            differentiated.
         ValueError: its format is unknown, or its scales do not fit its data.
 
     Example:

@@ -80,7 +80,7 @@ def route(
     `fuse`: compiled once for each shape, on any platform without a compiler plain XLA ops.
 
     Args:
-        logits: `(.., experts)`, any float dtype; computed in float32. Differentiable.
+        logits: `(.., experts)`, any float dtype; computed in float32, float64 in itself. Differentiable.
         top_k: choices per token, `1 <= top_k <= experts`.
         scores: "softmax", "topk_softmax" or "sigmoid".
         normalize: whether weights sum to `scale`.
@@ -90,7 +90,7 @@ def route(
         mask: bool `(..)`; tokens where it is False choose no expert (index `experts`) and count in no loss.
 
     Returns:
-        weights: float32 `(.., top_k)`, largest score first.
+        weights: float32 (float64 of float64) `(.., top_k)`, largest score first.
         experts: int32 `(.., top_k)`.
         aux: `Routing` with `load_balance`, `z_loss` and `load`. Differentiable.
 

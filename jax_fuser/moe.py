@@ -20,6 +20,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_fuser._activations import Activation
 from jax_fuser._automatic import automatically, names_of
@@ -34,6 +35,7 @@ from jax_fuser._expert_layer import (
 )
 from jax_fuser._expert_parallel import EpState, ep_combine, ep_dispatch, ep_mlp
 from jax_fuser._nested import sort_rows
+from jax_fuser._nested_checks import debug_check, readable
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._route import Routing, route, spell
@@ -128,7 +130,7 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
 
     Raises:
         TypeError: `nt` is not nested.
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit; `nt` has other groups than `state`, where extents are concrete.
 
     Example:
         >>> import jax.numpy as jnp
@@ -145,6 +147,18 @@ def combine(nt: NestedTensor, state: DispatchState, weights: Any) -> jax.Array:
     if nt.gapped or nt.ragged_dim != 0 or nt.capacity != state.source.shape[0]:
         raise ValueError(
             f"combine: nt must have the {state.source.shape[0]} rows that dispatch returned, got data {nt.data.shape}"
+        )
+    if nt.extents.shape != state.extents.shape:
+        raise ValueError(
+            f"combine: nt must have the {state.extents.shape[-1]} groups that dispatch returned, got {nt.num_groups}"
+        )
+    mine, theirs = readable(nt.extents), readable(state.extents)
+    if mine is None or theirs is None:
+        other = "combine: nt has other extents than dispatch returned"
+        debug_check(lambda: jnp.all(nt.extents == state.extents), other)
+    elif (mine != theirs).any():
+        raise ValueError(
+            f"combine: nt must have the extents that dispatch returned, {theirs.tolist()}, got {mine.tolist()}"
         )
     return weighted_sum(nt.data, weights, state.source, state.target)
 

@@ -168,7 +168,7 @@ CASES = [
     ),
     (
         ValueError,
-        "vmap, scan: NestedTensor needs the same leading axis on data and extents; extents of all outer indices are",
+        "vmap: NestedTensor needs the same batch axis on data and extents, before the rows of data, and so does scan",
         lambda: jax.lax.scan(
             lambda total, nt: (total + jf.nested.sum(nt).sum(), None),
             0.0,
@@ -192,18 +192,42 @@ CASES = [
         ),
     ),
     (
+        ValueError,
+        "replace: extents must be non-negative; extents[1]=-1",
+        lambda: nt.replace(extents=jnp.array([2, -1, 0])),
+    ),
+    (TypeError, "replace: extents must be an integer array, got float32", lambda: nt.replace(extents=jnp.ones(3))),
+    (
+        ValueError,
+        "combine: nt must have the extents that dispatch returned, [1, 2], got [2, 1]",
+        lambda: jf.moe.combine(
+            jf.moe.dispatch(jnp.ones((3, 1)), jnp.array([0, 0, 1]), num_experts=2)[0],
+            jf.moe.dispatch(jnp.ones((3, 1)), jnp.array([0, 1, 1]), num_experts=2)[1],
+            jnp.ones(3),
+        ),
+    ),
+    (
+        ValueError,
+        "combine: nt must have the 2 groups that dispatch returned, got 1",
+        lambda: jf.moe.combine(
+            jf.as_nested(jnp.ones((3, 1)), extents=[3]),
+            jf.moe.dispatch(jnp.ones((3, 1)), jnp.array([0, 1, 1]), num_experts=2)[1],
+            jnp.ones(3),
+        ),
+    ),
+    (
         TypeError,
         "rms_norm: data must be real, got complex64; take it of the real and imaginary parts",
         lambda: jf.nested.rms_norm(jf.as_nested(jnp.ones((3, 2), jnp.complex64), extents=[1, 2]), "ragged"),
     ),
     (
         ValueError,
-        "vmap, scan: NestedTensor needs the same leading axis on data and extents",
+        "vmap: NestedTensor needs the same batch axis on data and extents",
         lambda: jax.vmap(lambda nt: nt + 1)(jf.as_nested(jnp.ones((3, 5)), extents=[1, 1, 1])),
     ),
     (
         ValueError,
-        "vmap, scan: NestedTensor needs the same leading axis on data and extents",
+        "vmap: NestedTensor needs the same batch axis on data and extents",
         lambda: jax.vmap(lambda nt: nt + 1, in_axes=(jf.NestedTensor(0, None),))(
             jf.as_nested(stacked, extents=[[1, 2], [3, 2]], ragged_dim=1)
         ),

@@ -103,6 +103,22 @@ REFUSED = {
         ValueError,
         r"dequantize: fp8_tensor scales of elements \(8, 64\) must broadcast to \(8, 1\) from the front, got \(3,\)",
     ),
+    "factors of packed weights": (
+        lambda: jax.grad(
+            lambda factors: jnp.sum(
+                jf.scaled_grouped_matmul(X, dataclasses.replace(packed(), factors=factors), [8, 0, 0]).astype("float32")
+            )
+        )(packed().factors),
+        TypeError,
+        "scaled_grouped_matmul: has no derivative in the factors of PackedWeights; take jax.lax.stop_gradient of them",
+    ),
+    "scales that are powers of two": (
+        lambda: jax.grad(
+            lambda scales: jnp.sum(jf.dequantize(dataclasses.replace(jf.quantize(X, "mxfp8"), scales=scales)))
+        )(jf.quantize(X, "mxfp8").scales),
+        TypeError,
+        "dequantize: has no derivative in scales of float8_e8m0fnu; take jax.lax.stop_gradient of them",
+    ),
     "no scales": (
         lambda: jf.dequantize(dataclasses.replace(QUANTIZED, scales=None)),
         TypeError,
