@@ -58,6 +58,8 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
     """Return the argument `activation` of a public function as what is called."""
     if activation is None:
         return None
+    if isinstance(activation, _Pointwise):  # the argument of the function that calls this one
+        return activation
     if not isinstance(activation, str):
         function = _arguments.function(fn, "activation", activation)
         try:
@@ -76,7 +78,7 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
 
 # What is compiled for a function that reads values of these types serves again while they are the same.
 _VALUES = (type(None), bool, int, float, complex, str, bytes)
-_LIBRARIES = ("jax", "jaxlib", "numpy", "builtins", "math", "functools", "operator")
+_LIBRARIES = ("jax", "jaxlib", "ml_dtypes", "numpy", "builtins", "math", "functools", "operator")
 _DEEPEST = 8  # functions that call functions
 
 
@@ -90,14 +92,13 @@ def _state_of(function: Any, depth: int = 0) -> Any:
         return None
     if isinstance(function, functools.partial):
         held = [function.func, *function.args, *function.keywords.values()]
-    elif (getattr(function, "__module__", None) or "").split(".")[0] in _LIBRARIES:
+    elif _is_of_library(getattr(function, "__module__", None) or ""):
         # What they wrap is the user's: a function under jit, or with a derivative of its own.
         inner = getattr(function, "__wrapped__", None)
         return () if inner is None else _state_of(inner, depth + 1)
     elif isinstance(function, types.FunctionType):
         # What jit wraps has the name and the module of the function, but is none.
-        names = function.__code__.co_names
-        held = [function.__globals__[n] for n in names if n in function.__globals__]
+        held = _globals_of(function)
         held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         try:
             held += [cell.cell_contents for cell in function.__closure__ or ()]
@@ -111,6 +112,8 @@ def _state_of(function: Any, depth: int = 0) -> Any:
     for value in held:
         if isinstance(value, _VALUES):
             found.append((type(value), repr(value)))
+        elif isinstance(value, type) and not _is_of_library(value.__module__):
+            return None  # whose attributes may be others then
         elif not isinstance(value, (types.ModuleType, type, np.dtype)):
             state = _state_of(value, depth + 1)
             if state is None:
@@ -119,8 +122,28 @@ def _state_of(function: Any, depth: int = 0) -> Any:
     return tuple(found)
 
 
+def _globals_of(function: types.FunctionType) -> list[Any]:
+    """Return what a function, and functions written inside of it, may read of its module and of modules in there."""
+    names: set[str] = set()
+    codes = [function.__code__]
+    for code in codes:  # which grows
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    held = [function.__globals__[n] for n in sorted(names) if n in function.__globals__]
+    seen: set[str] = set()
+    for value in held:  # which grows
+        if isinstance(value, types.ModuleType) and not _is_of_library(value.__name__) and value.__name__ not in seen:
+            seen.add(value.__name__)
+            held += [getattr(value, n) for n in sorted(names) if hasattr(value, n)]
+    return held
+
+
+def _is_of_library(module: str) -> bool:
+    return module.split(".")[0] in _LIBRARIES
+
+
 def _is_of_jax(function: Any) -> bool:
-    return type(function).__module__.split(".")[0] in _LIBRARIES
+    return _is_of_library(type(function).__module__)
 
 
 # JAX keeps what is compiled for static arguments, and with them functions and what these hold. One that is written anew

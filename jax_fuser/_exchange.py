@@ -64,6 +64,8 @@ def axis_size(fn: str, axis_name: Any, batched: bool = False) -> int:
     manual = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if size is None or not names or not (batched or all(name in manual for name in names)):
         raise NameError(f"{fn}: axis {axis_name!r} is not bound; call inside jax.shard_map over a mesh with that axis")
+    if len({*names}) < len(names):
+        raise ValueError(f"{fn}: axis_name must name each axis once, got {axis_name!r}")
     return size
 
 

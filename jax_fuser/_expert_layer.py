@@ -46,7 +46,7 @@ class Stats:
         imbalance: float32, max / mean; 0 without rows.
         empty: int32, experts without rows.
         dropped: int32, choices that are no row: they named no expert, or found no room.
-        clipped: int32, those of them that found no room; 0 without a capacity.
+        clipped: int32, those of them that found no room; 0 without a capacity where a token's experts are distinct.
     """
 
     load: jax.Array
@@ -128,6 +128,8 @@ def layer_arguments(
     for name, given in ((first, w13), (second, w2)):
         if len(given.shape) != 3:
             raise ValueError(f"{fn}: {name} must be (num_experts, d, columns), got {given.shape}")
+        if isinstance(given, jax.Array) and not jnp.issubdtype(x.dtype, jnp.complexfloating):
+            _arguments.check_real(fn, name, given)
     (experts_of_13, depth, columns), (experts_of_2, inner, _) = matrix_shape(w13), matrix_shape(w2)
     if depth != x.shape[-1] or experts_of_13 != experts_of_2:
         raise ValueError(

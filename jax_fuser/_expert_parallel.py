@@ -183,7 +183,8 @@ def ep_mlp(
     """Run a whole expert layer whose experts are spread over the devices of a mesh axis, inside `jax.shard_map`.
 
     The result is that of `mlp` on the tokens and experts of all devices, but for a rounding of what each device has of
-    a token, as in `ep_combine`. A token travels once to each device that has experts of it, and its sum there travels
+    a token, as in `ep_combine`, and for choices that `capacity` of `ep_dispatch` drops: without one, those of tokens
+    that name an expert twice. A token travels once to each device that has experts of it, and its sum there travels
     back. With a named activation the weights come before the second product, as in `mlp`.
 
     Args:

@@ -163,7 +163,7 @@ def quantize(
         raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
     if global_scale is not None and format != "nvfp4":
         raise ValueError(f"quantize: global_scale= is for nvfp4, got {format}")
-    name = row.dtypes[0] if dtype is None else dtype
+    name = row.dtypes[0] if dtype is None else str(dtype) if isinstance(dtype, str) else dtype
     if not isinstance(name, str):
         name = np.dtype(_arguments.dtype("quantize", "dtype", dtype)).name
     if name not in row.dtypes:
@@ -284,7 +284,7 @@ def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool 
         most = _largest(jnp.where(jnp.isnan(wide), np.inf, jnp.abs(wide)), block)
         scales, inverses = _fp4.scales_above(most * inverse)
         return (wide * spread(inverses, block, x.shape)).astype(dtype), scales
-    scales = _scales_of(_largest(jnp.abs(wide), block), inverse)
+    scales = _scales_of(_largest_magnitude(wide, block), inverse)
     return (wide * spread(reciprocal(scales), block, x.shape)).astype(dtype), scales
 
 
@@ -298,7 +298,7 @@ def quantize_halves(left: jax.Array, right: jax.Array, dtype: str, block: Block)
     halves = [x.astype(jnp.float32) for x in (left, right)]
     if block == (None,):
         inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
-        most = functools.reduce(jnp.maximum, (_largest(jnp.abs(x), block) for x in halves))
+        most = functools.reduce(jnp.maximum, (_largest_magnitude(x, block) for x in halves))
         scales = _scales_of(most, inverse)
         inverses = spread(reciprocal(scales), block, left.shape)
         return jnp.concatenate([(x * inverses).astype(dtype) for x in halves], axis=-1), scales
@@ -331,6 +331,17 @@ def _quantize_four_bits(x: jax.Array, global_scale: Any, format: str, block: int
 @_quantize_four_bits.defjvp
 def _no_derivative_of_four_bits(format: str, block: int, primals: Any, tangents: Any) -> Any:
     return _no_derivative(format, (block,), False, primals, tangents)
+
+
+def _largest_magnitude(x: jax.Array, block: Block) -> jax.Array:
+    """Return the largest magnitude of each block, NaN where there is one: on CPUs XLA's maximum loses some.
+
+    Bits of magnitudes have the order of the numbers, with NaN behind infinity. Our kernels' maximum keeps it by itself.
+    """
+    if is_large(x):
+        return _largest(jnp.abs(x), block)
+    bits = jax.lax.bitcast_convert_type(jnp.abs(x), jnp.int32)
+    return jax.lax.bitcast_convert_type(_largest(bits, block), jnp.float32)
 
 
 def _largest(x: jax.Array, block: Block) -> jax.Array:
@@ -426,6 +437,11 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
         raise TypeError(
             f"dequantize: {x.format} has two elements in a byte of uint8, got {data.dtype}; quantize makes them"
         )
+    if x.layout not in _scale_layout.LAYOUTS:
+        raise ValueError(f"dequantize: layout {x.layout!r} is unknown; expected one of {list(_scale_layout.LAYOUTS)}")
+    if not jnp.issubdtype(scales.dtype, jnp.floating):
+        hint = "; those that are bits are scales.view(jnp.float8_e8m0fnu)" if scales.dtype == jnp.uint8 else ""
+        raise TypeError(f"dequantize: scales must be floats, got {scales.dtype}{hint}")
     _check_scales(x, data.shape, scales.shape)
     if x.layout == "block128x4":
         columns = data.shape[-1] * (2 if x.format in _fp4.FORMATS else 1)

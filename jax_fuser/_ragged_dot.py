@@ -18,7 +18,7 @@ import numpy as np
 from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._grouped_primitive import product
-from jax_fuser._nested_checks import debug_check, readable
+from jax_fuser._nested_checks import debug_check, readable, to_int32
 from jax_fuser._row_groups import spans
 from jax_fuser._static_sizes import check_sizes
 
@@ -152,14 +152,14 @@ def local_groups(
         raise ValueError(
             f"{function}: group_offset={known.item()} and the {groups} groups of rhs exceed {total} groups in all"
         )
-    given = offset.reshape(())
+    given = to_int32(offset).reshape(())  # bounds would wrap in a narrower dtype
     if groups is not None:
         debug_check(
             lambda: (given >= 0) & (given <= total - groups),
             f"{function}: group_offset and the {groups} groups of rhs exceed {total} groups in all",
         )
     most = total if groups is None else max(total - groups, 0)
-    offset = jnp.clip(given, 0, most).astype(jnp.int32)
+    offset = jnp.clip(given, 0, most)
     first, count = spans(extents, starts, m)
     if groups is None:
         return jnp.where(jnp.arange(count.shape[-1], dtype=jnp.int32) >= offset, count, 0), first

@@ -109,7 +109,7 @@ def route(
     _arguments.check_real("route", "logits", logits)
     if logits.ndim == 0 or not 1 <= top_k <= logits.shape[-1]:
         raise ValueError(f"route: top_k must be between 1 and the number of experts, got {top_k} for {logits.shape}")
-    if scores not in ("softmax", "topk_softmax", "sigmoid"):
+    if not isinstance(scores, str) or scores not in ("softmax", "topk_softmax", "sigmoid"):
         raise ValueError(f"route: scores must be softmax, topk_softmax or sigmoid, got {scores!r}")
     normalize = _arguments.flag("route", "normalize", normalize)
     for name, given, shape in (

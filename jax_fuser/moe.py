@@ -7,7 +7,8 @@
 
 `ep_dispatch`, `ep_combine` and `ep_mlp` are the same for experts that are spread over the devices of a mesh axis.
 
-No token is dropped and no capacity is set, unless one is given to them. Rows move by gathers, forward and backward, and
+No token is dropped and no capacity is set, unless one is given to them; over devices a token's experts are distinct, as
+`route` chooses them: see `capacity` of `ep_dispatch` for others. Rows move by gathers, forward and backward, and
 are added in a fixed order in float32, so results and gradients are repeatable bit for bit. Every function works under
 `jit`, `grad`, `vmap`, `scan`, `checkpoint` and `shard_map`.
 """

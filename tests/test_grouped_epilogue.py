@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import re
+import types
 import weakref
 
 import grouped_reference as ref
@@ -343,6 +344,22 @@ def times_factor(x):
     return x * FACTOR
 
 
+def times_factor_inside(x):
+    return (lambda y: sum(y * FACTOR for _ in range(2)) / 2)(x)
+
+
+def times_slope_of_class(x):
+    return x * Slope.slope
+
+
+library = types.ModuleType("library")
+library.FACTOR = 2.0
+
+
+def times_factor_of_module(x):
+    return x * library.FACTOR
+
+
 def closure():
     slope = 1.0
 
@@ -357,7 +374,7 @@ def closure():
     return change
 
 
-@pytest.mark.parametrize("kind", ["object", "method", "closure", "global"])
+@pytest.mark.parametrize("kind", ["object", "method", "closure", "global", "inside", "class", "module"])
 def test_what_an_activation_reads_may_change(kind, monkeypatch):
     """By value, and as a tracer of one trace or of the next."""
     (x, w), sizes, module, change = (jnp.ones((6, 8)), jnp.ones((3, 8, 4))), jnp.array([1, 2, 3]), Slope(), closure()
@@ -365,9 +382,15 @@ def test_what_an_activation_reads_may_change(kind, monkeypatch):
     def f(slope):
         if kind == "closure":
             activation = change(slope)
-        elif kind == "global":
+        elif kind in ("global", "inside"):
             monkeypatch.setitem(globals(), "FACTOR", slope)
-            activation = times_factor
+            activation = times_factor if kind == "global" else times_factor_inside
+        elif kind == "class":
+            monkeypatch.setattr(Slope, "slope", slope)
+            activation = times_slope_of_class
+        elif kind == "module":
+            monkeypatch.setattr(library, "FACTOR", slope)
+            activation = times_factor_of_module
         else:
             module.slope = slope
             activation = module if kind == "object" else module.method
@@ -378,3 +401,17 @@ def test_what_an_activation_reads_may_change(kind, monkeypatch):
     for _ in range(2):
         assert_close(jax.grad(f)(2.0), one, scale=2)
         assert_close(jax.jit(f)(2.0), 2 * one, scale=2)
+
+
+def test_layers_with_a_function_compile_once():
+    def act(h):
+        return jnp.sin(h)
+
+    x, weights, experts = jnp.ones((8, 6)), jnp.ones((8, 2)), jnp.zeros((8, 2), jnp.int32)
+    w13, w2 = jnp.ones((4, 6, 4)), jnp.ones((4, 4, 6))
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+    for _ in range(3):
+        compiled.clear()
+        jf.moe.mlp(x, experts, weights, w13, w2, activation=act)
+    assert not [event for event in compiled if "compile" in event]

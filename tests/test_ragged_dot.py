@@ -227,3 +227,15 @@ def test_precision_is_accepted_as_in_lax():
     args = random(4, 4), random(1, 4, 4), jnp.array([4])
     for precision in ("highest", jax.lax.Precision.DEFAULT, None):
         assert_close(jf.ragged_dot(*args, precision), jax.lax.ragged_dot(*args, precision=precision))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_narrow_group_offsets(dtype):
+    """Bounds of 199 and 256 groups do not wrap in the dtype of the offset."""
+    x, w = jnp.ones((5, 4)), jnp.ones((1, 4, 2))
+    for groups in (200, 257):
+        sizes = np.zeros(groups, np.int32)
+        sizes[3] = 5
+        for f in (jf.ragged_dot, jf.grouped_matmul):
+            out = jax.jit(lambda offset, f=f, sizes=sizes: f(x, w, sizes, group_offset=offset))(jnp.asarray(3, dtype))
+            np.testing.assert_array_equal(out, np.full((5, 2), 4))

@@ -119,6 +119,26 @@ REFUSED = {
         TypeError,
         "dequantize: has no derivative in scales of float8_e8m0fnu; take jax.lax.stop_gradient of them",
     ),
+    "scales as bits": (
+        lambda: jf.dequantize(dataclasses.replace(jf.quantize(X, "mxfp8"), scales=jnp.ones((8, 2), jnp.uint8))),
+        TypeError,
+        r"dequantize: scales must be floats, got uint8; those that are bits are scales.view\(jnp.float8_e8m0fnu\)",
+    ),
+    "layout of no scales": (
+        lambda: jf.dequantize(dataclasses.replace(QUANTIZED, layout="tiles")),
+        ValueError,
+        "dequantize: layout 'tiles' is unknown; expected one of",
+    ),
+    "complex matrices": (
+        lambda: jf.moe.mlp(X, EXPERTS, jnp.ones((8, 2)), W13 * 1j, W2),
+        TypeError,
+        "mlp: w13 must be real, got complex64; pass w13.real",
+    ),
+    "scores": (
+        lambda: jf.moe.route(LOGITS, 2, scores=np.array(["softmax", "b"])),
+        ValueError,
+        "route: scores must be",
+    ),
     "no scales": (
         lambda: jf.dequantize(dataclasses.replace(QUANTIZED, scales=None)),
         TypeError,
