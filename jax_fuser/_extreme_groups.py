@@ -101,10 +101,7 @@ def _hits_of_one(
 
 
 def _lower_hits(*operands: Any, largest: bool) -> jax.Array:
-    f = functools.partial(_hits_of_one, largest=largest)
-    for _ in range(operands[1].ndim - 1):
-        f = jax.vmap(f)
-    return f(*operands)
+    return over_outer(functools.partial(_hits_of_one, largest=largest))(*operands)
 
 
 def _jvp_hits(primals: Any, tangents: Any, *, largest: bool) -> tuple[Any, Any]:

@@ -236,6 +236,11 @@ def _floating(nt: NestedTensor) -> NestedTensor:
     return nt if jnp.issubdtype(nt.dtype, jnp.inexact) else nt.replace(data=nt.data.astype(jnp.float32))
 
 
+def _require_real(fn: str, nt: NestedTensor, instead: str) -> None:
+    if jnp.issubdtype(nt.dtype, jnp.complexfloating):
+        raise TypeError(f"{fn}: data must be real, got {nt.dtype}; take it of {instead}")
+
+
 def _wide(nt: NestedTensor) -> NestedTensor:
     return nt.replace(data=nt.data.astype(accumulator(nt.dtype)))
 
@@ -337,9 +342,7 @@ def _log_total(nt: NestedTensor, kind: str) -> tuple[jax.Array, jax.Array]:
 
 
 def _softmax(nt: NestedTensor, kind: str, at: int, log: bool) -> NestedTensor:
-    if jnp.issubdtype(nt.dtype, jnp.complexfloating):
-        name = "log_softmax" if log else "softmax"
-        raise TypeError(f"{name}: data must be real, got {nt.dtype}; take it of nested.map(jnp.abs, nt)")
+    _require_real("log_softmax" if log else "softmax", nt, "nested.map(jnp.abs, nt)")
     nt = _floating(nt)
     if kind == "dense":
         return _dense_softmax(nt, at, log)
@@ -407,16 +410,14 @@ def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
 
 @_compiled
 def _normalise(nt: NestedTensor, kind: str, at: int, eps: float, centre: bool) -> NestedTensor:
-    if jnp.issubdtype(nt.dtype, jnp.complexfloating):
-        name = "layer_norm" if centre else "rms_norm"
-        raise TypeError(f"{name}: data must be real, got {nt.dtype}; take it of the real and imaginary parts")
-
     def dense(x: jax.Array) -> jax.Array:
         if centre:
             x = x - jnp.mean(x, at, keepdims=True)
         return x * jax.lax.rsqrt(jnp.mean(x * x, at, keepdims=True) + eps)
 
-    name, nt = "layer_norm" if centre else "rms_norm", _floating(nt)
+    name = "layer_norm" if centre else "rms_norm"
+    _require_real(name, nt, "the real and imaginary parts")
+    nt = _floating(nt)
     if kind == "dense":
         return _in_wide(name, dense, nt)
     rows = _normalised(_wide(nt), kind, eps, centre)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser._nested_checks import check_extents, index_array, to_int32
 from jax_fuser._row_groups import row_groups, rows_used, spans
 
 
@@ -56,23 +57,11 @@ class _Layout:
         return hash(_Layout)
 
 
-def _indices_of_groups(extents: Any, starts: Any, capacity: int, changed: Any) -> tuple[Any, Any]:
-    """Check those of extents and starts that are replaced; a tree of axes or cotangents holds others."""
-    from jax_fuser import _nested_checks as checks
-
-    def is_index(name: str, value: Any) -> bool:
-        dtype = getattr(value, "dtype", None)
-        is_array = isinstance(value, (list, tuple)) or (dtype is not None and dtype != jax.dtypes.float0)
-        return name in changed and is_array and not isinstance(value, jax.ShapeDtypeStruct)
-
-    if is_index("starts", starts):
-        starts = checks.to_int32(checks.index_array("replace", "starts", starts))
-    if is_index("extents", extents):
-        extents = checks.index_array("replace", "extents", extents)
-        if starts is None:
-            checks.check_extents("replace", extents, capacity, -1)
-        extents = checks.to_int32(extents)
-    return extents, starts
+def _is_array(value: Any) -> bool:
+    """Return whether extents or starts hold numbers: not so in trees of axes, of shapes and of cotangents."""
+    dtype = getattr(value, "dtype", None)
+    is_array = dtype is not None and dtype != jax.dtypes.float0 and not isinstance(value, jax.ShapeDtypeStruct)
+    return is_array or isinstance(value, (list, tuple))
 
 
 def _is_without_one(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -329,10 +318,14 @@ class NestedTensor:
                 )
             layout = _Layout(data.ndim - 1 - dim, tuple(data.shape))
         extents, starts = changes.get("extents", self.extents), changes.get("starts", self._starts)
-        if hasattr(data, "ndim"):
-            extents, starts = _indices_of_groups(
-                extents, starts, data.shape[data.ndim - 1 - layout.dense_ndim], changes
-            )
+        if "starts" in changes and _is_array(starts):
+            starts = to_int32(index_array("replace", "starts", starts))
+        if "extents" in changes and _is_array(extents):
+            extents = index_array("replace", "extents", extents)
+            if starts is None and layout.dense_ndim is not None and hasattr(data, "shape"):
+                dim = len(data.shape) - 1 - layout.dense_ndim
+                check_extents("replace", extents, data.shape[dim], dim)
+            extents = to_int32(extents)
         return NestedTensor.tree_unflatten(layout, (data, extents, starts))
 
     def merge(self, i: int | str, j: int | str, **options: Any) -> Any:

@@ -163,8 +163,11 @@ def quantize(
         raise ValueError(f"quantize: {format} has blocks {list(row.blocks)}, got {block}")
     if global_scale is not None and format != "nvfp4":
         raise ValueError(f"quantize: global_scale= is for nvfp4, got {format}")
-    name = row.dtypes[0] if dtype is None else str(dtype) if isinstance(dtype, str) else dtype
-    if not isinstance(name, str):
+    if dtype is None:
+        name = row.dtypes[0]
+    elif isinstance(dtype, str):  # "e2m1" is no dtype of JAX
+        name = str(dtype)
+    else:
         name = np.dtype(_arguments.dtype("quantize", "dtype", dtype)).name
     if name not in row.dtypes:
         raise TypeError(f"quantize: {format} has elements {list(row.dtypes)}, got {name}")

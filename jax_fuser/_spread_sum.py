@@ -72,13 +72,13 @@ def _sum_one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Ar
 
 
 def over_outer(one: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Return a function of operands with outer dimensions, from one of `[rows, ..]`, `[rows]` and `[groups]` twice."""
+    """Return a function of operands with outer dimensions, from one without: the second are ids `[rows]`."""
 
-    def all(x: Any, ids: Any, starts: Any, extents: Any) -> jax.Array:
+    def all(x: Any, ids: Any, *others: Any) -> jax.Array:
         f = one
         for _ in range(ids.ndim - 1):
             f = jax.vmap(f)
-        return f(x, ids, starts, extents)
+        return f(x, ids, *others)
 
     return all
 

@@ -182,7 +182,7 @@ def check(queued, shared, want, extents, starts, **tolerance):
 
 
 def test_rows(tmp_path):
-    k, n, groups = 264, 200, EXTENTS.shape[1]
+    k, n, groups = 264, 328, EXTENTS.shape[1]
     rng = np.random.default_rng(0)
     lhs, rhs = (rng.normal(size=s).astype(BF16) for s in ((M, k), (groups, k, n)))
     lhs[LAST:] = np.nan

@@ -196,6 +196,11 @@ CASES = [
         "replace: extents must be non-negative; extents[1]=-1",
         lambda: nt.replace(extents=jnp.array([2, -1, 0])),
     ),
+    (
+        ValueError,
+        "replace: extents sum to 9, which exceeds data.shape[1]=5",
+        lambda: jf.as_nested(stacked, extents=[1, 2], ragged_dim=1).replace(extents=jnp.array([4, 5])),
+    ),
     (TypeError, "replace: extents must be an integer array, got float32", lambda: nt.replace(extents=jnp.ones(3))),
     (
         ValueError,

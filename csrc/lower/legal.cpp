@@ -228,9 +228,8 @@ void check_size(const loops::Kernel& kernel, const Target& target) {
   constexpr int64_t kMaxArrayBytes = int64_t{1} << 18;
   int64_t bytes = 0;
   for (const loops::Array& array : kernel.arrays) {
-    // Bounded one by one: together they may be more than 64 bits count.
-    const int64_t elements = std::min(array.size, kMaxArrayBytes + 1);
-    bytes = std::min(bytes + elements * kernel.width * size_of(compute_dtype(array.dtype)), int64_t{1} << 40);
+    // Bounded, or together they may be more than 64 bits count.
+    bytes += std::min(array.size, int64_t{1} << 40) * kernel.width * size_of(compute_dtype(array.dtype));
   }
   JF_REQUIRE(bytes <= kMaxArrayBytes, "[lower] ", kernel.name, " keeps ", bytes,
              " bytes in each thread's registers and ", "stack; at most ", kMaxArrayBytes,
