@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 
 from jax_fuser import _split
 
@@ -21,8 +22,19 @@ def names_of(x: Any) -> list[Any]:
     return [*jax.typeof(x).sharding.spec]
 
 
-def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Sequence[Names]]) -> Any:
+def placed_as(grad: Any, sharding: Any) -> Any:
+    """On a mesh of explicit axes a gradient lies where its operand does, whose type has `sharding`."""
+    same = sharding.mesh.empty or jax.typeof(grad).sharding.spec == sharding.spec
+    return grad if same else jax.sharding.reshard(grad, sharding)
+
+
+def automatically(
+    f: Callable[..., Any], *args: Any, like: Callable[[Any], Sequence[Names]], keeps: Sequence[int] = ()
+) -> Any:
     """Call `f(*args)`, with the mesh automatic inside where an argument is split over explicit axes.
+
+    Where some mesh axes are manual JAX cannot take derivatives of that: there `f` gets whole arguments, but for those
+    numbered in `keeps`, which it can multiply as they lie.
 
     `like(results)` is where the leaves of the results shall lie; those that it has none for are whole.
     """
@@ -32,15 +44,23 @@ def automatically(f: Callable[..., Any], *args: Any, like: Callable[[Any], Seque
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:  # nobody set one: that of the arrays
         with jax.sharding.use_abstract_mesh(split.mesh):
-            return automatically(f, *args, like=like)
-    with jax.sharding.use_abstract_mesh(_split.NO_MESH):
-        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)), args)
-        results = jax.eval_shape(f, *whole)
+            return automatically(f, *args, like=like, keeps=keeps)
+    if mesh.manual_axes:
+        results = f(*(arg if i in keeps else _whole(arg) for i, arg in enumerate(args)))
+    else:
+        axes = dict.fromkeys(mesh.explicit_axes, AxisType.Auto)
+        with jax.sharding.use_abstract_mesh(mesh.update_axis_types(axes)):
+            results = f(*_whole(args))
     leaves, tree = jax.tree.flatten(results)
     wanted = [*like(results)]
     wanted += [()] * (len(leaves) - len(wanted))
     specs = [_spec(leaf.shape, names, mesh) for leaf, names in zip(leaves, wanted)]
-    return jax.sharding.auto_axes(f, out_sharding=jax.tree.unflatten(tree, specs))(*args)
+    return jax.sharding.reshard(results, jax.tree.unflatten(tree, specs))
+
+
+def _whole(args: Any) -> Any:
+    """Return arrays that no explicit axis of the mesh splits; on automatic ones the compiler says where they are."""
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, jax.P(*[None] * jax.numpy.ndim(x))), args)
 
 
 def _explicit(leaf: Any) -> Any:

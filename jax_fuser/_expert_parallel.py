@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser._activations import Activation
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._exchange import axis_size
 from jax_fuser._expert_layer import (
     Stats,
@@ -111,16 +112,21 @@ def ep_dispatch(
     """
     fn = "ep_dispatch"
     x, experts, num_experts = dispatch_arguments(fn, x, experts, num_experts)
-    plan = _plan(fn, x, experts, num_experts, axis_name, capacity)
-    landed, local_experts = plan.send(x)
-    local = num_experts // plan.devices
-    source, target, extents = order_choices(local_experts, local, plan.rows)
-    own = jax.lax.dynamic_update_slice_in_dim(
-        jnp.zeros_like(extents, shape=(num_experts,)), extents, jax.lax.axis_index(axis_name) * local, 0
-    )
-    load, clipped = (jax.lax.psum(a, axis_name) for a in (own, plan.clipped))
-    state = EpState(plan.streams, source, target, load, clipped)
-    return rows_of_choices(landed, source, target, extents), state
+
+    def run(x: jax.Array, experts: jax.Array) -> tuple[NestedTensor, EpState]:
+        plan = _plan(fn, x, experts, num_experts, axis_name, capacity)
+        landed, local_experts = plan.send(x)
+        local = num_experts // plan.devices
+        source, target, extents = order_choices(local_experts, local, plan.rows)
+        own = jax.lax.dynamic_update_slice_in_dim(
+            jnp.zeros_like(extents, shape=(num_experts,)), extents, jax.lax.axis_index(axis_name) * local, 0
+        )
+        load, clipped = (jax.lax.psum(a, axis_name) for a in (own, plan.clipped))
+        state = EpState(plan.streams, source, target, load, clipped)
+        return rows_of_choices(landed, source, target, extents), state
+
+    result: tuple[NestedTensor, EpState] = automatically(run, x, experts, like=lambda _: [names_of(x)])
+    return result
 
 
 def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
@@ -164,8 +170,14 @@ def ep_combine(nt: NestedTensor, state: EpState, weights: Any) -> jax.Array:
         )
     if nt.num_groups != local:
         raise ValueError(f"ep_combine: nt must have the {local} groups that ep_dispatch returned, got {nt.num_groups}")
-    (landed,) = state.streams.send(weights)
-    return state.streams.add_back(weighted_sum(nt.data, landed, state.source, state.target))
+
+    def run(rows: jax.Array, weights: jax.Array, state: EpState) -> jax.Array:
+        (landed,) = state.streams.send(weights)
+        return state.streams.add_back(weighted_sum(rows, landed, state.source, state.target))
+
+    place = [names_of(weights)[0], *names_of(nt.data)[1:]]
+    out: jax.Array = automatically(run, nt.data, weights, state, like=lambda _: [place])
+    return out
 
 
 def ep_mlp(
@@ -230,16 +242,21 @@ def ep_mlp(
                 f"{fn}: {name} is the same on every device of axis {axis_name!r}, expected each device's own experts; "
                 f"split it over the axis with in_specs"
             )
-    tokens = math.prod(x.shape[:-1])
-    flat, experts, weights = (a.reshape(tokens, a.shape[-1]) for a in (x, experts, weights))
-    plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
-    if 0 in (*experts.shape, *w13.shape, *w2.shape):
-        # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
-        return jnp.zeros_like(x, shape=(*x.shape[:-1], matrix_shape(w2)[2]))
-    landed, local_experts, landed_weights = plan.send(flat, weights)
-    out = run_layer(fn, landed, local_experts, landed_weights, w13, w2, activation, format, plan.rows)
-    out = plan.streams.add_back(out)
-    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    def run(x: jax.Array, experts: jax.Array, weights: jax.Array, w13: Any, w2: Any) -> jax.Array:
+        tokens = math.prod(x.shape[:-1])
+        flat, experts, weights = (a.reshape(tokens, a.shape[-1]) for a in (x, experts, weights))
+        plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
+        if 0 in (*experts.shape, *w13.shape, *w2.shape):
+            # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
+            return jnp.zeros_like(x, shape=(*x.shape[:-1], matrix_shape(w2)[2]))
+        landed, local_experts, landed_weights = plan.send(flat, weights)
+        out = run_layer(fn, landed, local_experts, landed_weights, w13, w2, activation, format, plan.rows)
+        out = plan.streams.add_back(out)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)], keeps=(3, 4))
+    return out
 
 
 @dataclasses.dataclass(frozen=True)

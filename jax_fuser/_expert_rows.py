@@ -20,7 +20,9 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, PLAIN
+from jax_fuser._automatic import placed_as
 from jax_fuser._grouped_primitive import product
+from jax_fuser._grouped_split import layout, result_sharding
 from jax_fuser._grouped_tail import product_and_tail, tail, tail_backward
 from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
@@ -118,8 +120,11 @@ def _tangent(*operands: Any, how: _How, moving: tuple[int, ...]) -> jax.Array:
     return out if d_w2 is None else out + how.multiply(h, d_w2, extents)
 
 
-def _abstract_eval(x: Any, w13: Any, w2: Any, *_: Any, how: _How, **__: Any) -> Any:
-    return x.update(shape=(x.shape[0], w2.shape[2]), dtype=how.dtype, weak_type=False)
+def _abstract_eval(
+    x: Any, w13: Any, w2: Any, scale: Any, extents: Any, before: Any, *_: Any, how: _How, **__: Any
+) -> Any:
+    sharding = result_sharding("mlp", layout("rows", False), before, w2)
+    return x.update(shape=(x.shape[0], w2.shape[2]), dtype=how.dtype, weak_type=False, sharding=sharding)
 
 
 def _transpose(cotangent: Any, *operands: Any, how: _How, moving: tuple[int, ...]) -> list[Any]:
@@ -146,7 +151,7 @@ def _transpose(cotangent: Any, *operands: Any, how: _How, moving: tuple[int, ...
         times(x, d_before, 1, "contraction")
     if 2 in wanted:
         times(h, cotangent, 2, "contraction")
-    return [*nothing, *(found[i] if i in wanted else None for i in moving)]
+    return [*nothing, *(placed_as(found[i], avals[i].sharding) if i in wanted else None for i in moving)]
 
 
 def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

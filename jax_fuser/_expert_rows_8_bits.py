@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import MOST_GIVEN
+from jax_fuser._automatic import placed_as
 from jax_fuser._fuse import fuse
 from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import tail
@@ -152,8 +153,8 @@ def _backward(how: How, kept: Any, dout: Any) -> tuple[Any, ...]:
     d_rows = how.multiply(quantized, weights_of(w13, how.format, False), extents)
     rows = sum_rows(x, take[:, None], back)
     sums = functools.partial(product, mode="contraction")
-    d_w13 = sums(rows, d_before, extents, dtype=w13.dtype)
-    d_w2 = sums(h, dout, extents, dtype=w2.dtype)
+    d_w13 = placed_as(sums(rows, d_before, extents, dtype=w13.dtype), jax.typeof(w13).sharding)
+    d_w2 = placed_as(sums(h, dout, extents, dtype=w2.dtype), jax.typeof(w2).sharding)
     return sum_rows(d_rows, back, take[:, None]), d_w13, d_w2, d_scale, (None,) * 3
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax.interpreters import ad, batching
 
 from jax_fuser import _grouped_split, _split, _trace
+from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
@@ -122,7 +123,7 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *indices: Any, mode: str, tra
 
     def times(a: Any, b: Any, mode: str, transpose: bool = False) -> jax.Array:
         grad = product(a, b, *indices, mode=mode, dtype=aval.dtype, transpose_rhs=transpose)
-        return _grouped_split.placed_as(grad, aval.sharding)
+        return placed_as(grad, aval.sharding)
 
     if for_lhs:
         if mode == "contraction":

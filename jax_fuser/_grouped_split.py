@@ -166,12 +166,6 @@ def check_summed(function: str, *avals: Any) -> None:
             )
 
 
-def placed_as(grad: Any, sharding: Any) -> Any:
-    """On a mesh of explicit axes a gradient lies where its operand does, whose type has `sharding`."""
-    same = sharding.mesh.empty or jax.typeof(grad).sharding.spec == sharding.spec
-    return grad if same else jax.sharding.reshard(grad, sharding)
-
-
 def _names(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 

@@ -20,9 +20,10 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _core, _ffi, _split, _trace
+from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
-from jax_fuser._grouped_split import Layout, placed_as, result_sharding, split
+from jax_fuser._grouped_split import Layout, result_sharding, split
 from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser._automatic import placed_as
 from jax_fuser._grouped_primitive import product
-from jax_fuser._grouped_split import placed_as
 from jax_fuser._quant import quantize
 from jax_fuser._quantize_columns import quantize_columns
 from jax_fuser._quantize_matrices import ALIGNMENT, quantize_matrices

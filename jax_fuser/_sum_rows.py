@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_fuser import _by_hand, _ffi, _split
 from jax_fuser._accumulator import accumulator
+from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
 from jax_fuser._varying import same_varying
@@ -152,7 +153,8 @@ def _transpose(
     del mesh
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(x.aval), None, None]
-    return [sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves, by_xla=by_xla), None, None]
+    out = sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves, by_xla=by_xla)
+    return [placed_as(out, x.aval.sharding), None, None]
 
 
 def _batch(args: Any, dims: Any, *, mesh: Any, **how: bool) -> tuple[Any, int]:

@@ -221,7 +221,7 @@ def mlp(
     """
     x, experts, weights, w13, w2, activation = layer_arguments("mlp", x, experts, weights, w13, w2, activation, format)
     run = functools.partial(_mlp, activation=activation, format=format)
-    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)])
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)], keeps=(3, 4))
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_fuser import _arguments
 from jax_fuser import _nested_checks as checks
+from jax_fuser._automatic import automatically, names_of
 from jax_fuser._exchange import End, axis_size, exchange, longest_stream
 from jax_fuser._static_sizes import check_sizes
 
@@ -96,7 +98,9 @@ def ragged_all_to_all(
     width = slices // devices * min(operand.shape[0], output.shape[0])
     if 2 * width > checks.INT32_MAX:
         raise ValueError(f"{_FN}: {slices // devices} slices of {width} rows in all do not fit in int32; send fewer")
-    return _exchange(operand, output, *lists.values(), axis_name=axis_name, devices=devices, width=width)
+    run = functools.partial(_exchange, axis_name=axis_name, devices=devices, width=width)
+    out: jax.Array = automatically(run, operand, output, *lists.values(), like=lambda _: [names_of(output)])
+    return out
 
 
 def _exchange(

@@ -74,3 +74,72 @@ def test_rows_are_moved_where_they_lie(case):
     assert grad.sharding.spec == P("a", "b")
     for got, wanted in zip((out, grad), want):
         assert_close(np.asarray(got), wanted, scale=4)
+
+
+# Over ("ep", "fsdp"), of which `ep` is manual: tokens, their weights, and the two matrices of each expert.
+PARTS = {
+    "columns of weights": (P("ep"), P("ep"), P("ep", None, "fsdp"), P("ep", "fsdp")),
+    "rows of weights and tokens": (P(("ep", "fsdp")), P(("ep", "fsdp")), P("ep", "fsdp"), P("ep", None, "fsdp")),
+    "columns of tokens": (P("ep", "fsdp"), P("ep"), P("ep"), P("ep")),
+}
+
+
+def spread_layer(x, weights, w13, w2, experts, **how):
+    return jf.moe.ep_mlp(x, experts, weights, w13, w2, axis_name="ep", **how)
+
+
+def spread_there_and_back(x, weights, w13, w2, experts):
+    rows, state = jf.moe.ep_dispatch(x, experts, num_experts=4, axis_name="ep")
+    return jf.moe.ep_combine(jf.grouped_matmul(rows, w13), state, weights)
+
+
+def sent(x, weights, w13, w2, experts):
+    sizes, first = jnp.array([2, 4], jnp.int32), jnp.array([1, 3], jnp.int32)
+    return jf.parallel.ragged_all_to_all(
+        x, 2 * x, first, sizes, first, jax.lax.all_to_all(sizes, "ep", 0, 0, tiled=True), axis_name="ep"
+    )
+
+
+def local_layer(x, weights, w13, w2, experts):
+    return layer(x, w13) * weights[:, :1] + jf.moe.mlp(x, experts % 2, weights, w13, w2)
+
+
+SPREAD = {
+    "layer": spread_layer,
+    "layer in 8 bits": functools.partial(spread_layer, format="fp8_row"),
+    "dispatch": spread_there_and_back,
+    "exchange": sent,
+    "layer of each device": local_layer,
+}
+
+
+@pytest.mark.parametrize(
+    "case, parts", [(c, p) for c in SPREAD for p in PARTS if "8 bits" not in c or p == "rows of weights and tokens"]
+)
+def test_one_axis_manual_and_one_explicit(case, parts):
+    """As where `ep` is the only axis; gradients lie where their arguments do."""
+    shapes = (ROWS, D), (ROWS, 2), (4, D, D), (4, D // 2, D)
+    args = [arrays.array(*shape, scale=1.0) for shape in shapes]
+    experts = jnp.stack([IDS % 4, (IDS + 1) % 4], 1)
+
+    def run(f, experts, *args):
+        def loss(*args):
+            out = f(*args, experts)
+            return jnp.sum(jnp.sin(out)), out
+
+        (_, out), slopes = jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)(*args)
+        return out, *slopes
+
+    f = functools.partial(jax.shard_map, SPREAD[case], in_specs=P("ep"), out_specs=P("ep"))
+    alone = meshes.mesh(ep=2)
+    want = jax.jit(functools.partial(run, f(mesh=alone)))(experts, *args)
+    mesh = meshes.mesh(AxisType.Explicit, ep=2, fsdp=2)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(a, spec) for a, spec in zip(args, PARTS[parts])]
+        out, *slopes = jax.jit(functools.partial(run, f(axis_names={"ep"})))(
+            jax.device_put(experts, PARTS[parts][1]), *placed
+        )
+    for got, wanted in zip((out, *slopes), want, strict=True):
+        assert_close(np.asarray(got), wanted, scale=4)
+    for got, given in zip(slopes, placed):
+        assert got.sharding.is_equivalent_to(given.sharding, got.ndim)
