@@ -192,7 +192,7 @@ def train(cfg: Config, run_experts: Experts, text: np.ndarray, count: int, steps
         run.losses.append(float(loss))
         run.seconds.append(time.perf_counter() - started)
         # The picture shows the load of the trained router: the last quarter.
-        run.load += np.asarray(load) * (4 * i >= 3 * count)
+        run.load += np.asarray(load) * (4 * (i + 1) > 3 * count)
         rate, worst = cfg.batch * cfg.length / run.seconds[-1], float(np.max(load / np.mean(load)))
         bar.set_postfix_str(f"loss {loss:.3f}, {rate:,.0f} tokens/s, max/mean load {worst:.2f}", refresh=False)
     run.params = params
@@ -243,6 +243,8 @@ def main(argv: list[str] | None = None) -> tuple[Run, Run]:
     parser.add_argument("--out", type=Path, default=Path("train_moe.png"))
     parser.add_argument("--quick", action="store_true", help="a few steps of a smaller model, as in the tests")
     args = parser.parse_args(argv)
+    if args.steps < 2:
+        parser.error(f"--steps must be 2 or more, got {args.steps}")
     dtype = {"f32": "float32", "bf16": "bfloat16"}[args.dtype]
     cfg = Config(dtype=dtype)
     steps, compared, letters = args.steps, 20, 400

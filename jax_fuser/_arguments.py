@@ -13,6 +13,8 @@ import numpy as np
 def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
     """Return an argument as a JAX array; numbers and lists of numbers are some, and become one of `dtype`."""
     if isinstance(value, jax.Array):
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            raise TypeError(f"{fn}: {name} must be an array of numbers, got {value.dtype}; see jax.random.key_data")
         return value
     held = getattr(value, "dtype", None)
     converts = hasattr(value, "__jax_array__") or hasattr(value, "__array__")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
@@ -61,7 +63,22 @@ def doctor() -> Diagnosis:
         if " sm=90 " in cuda:
             scaled = "fp8 on tensor cores (wgmma), 4-bit weights decoded for bf16 rows"
         rows.append(("CUDA scaled matmul", scaled if cuda_reason is None else finding, cuda_reason is None))
-    return Diagnosis(tuple(rows))
+    folder = _core.cache_folder()
+    rows.append(("Kernels kept in", folder or "no folder: every process compiles anew", folder is not None))
+    return Diagnosis((*rows, *_settings()))
+
+
+_SETTINGS = {"JAX_FUSER_DUMP": (), "JAX_FUSER_CACHE_DIR": (), "JAX_FUSER_LOG": ("info", "debug"), "JAX_FUSER_CXX": ()}
+
+
+def _settings() -> Iterator[tuple[str, str, bool]]:
+    """Yield a row for each variable of the environment that is ours, or looks so."""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("JAX_FUSER_"):
+            values = _SETTINGS.get(name)
+            hint = f"; no such variable: {', '.join(_SETTINGS)}" if values is None else ""
+            hint = f"; expected {' or '.join(values)}" if values and value not in ("", *values) else hint
+            yield name, value + hint, not hint
 
 
 def _grouped_kernels(target: str) -> str:

@@ -145,13 +145,19 @@ def grouped_matmul(
     _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, group_offset)
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
     columns = rhs.shape[1 if transpose_rhs else 2]
+    if isinstance(activation, str) and activation != "relu" and not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"grouped_matmul: activation {activation!r} is of floats, the result is {dtype}; pass "
+            "preferred_element_type=jnp.float32, or convert the operands"
+        )
     if gated:
         check_even("grouped_matmul", columns)
     if output_format is not None:
         check_format("grouped_matmul", output_format, dtype, columns // 2 if gated else columns)
     bias = bias_of("grouped_matmul", bias, (rhs.shape[0], columns), dtype)
     row_shapes = data.shape[: dim + 1], data.shape[:-1]
-    row_scale = row_scale_of("grouped_matmul", row_scale, lhs, row_shapes, dtype)
+    nested = lhs if isinstance(lhs, NestedTensor) else NestedTensor(data, extents)
+    row_scale = row_scale_of("grouped_matmul", row_scale, nested, row_shapes, dtype)
 
     inner = data.shape[dim + 1 : -1]
     rows = int(np.prod([data.shape[dim], *inner]))

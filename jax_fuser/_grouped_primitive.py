@@ -52,7 +52,9 @@ def product(
     `leaves_padding`: for mode rows where no one reads rows of no group: they may hold anything.
     """
     if lhs.dtype != rhs.dtype:
-        common = jnp.promote_types(lhs.dtype, rhs.dtype)
+        # Floats of eight bits, cotangents of such results, are promoted by no rule of JAX's.
+        wide = [d for d in (lhs.dtype, rhs.dtype) if not jnp.issubdtype(d, jnp.floating) or d.itemsize > 1]
+        common = jnp.promote_types(*wide) if len(wide) == 2 else wide[0] if wide else jnp.float32
         lhs, rhs = lhs.astype(common), rhs.astype(common)
     operands = (lhs, rhs, extents) if starts is None else (lhs, rhs, extents, starts)
     return grouped_p.bind(

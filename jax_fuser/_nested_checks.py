@@ -123,7 +123,8 @@ def check_layout_shape(fn: str, name: str, array: Any, data_shape: tuple[int, ..
     wanted = ", ".join([*(f"d{i}" for i in range(ragged_dim)), last])
     message = f"{fn}: {array.ndim}-D {name} for ragged_dim={ragged_dim} need shape [{wanted}]; got {array.shape}"
     if array.ndim - 1 != ragged_dim:
-        raise ValueError(message)
+        fits = data_shape[: array.ndim - 1] == array.shape[:-1] and array.ndim - 1 < len(data_shape)
+        raise ValueError(message + f"; pass ragged_dim={array.ndim - 1}" * fits)
     outer = data_shape[:ragged_dim]
     if array.shape[:-1] != outer:
         raise ValueError(message + f", data has [{', '.join(f'd{i}={n}' for i, n in enumerate(outer))}]")

@@ -18,7 +18,8 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
     """`jax.value_and_grad` for functions of nested tensors.
 
     A nested argument (or one inside a pytree argument) gets a nested gradient: the gradient of its data, zero in
-    padding rows, with the same extents. Other integer arrays get JAX's `float0` zeros.
+    padding rows, with the same extents. Other integer arrays get JAX's `float0` zeros. Inside `jax.shard_map` it is as
+    with `jax.grad`: what is the same on every device gets the sum of the devices' gradients.
 
     Args:
         fun: function that returns a float scalar, or (scalar, aux) with `has_aux`.

@@ -136,6 +136,8 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
     value = _arguments.array("to_padded", "fill", fill, nt.dtype)
     if value.ndim:
         raise ValueError(f"to_padded: fill must be a scalar, got an array {value.shape}")
+    if jnp.issubdtype(nt.dtype, jnp.integer) and isinstance(fill, float) and not fill.is_integer():
+        raise TypeError(f"to_padded: fill must be an integer for {nt.dtype}, got {fill}")
     pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))
     out: jax.Array = automatically(pad, nt, value.astype(nt.dtype), like=lambda _: [_without_rows(nt, None, None)])
     return out

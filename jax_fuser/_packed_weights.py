@@ -26,6 +26,7 @@ _COLUMNS, _DEPTH = 64, 64  # of a piece
 _ROWS = (4, 8, 2)
 # Contraction indices likewise: product of sixteen, half of it, lane of four, which of two.
 _INDICES = (4, 2, 4, 2)
+_SCALES = {"nvfp4": ("float8_e4m3fn",), "mxfp4": ("float8_e8m0fnu",), "int4": ("bfloat16", "float16", "float32")}
 _NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to this
 # Codes of int4 are in the lowest bits of bf16: numbers times 2 to minus this. Exponents of bf16 scales: the least moved
 # one whose weights are normal, the largest of a group whose factor is finite.
@@ -113,6 +114,12 @@ def repack_weights(weights: ScaledTensor) -> PackedWeights:
         raise ValueError(
             f"repack_weights: weights {weights.shape} with blocks of {block} need scales {fitting}, got "
             f"{weights.scales.shape}"
+        )
+    kinds = _SCALES[weights.format]
+    if str(weights.scales.dtype) not in kinds:
+        raise TypeError(
+            f"repack_weights: scales of {weights.format} must be {' or '.join(kinds)}, got {weights.scales.dtype}; "
+            f"bits of scales are scales.view(jnp.{kinds[0]})"
         )
     factor = weights.global_scale
     if factor is not None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_fuser import _arguments, _fp4, _scale_layout
+from jax_fuser import _nested_checks as checks
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import Fused, fuse
 from jax_fuser._nested_tensor import NestedTensor
@@ -87,11 +88,23 @@ class ScaledTensor:
             return self.data.shape
         return *self.data.shape[:-1], 2 * self.data.shape[-1]
 
+    def __bool__(self) -> bool:
+        raise TypeError("ScaledTensor has no truth value; dequantize it, or take its data and scales")
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("ScaledTensor is not one array; use dequantize(x), or its data and scales")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("ScaledTensor has no ==; dequantize it, or compare data and scales")
+
+    __hash__ = object.__hash__
+
     def __repr__(self) -> str:
         def kind(x: Any) -> str:
             return f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else repr(x)
 
-        block = "" if None in self.block or not self.block else " " + "x".join(map(str, (1, *self.block)[-2:]))
+        whole = not isinstance(self.block, tuple) or None in self.block or not self.block
+        block = "" if whole else " " + "x".join(map(str, (1, *self.block)[-2:]))
         extra = "" if self.global_scale is None else f", global {kind(self.global_scale)}"
         extra += "" if self.layout == "row_major" else f", {self.layout}"
         return f"ScaledTensor({self.format}{block}, {kind(self.data)}, scales {kind(self.scales)}{extra})"
@@ -201,7 +214,7 @@ def quantize(
                 "it with zeros"
             )
         if global_scale is not None:
-            _check_global_scale(_arguments.array("quantize", "global_scale", global_scale).shape, data.shape)
+            _check_global_scale(_arguments.array("quantize", "global_scale", global_scale), data.shape)
         elements, scales = _quantize_four_bits(data, global_scale, format, _only(block))
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
         if factor is not None and factor.ndim:
@@ -223,12 +236,16 @@ def quantize(
     return ScaledTensor(elements if nested is None else nested.replace(data=elements), scales, None, format, block)
 
 
-def _check_global_scale(given: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    of_rows = (*shape[:-1], 1)
+def _check_global_scale(scale: jax.Array, shape: tuple[int, ...]) -> None:
+    _arguments.check_real("quantize", "global_scale", scale)
+    given, of_rows = scale.shape, (*shape[:-1], 1)
     if len(given) > len(of_rows) or any(g not in (1, n) for g, n in zip(reversed(given), reversed(of_rows))):
         raise ValueError(
             f"quantize: global_scale must be one number, or numbers that broadcast to {of_rows}, got {given}"
         )
+    values = checks.concrete(scale)
+    if values is not None and not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError(f"quantize: global_scale must be above 0 and finite, got {np.ravel(values)[:4].tolist()}")
 
 
 def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extents: Any, layout: Any) -> Any:
@@ -435,6 +452,9 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     data = x.data if nested is None else nested.data
     if x.format not in FORMATS:
         raise ValueError(f"dequantize: format {x.format!r} is unknown; expected one of {sorted(FORMATS)}")
+    if not isinstance(x.block, tuple):
+        blocks = [*FORMATS[x.format].blocks]
+        raise TypeError(f"dequantize: block must be a tuple, of {x.format} one of {blocks}, got {x.block!r}")
     scales = _arguments.array("dequantize", "scales", x.scales)
     if x.format in _fp4.FORMATS and data.dtype != jnp.uint8:
         raise TypeError(

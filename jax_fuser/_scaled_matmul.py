@@ -141,7 +141,7 @@ def scaled_grouped_matmul(
         weights = rhs if isinstance(rhs, PackedWeights) else repack_weights(rhs)
 
         def multiply(x: Any, weights: PackedWeights, extents: Any, starts: Any) -> Any:
-            tail.check(x.shape[0], *weights.shape[:2])
+            tail.check(x.shape[0], *weights.shape[:2], extents)
             return tail.multiply(x, weights, extents, starts, dtype)
 
         return multiply_packed(lhs, weights, group_sizes, multiply, validate)
@@ -170,7 +170,7 @@ def scaled_grouped_matmul(
         raise ValueError(
             f"scaled_grouped_matmul: k must be a multiple of {ALIGNMENT}, got {k}; pad both operands with zeros"
         )
-    tail.check(m, groups, n)
+    tail.check(m, groups, n, extents)
     if nested is None:
         if validate:
             check_extents("scaled_grouped_matmul", extents, m, 0)

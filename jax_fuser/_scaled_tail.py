@@ -23,12 +23,15 @@ class ScaledTail:
         self.gated = isinstance(activation, str) and activation in GATED
         self.bias, self.scale, self.nested = bias, row_scale, nested
 
-    def check(self, m: int, groups: int, n: int) -> None:
-        """Compare with the product `(m, n)`."""
+    def check(self, m: int, groups: int, n: int, extents: Any) -> None:
+        """Compare with the product `(m, n)` of groups of these extents."""
         if self.gated:
             check_even(_FUNCTION, n)
         self.bias = bias_of(_FUNCTION, self.bias, (groups, n), jnp.float32)
-        self.scale = row_scale_of(_FUNCTION, self.scale, self.nested, ((m,),), jnp.float32)
+        layout = (
+            self.nested if self.nested is not None else NestedTensor(jax.ShapeDtypeStruct((m, 1), jnp.float32), extents)
+        )
+        self.scale = row_scale_of(_FUNCTION, self.scale, layout, ((m,),), jnp.float32)
 
     def multiply(self, x: Any, rhs: Any, extents: Any, starts: Any, dtype: Any) -> jax.Array:
         """Return all of it: rows by an array or packed weights `(groups, n, k)`, in one kernel where there is one."""

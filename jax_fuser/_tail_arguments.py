@@ -25,11 +25,12 @@ def bias_of(fn: str, bias: Any, shape: tuple[int, int], dtype: Any) -> jax.Array
     return bias
 
 
-def row_scale_of(fn: str, scale: Any, lhs: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any) -> jax.Array | None:
-    """Return the argument `row_scale`, of one of the `shapes`; a nested one has the layout of `lhs`, if that is one."""
+def row_scale_of(
+    fn: str, scale: Any, layout: NestedTensor, shapes: tuple[tuple[int, ...], ...], dtype: Any
+) -> jax.Array | None:
+    """Return the argument `row_scale`, of one of the `shapes`; a nested one has the given layout."""
     if isinstance(scale, NestedTensor):
-        if isinstance(lhs, NestedTensor):
-            check_same_layout(fn, lhs, scale)
+        check_same_layout(fn, layout, scale)
         scale = scale.data
     if scale is None:
         return None

@@ -52,7 +52,8 @@ def ragged_all_to_all(
         axis_index_groups: not supported.
 
     Returns:
-        `(m, ..)`, `output` with the slices that arrived. Rows outside of an array are neither read nor written.
+        `(m, ..)`, `output` with the slices that arrived. Rows of a slice that are outside of `operand` arrive as zeros,
+        those outside of the result are not written.
 
     Raises:
         NameError: the axis is not bound.

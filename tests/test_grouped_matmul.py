@@ -147,6 +147,21 @@ def test_transposed_weights_and_result_dtype(device, operands):
     assert_close(wide, truth(*low))
 
 
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_results_of_eight_bits(device, operands, activation):
+    """Cotangents are of eight bits, too: here numbers that these hold."""
+    lhs, rhs, *_ = operands
+
+    def f(dtype, lhs, rhs):
+        out = jf.grouped_matmul(lhs, rhs, EXTENTS, activation=activation, preferred_element_type=dtype)
+        return jnp.sum(2 * out.astype(jnp.float32))
+
+    got, want = (jax.jit(jax.grad(functools.partial(f, d), (0, 1)))(lhs, rhs) for d in ("float8_e5m2", "float32"))
+    for a, b in zip(got, want):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, rtol=0.2, atol=0.15 * float(jnp.abs(b).max()))
+
+
 def test_row_index_gathers(device, operands):
     tokens, rhs, *_ = operands
     index = np.array([3, 3, 0, 16, 5, 99, 1])

@@ -108,6 +108,18 @@ def test_missing_compiler_is_one_warning_and_right_results(tmp_path):
     assert "--  CPU compiler" in got["doctor"]
 
 
+def test_doctor_says_what_the_environment_sets(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "kernels"))
+    monkeypatch.setenv("JAX_FUSER_LOG", "loud")
+    monkeypatch.setenv("JAX_FUSER_CACHE", "x")
+    rows = {subject: (finding, works) for subject, finding, works in jf.doctor().rows}
+    assert rows["Kernels kept in"] == (str(tmp_path / "kernels"), True)
+    assert rows["JAX_FUSER_CACHE_DIR"] == (str(tmp_path / "kernels"), True)
+    assert rows["JAX_FUSER_LOG"] == ("loud; expected info or debug", False)
+    finding, works = rows["JAX_FUSER_CACHE"]
+    assert finding.startswith("x; no such variable: JAX_FUSER_DUMP") and not works
+
+
 def test_missing_driver_is_said_by_doctor():
     if _core.cuda_target(0) is not None:
         pytest.skip("this machine has a driver")

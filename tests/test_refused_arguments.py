@@ -76,6 +76,66 @@ REFUSED = {
         r"repack_weights: nvfp4 has blocks \[\(16,\)\], got \(None,\)",
     ),
     "global scale": (lambda: jf.quantize(X, "nvfp4", global_scale="a"), TypeError, "quantize: global_scale must be an"),
+    "no global scale": (
+        lambda: jf.quantize(X, "nvfp4", global_scale=[[0.0]] * 8),
+        ValueError,
+        r"quantize: global_scale must be above 0 and finite, got \[0.0, 0.0, 0.0, 0.0\]",
+    ),
+    "complex global scale": (
+        lambda: jf.quantize(X, "nvfp4", global_scale=1j),
+        TypeError,
+        "quantize: global_scale must be real, got complex64",
+    ),
+    "an array of 4 TiB": (
+        lambda: jf.explain(jnp.tanh, platform="cuda")(jax.ShapeDtypeStruct((2**40,), "float32")),
+        jf.UserError,
+        r"x0 of tanh\w* is f32\[1099511627776\], for which there is no kernel; split it",
+    ),
+    "kind of scales": (
+        lambda: packed(scales=jnp.ones((3, 8, 4), jnp.uint8)),
+        TypeError,
+        r"repack_weights: scales of nvfp4 must be float8_e4m3fn, got uint8; bits of scales are scales.view\(jnp.float8",
+    ),
+    "block as a number": (
+        lambda: jf.dequantize(dataclasses.replace(QUANTIZED, block=128)),
+        TypeError,
+        "dequantize: block must be a tuple, of fp8_row one of .* got 128",
+    ),
+    "truth": (lambda: bool(QUANTIZED), TypeError, "ScaledTensor has no truth value; dequantize it"),
+    "comparison": (lambda: QUANTIZED == QUANTIZED, TypeError, "ScaledTensor has no ==; dequantize it"),
+    "as an array": (lambda: jnp.asarray(QUANTIZED), TypeError, "ScaledTensor is not one array; use dequantize"),
+    "keys": (
+        lambda: jf.nested.sort_by_group(jax.random.split(jax.random.key(0), 8), EXPERTS[:, 0], 3),
+        TypeError,
+        "sort_by_group: data must be an array of numbers, got key<fry>; see jax.random.key_data",
+    ),
+    "activation of integers": (
+        lambda: products(activation="silu"),
+        TypeError,
+        "grouped_matmul: activation 'silu' is of floats, the result is int32; pass preferred_element_type",
+    ),
+    "row scale of other groups": (
+        lambda: jf.grouped_matmul(X, jnp.ones((2, 64, 8)), [3, 5], row_scale=jf.as_nested(jnp.ones(8), extents=[5, 3])),
+        ValueError,
+        "grouped_matmul: operands have different ragged layouts: .*; extents differ at group 0: 3 vs 5",
+    ),
+    "row scale of other groups in 8 bits": (
+        lambda: jf.scaled_grouped_matmul(
+            X, jnp.ones((2, 8, 64)), [3, 5], format="fp8_row", row_scale=jf.as_nested(jnp.ones(8), extents=[5, 3])
+        ),
+        ValueError,
+        "scaled_grouped_matmul: operands have different ragged layouts: .*; extents differ at group 0: 3 vs 5",
+    ),
+    "fraction among integers": (
+        lambda: jf.nested.to_padded(jf.as_nested(jnp.arange(8), extents=[3, 5]), fill=2.5),
+        TypeError,
+        "to_padded: fill must be an integer for int32, got 2.5",
+    ),
+    "extents of an outer dimension": (
+        lambda: jf.as_nested(jnp.ones((2, 8)), extents=[[3, 5], [4, 4]]),
+        ValueError,
+        r"as_nested: 2-D extents for ragged_dim=0 need shape \[G\]; got \(2, 2\); pass ragged_dim=1",
+    ),
     "global scales": (
         lambda: jf.quantize(X, "nvfp4", global_scale=jnp.ones(3)),
         ValueError,

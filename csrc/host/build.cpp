@@ -35,6 +35,9 @@ class Refused : public InternalError {
   using InternalError::InternalError;
 };
 
+// No machine has the memory; grids of a GPU end at 2^31 blocks.
+constexpr int64_t kHugeElements = int64_t{1} << 36;
+
 class Kernels {
  public:
   Kernels(const Target& target, const Tuning& tuning, Program& program)
@@ -145,6 +148,10 @@ class Kernels {
       JF_REQUIRE(!plan::has_several_ragged(segment), "[nested] ", segment.name,
                  " has values with several ragged axes that no loops go together for; combine one of them on the way ",
                  "and partition it again, or schedule it by hand (", error.what(), ")");
+      for (const ir::Value& value : segment.values) {
+        JF_REQUIRE(ir::elements(value) < kHugeElements, "[plan] ", value.name, " of ", segment.name, " is ",
+                   ir::print_type(value), ", for which there is no kernel; split it (", error.what(), ")");
+      }
       const std::string text = cat(error.what(), "\n", ir::print(segment), scheduled_);
       forget();
       throw Refused(__FILE__, __LINE__, "the plan's own schedule can be lowered", text);
