@@ -1,5 +1,7 @@
 #include "graph/index.h"
 
+#include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/error.h"
@@ -7,6 +9,7 @@
 
 namespace jf::graph {
 
+using loops::IndexKind;
 using loops::IndexPtr;
 using schedule::MergeStep;
 using schedule::SplitStep;
@@ -157,6 +160,27 @@ bool Indexer::reaches_lane(int node) const {
   if (const SplitStep* s = std::get_if<SplitStep>(&step)) return reaches_lane(s->outer) || reaches_lane(s->inner);
   if (const SwizzleStep* s = std::get_if<SwizzleStep>(&step)) return reaches_lane(s->x) || reaches_lane(s->output);
   return reaches_lane(std::get<MergeStep>(step).output);
+}
+
+// Whether the axis has loops that do not run, though they have several iterations.
+bool Indexer::misses_loops(int node) const {
+  if (node == lane_node_ || node == vector_node_) return false;
+  if (known_[node] != nullptr) return known_[node]->kind == IndexKind::kConst && tree_.extents[node] > 1;
+  const schedule::Step& step = tree_.steps[consumer_[node]];
+  if (const SplitStep* s = std::get_if<SplitStep>(&step)) return misses_loops(s->outer) || misses_loops(s->inner);
+  if (const SwizzleStep* s = std::get_if<SwizzleStep>(&step)) return misses_loops(s->x) || misses_loops(s->output);
+  return misses_loops(std::get<MergeStep>(step).output);
+}
+
+// Whether loops that do not run are swizzled with others.
+bool Indexer::swizzles_missing(int node) const {
+  if (known_[node] != nullptr || consumer_[node] < 0) return false;
+  const schedule::Step& step = tree_.steps[consumer_[node]];
+  if (const SplitStep* s = std::get_if<SplitStep>(&step)) {
+    return swizzles_missing(s->outer) || swizzles_missing(s->inner);
+  }
+  if (const MergeStep* m = std::get_if<MergeStep>(&step)) return swizzles_missing(m->output);
+  return misses_loops(node) || swizzles_missing(std::get<SwizzleStep>(step).output);
 }
 
 // Carries digits from axes to loops and adds up what they contribute.
@@ -360,6 +384,7 @@ std::vector<Bound> Indexer::bounds(bool folded, std::span<const int> bounded) co
     if (const SwizzleStep* w = std::get_if<SwizzleStep>(&tree_.steps[i])) covered[w->output] = covered[w->y];
     const SplitStep* s = std::get_if<SplitStep>(&tree_.steps[i]);
     if (s == nullptr || (folded && tree_.reduced[s->input])) continue;
+    if (tree_.inserted[s->input] && swizzles_missing(s->input)) continue;
     const int64_t extent = tree_.extents[s->input];
     if (tree_.extents[s->outer] * tree_.extents[s->inner] != extent && !covered[s->input]) {
       Walk walk(*this, false);
@@ -392,6 +417,26 @@ int64_t multiple_of(const IndexPtr& index) {
     case loops::IndexKind::kMul: return multiple_of(index->a) * multiple_of(index->b);
     case loops::IndexKind::kMod: return std::gcd(multiple_of(index->a), multiple_of(index->b));
     default: return 1;
+  }
+}
+
+std::optional<int64_t> largest(const IndexPtr& index, std::span<const int64_t> extents) {
+  switch (index->kind) {
+    case IndexKind::kConst: return index->value;
+    case IndexKind::kVar: return extents[index->value] - 1;
+    default: break;
+  }
+  const std::optional<int64_t> a = largest(index->a, extents), b = largest(index->b, extents);
+  if (!a || !b) return std::nullopt;
+  const bool by_constant = index->b->kind == loops::IndexKind::kConst;
+  switch (index->kind) {
+    case IndexKind::kAdd: return *a + *b;
+    case IndexKind::kMul: return *a * *b;
+    case IndexKind::kDiv: return by_constant ? std::optional(*a / *b) : std::nullopt;
+    case IndexKind::kMod: return by_constant ? std::optional(std::min(*a, *b - 1)) : std::nullopt;
+    case IndexKind::kMin: return std::min(*a, *b);
+    case IndexKind::kXor: return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max(*a, *b) + 1))) - 1;
+    default: return std::nullopt;
   }
 }
 

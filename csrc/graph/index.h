@@ -48,7 +48,8 @@ class Indexer {
   // one's root_of[r] (-1: always 0). Nothing where an axis is cut unevenly.
   std::optional<Position> position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                    std::span<const int> root_of) const;
-  // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies.
+  // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies. Along
+  // an inserted axis loops may be missing, whose index is 0 then: no bound there where a swizzle makes that not the least.
   // `folded`: for the value once it is folded, so that what is reduced counts no more. `bounded`: root axes of which
   // the caller sees to that itself.
   std::vector<Bound> bounds(bool folded = false, std::span<const int> bounded = {}) const;
@@ -63,6 +64,8 @@ class Indexer {
   loops::IndexPtr index(int node) const;
   std::vector<int> same_parts(const schedule::AxisTree& of, std::span<const int> root_of) const;
   bool reaches_lane(int node) const;
+  bool misses_loops(int node) const;
+  bool swizzles_missing(int node) const;
 
   schedule::AxisTree tree_;
   std::vector<int> consumer_;           // by node: the step that takes it, -1 for none
@@ -74,6 +77,8 @@ class Indexer {
 
 // The largest number known to divide an index; 0 for the index 0.
 int64_t multiple_of(const loops::IndexPtr& index);
+// The largest value of an index whose variables are below `extents`; nothing where that is not easily told.
+std::optional<int64_t> largest(const loops::IndexPtr& index, std::span<const int64_t> extents);
 // Whether two indices are the same arithmetic.
 bool same(const loops::IndexPtr& a, const loops::IndexPtr& b);
 

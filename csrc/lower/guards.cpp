@@ -31,7 +31,8 @@ Condition without(const Condition& condition, const Condition& taken) {
   return rest;
 }
 
-// What a condition can be put on. Everything else only makes registers and may run anywhere.
+// What a condition can be put on. Everything else only makes registers and may run anywhere. An element of an array that
+// is set may be read elsewhere: a condition around it must be its own, which it need not have by itself.
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
@@ -41,7 +42,11 @@ bool has_effect(const Stmt& stmt) {
          std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
          std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<TurnTile>(stmt.node) ||
          std::holds_alternative<Scan>(stmt.node) ||
-         (std::holds_alternative<Set>(stmt.node) && std::get<Set>(stmt.node).existing);
+         std::holds_alternative<Set>(stmt.node);
+}
+bool needs_condition(const Stmt& stmt) {
+  const Set* set = std::get_if<Set>(&stmt.node);
+  return has_effect(stmt) && (set == nullptr || set->existing);
 }
 
 bool is_dynamic(const Below& bound) { return bound.variable >= 0; }
@@ -116,7 +121,7 @@ Condition common(const std::vector<Guarded>& statements, const ThreadVariables& 
 Body apply(std::vector<Guarded> statements, const Condition& taken) {
   Body body;
   for (Guarded& s : statements) {
-    Condition rest = has_effect(s.stmt) ? without(s.when, taken) : Condition{};
+    Condition rest = needs_condition(s.stmt) ? without(s.when, taken) : Condition{};
     std::erase_if(rest, [](const Below& bound) { return bound.implied; });
     if (rest.empty()) {
       body.push_back(std::move(s.stmt));

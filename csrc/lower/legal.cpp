@@ -60,6 +60,20 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
   }
 }
 
+// Whether the operand is computed, too, wherever the consumer is. `extents`: of the loops, which have these numbers.
+bool is_computed_there(const graph::Indexer& producer, const graph::Indexer& consumer,
+                       std::span<const int64_t> extents) {
+  const std::vector<graph::Bound> known = consumer.bounds();
+  for (const graph::Bound& bound : producer.bounds(true)) {
+    const std::optional<int64_t> most = graph::largest(bound.index.at, extents);
+    const bool implied = std::any_of(known.begin(), known.end(), [&](const graph::Bound& other) {
+      return other.bound <= bound.bound && graph::same(other.index.at, bound.index.at);
+    });
+    if (!implied && (!most || *most >= bound.bound)) return false;
+  }
+  return true;
+}
+
 // Whether the operand, computed in the consumer's loops, has there the index that the consumer reads, as arithmetic.
 // Groups alone cannot tell where two outputs that only share a scalar run in one nest.
 bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op, size_t operand) {
@@ -81,7 +95,9 @@ bool same_indices(const Fusion& segment, const Schedule& schedule, const Op& op,
     at_consumer[axes[a]] = 1;
     if (!graph::same(producer.position(at_producer).at, consumer.position(at_consumer).at)) return false;
   }
-  return true;
+  std::vector<int64_t> extents;
+  for (const schedule::LoopAxis& axis : to.loop) extents.push_back(axis.extent);
+  return is_computed_there(producer, consumer, extents);
 }
 
 // By value: whether two of its axes are one to the permissive mapping, as where an array meets its own transpose. Then
@@ -134,6 +150,10 @@ void check_nested(const Fusion& segment, const Op& op, const Domain& domain, Pla
 void check_same_place(const Fusion& segment, const Op& op, size_t operand) {
   if (!ir::reads_memory(op.kind) || operand > 0) return;
   const ir::Value& value = segment.values[op.inputs[0]];
+  const bool anywhere = op.kind == ir::OpKind::kTake || op.kind == ir::OpKind::kSearch;
+  JF_REQUIRE(!anywhere && op.kind != ir::OpKind::kPartition, "[lower] ", segment.values[op.output].name, ", a ",
+             ir::info(op.kind).name, ", reads ", value.name, ", which must come from memory; make it an output, and ",
+             "read it in a kernel of its own: see propose");
   const std::vector<int> axes = schedule::result_axes(segment, op, 0);
   for (size_t a = 0; a < axes.size(); ++a) {
     JF_REQUIRE(axes[a] >= 0 || value.axes[a].extent == 1, "[lower] ", segment.values[op.output].name, ", a ",

@@ -265,7 +265,7 @@ class Writer : Operands {
       const auto [offset, step] = position(at, storage_of(item).weights);
       emit(loops::Store{shared_of_[op.output], offset, step, result}, when);
     }
-    if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result});
+    if (array_of_[op.output] >= 0) emit(loops::Set{array_of_[op.output], element(item, item), result}, when);
   }
 
   // A store rounds what it stores: a conversion that is only stored would round twice.
