@@ -8,10 +8,10 @@ from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
-from jax_fuser import _random, _trace
+from jax_fuser import _random, _trace, _unroll
 
 # Primitives that we compute in another way: what makes a closed jaxpr without constants of an equation, or None.
-OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {"random_bits": _random.opened}
+OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {"random_bits": _random.opened, "scan": _unroll.opened}
 
 
 @dataclass

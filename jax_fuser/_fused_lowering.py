@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.interpreters import mlir
 
 from jax_fuser import _ffi, _flatten, _random, _split, _trace, _trace_writer
@@ -15,7 +16,8 @@ from jax_fuser import _ffi, _flatten, _random, _split, _trace, _trace_writer
 
 def plain(*args: Any, jaxpr: Any, **_: Any) -> list[Any]:
     """Evaluate a region by JAX."""
-    return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)
+    with np.errstate(over="ignore"):  # of literals, which JAX casts here and now
+        return jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *args)
 
 
 _lower_as_xla = mlir.lower_fun(plain, multiple_results=True)

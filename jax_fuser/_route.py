@@ -186,7 +186,9 @@ def _weighed_jvp(how: _How, primals: Any, tangents: Any) -> Any:
 
 def _choose(how: _How, logits: jax.Array, scale: jax.Array, bias: Any, mask: Any) -> tuple[jax.Array, ...]:
     choice = how.chooses(how.clean(logits, mask))
-    found, experts = jax.lax.top_k(choice if bias is None else choice + bias, how.top_k)
+    found, experts = jax.lax.top_k(
+        choice if bias is None else choice + jax.lax.broadcast_to_rank(bias, choice.ndim), how.top_k
+    )
     experts = experts.astype(jnp.int32)
     if mask is not None:
         experts = jnp.where(mask[..., None], experts, logits.shape[-1])

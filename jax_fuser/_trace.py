@@ -268,7 +268,7 @@ RULES: dict[str, Rule] = {
     "dynamic_slice": Rule(_trace_moves.dynamic_slice, refuse=_trace_moves.refuse_taking, fits=False),
     "dynamic_update_slice": Rule(_trace_updates.dynamic_update_slice, refuse=_trace_updates.refuse, fits=False),
     **{name: Rule(_trace_updates.scatter, refuse=_trace_updates.refuse, fits=False) for name in _trace_updates.JOINS},
-    "pad": Rule(_trace_moves.pad, refuse=_trace_moves.refuse_pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
+    "pad": Rule(_trace_moves.pad, is_view=_trace_moves.pads_by_a_constant, fits=False),
     "split": Rule(_trace_moves.split, is_view=_always),
     "stack": Rule(_trace_moves.stack, fits=False),
     "unstack": Rule(_trace_moves.unstack, is_view=_always),

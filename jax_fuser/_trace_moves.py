@@ -55,12 +55,24 @@ def split(w: Writer, eqn: Equation, x: Ids) -> Ids:
 
 
 def pad(w: Writer, eqn: Equation, x: Ids) -> Ids:
-    low, high, _ = zip(*eqn.params["padding_config"]) if eqn.params["padding_config"] else ((), (), ())
-    return [w.builder.pad(x[0], low, high, x[1], eqn.outvars[0].aval.shape)]
-
-
-def refuse_pad(eqn: Equation) -> str | None:
-    return "pads between elements" if any(between for _, _, between in eqn.params["padding_config"]) else None
+    value, shape = x[0], list(eqn.invars[0].aval.shape)
+    low, high, between = map(list, zip(*eqn.params["padding_config"])) if shape else ([], [], [])
+    for axis, more in enumerate(between):
+        if more == 0 or shape[axis] == 0:
+            continue
+        # Each element becomes as many, of which it is one: the axis of these is padded, and goes into the other.
+        before = low[axis] if 0 <= low[axis] <= more else 0
+        apart = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
+        value = w.builder.broadcast(value, apart, [i for i in range(len(apart)) if i != axis + 1])
+        ends = [[n if i == axis + 1 else 0 for i in range(len(apart))] for n in (before, more - before)]
+        apart[axis + 1] = 1 + more
+        value = w.builder.pad(value, *ends, x[1], apart)
+        shape[axis] *= 1 + more
+        value = w.builder.reshape(value, shape)
+        low[axis], high[axis] = low[axis] - before, high[axis] - (more - before)
+    if not any((*low, *high)):
+        return [value]
+    return [w.builder.pad(value, low, high, x[1], eqn.outvars[0].aval.shape)]
 
 
 def pads_by_a_constant(eqn: Equation) -> bool:

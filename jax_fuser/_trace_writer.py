@@ -77,7 +77,8 @@ class Writer:
 
     def constant(self, dtype: Any, value: Any) -> int:
         """Add a scalar."""
-        scalar = np.asarray(value, dtype)[()]
+        with np.errstate(over="ignore"):  # -1e9 is -inf in float16, as for XLA
+            scalar = np.asarray(value, dtype)[()]
         integral = np.issubdtype(scalar.dtype, np.integer)
         python = bool(scalar) if scalar.dtype == np.bool_ else int(scalar) if integral else float(scalar)
         result = self.builder.constant(_ffi.known_dtype_name(dtype), python)

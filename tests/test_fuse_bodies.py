@@ -44,9 +44,23 @@ def over_steps(x):
     return lax.scan(lambda a, b: (closes_over_arrays(a) * b, jax.nn.softmax(a)), x, jnp.arange(3.0))
 
 
+def some_at_once(x, length, unroll, reverse=False):
+    """Steps that carry an array and a count, read an array and a key, and return an array and a number."""
+
+    def step(carry, given):
+        a, i = carry
+        b, key = given
+        noise = jax.random.normal(key, (3, 1), a.dtype)
+        return (jnp.sin(a * b + noise), i + 1), (a[0] * i, b)
+
+    keys = jax.random.split(jax.random.key(0), length)
+    return lax.scan(step, (x, 0), (jnp.linspace(0, 1, length), keys), unroll=unroll, reverse=reverse)
+
+
 BODIES = {
     "scan": over_steps,
     "scan of scans": lambda x: lax.scan(lambda a, _: (over_steps(a)[0], None), x, None, length=2)[0],
+    "scan of some steps at once": lambda x: some_at_once(x, 7, 3, reverse=True),
     "fori_loop": lambda x: lax.fori_loop(0, 3, lambda i, a: jnp.sin(a + SCALE) * 2, x),
     "while_loop": lambda x: lax.while_loop(lambda a: a.sum() < 99, lambda a: closes_over_arrays(a) * a + 1, x),
     "cond": lambda x: lax.cond(x[0, 0] > 0, lambda a: jnp.tanh(a * SCALE) + 1, lambda a: -jnp.exp(a), x),
@@ -85,6 +99,27 @@ def test_a_body_is_fused_and_computes_the_same(body, transform):
     for got in (jax.jit(way(jf.fuse(f)))(X), jf.fuse(way(f))(X)):
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("length", "unroll", "loops"), [(6, 6, 0), (5, 2, 1), (5, 3, 0), (4, True, 0), (1, 1, 1), (0, 2, 1), (6, 2, 1)]
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_unrolled_steps_are_straight_code(length, unroll, loops, reverse):
+    f = functools.partial(some_at_once, length=length, unroll=unroll, reverse=reverse)
+    for a, b in zip(jax.tree.leaves(jf.fuse(f)(X)), jax.tree.leaves(jax.jit(f)(X)), strict=True):
+        assert a.dtype == b.dtype
+        assert_close(a, b)
+    cuts = [cut.primitive for cut in jf.explain(f)(X).cuts]
+    assert cuts.count("scan") == loops
+
+
+def test_a_polynomial_is_one_kernel():
+    coefficients = jnp.linspace(-1, 1, 30)
+    f = lambda x: jnp.polyval(coefficients, x)  # noqa: E731
+    assert_close(jf.fuse(f)(X), f(X))
+    assert len(jf.explain(f)(X).regions) == 1
+    assert_close(jax.grad(total(jf.fuse(f)))(X), jax.grad(total(f))(X))
 
 
 @pytest.mark.parametrize("body", ["scan", "checkpoint"])

@@ -209,13 +209,41 @@ def test_cuda_sources_compile(name, dtype):
     assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
 
 
-def test_interior_padding_stays_with_xla(device):
+@pytest.mark.parametrize(
+    ("shape", "padding"),
+    [
+        ((33,), [(0, 1, 1)]),  # the derivative of x[::2], of x[1::2]
+        ((33,), [(1, 0, 1)]),
+        ((33,), [(2, 3, 1)]),
+        ((5,), [(-3, -2, 2)]),
+        ((1,), [(0, 0, 3)]),
+        ((4, 0), [(1, 1, 1), (0, 2, 1)]),
+        ((4, 6, 17), [(0, 1, 1), (1, 0, 0), (3, -2, 3)]),
+        ((), []),
+    ],
+)
+def test_padding_between_elements(device, shape, padding):
     def f(x):
-        return lax.pad(jnp.tanh(x), 0.0, [(1, 2, 1)]) * 2
+        return lax.pad(jnp.tanh(x), x.dtype.type(7), padding) * 2
 
-    x = array(33)
+    x = array(*shape)
     assert_close(jf.fuse(f)(x), f(x))
-    assert ("pad", "pads between elements") in [(c.primitive, c.reason) for c in jf.explain(f)(x).cuts]
+    assert not x.size or not jf.explain(f)(x).cuts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_derivative_of_slices_with_strides_is_one_kernel(device, dtype):
+    x, cos, sin = array(3, 5, 14, dtype=dtype), array(5, 7, dtype=dtype), array(5, 7, dtype=dtype)
+
+    def rotated(x):
+        even, odd = x[..., ::2], x[..., 1::2]
+        return jnp.stack([even * cos - odd * sin, odd * cos + even * sin], -1).reshape(x.shape)
+
+    def back(x):
+        return jax.vjp(rotated, x)[1](jnp.sin(x))[0]
+
+    assert_close(jf.fuse(back)(x), back(x.astype(jnp.float32)), dtype)
+    assert kernels(back, x) == 1
 
 
 def test_a_mesh_splits_other_axes_only():
