@@ -55,7 +55,8 @@ def scheduled(closed: Any, name: str, schedule: Given) -> tuple[ClosedJaxpr, str
     if not _ir_text.compute_the_same(own, made.fusion):
         raise UserError(
             f"fuse: the schedule given for {name} is for another function:\n{made.fusion}\nexpected one of, or made "
-            f"from,\n{own}\nmake it from jax_fuser.ir.trace({name}, ...)"
+            f"from,\n{own}\nmake it from jax_fuser.ir.trace({name}, ...); inputs and results keep their order, which "
+            "propose may change"
         )
     return jaxpr, f"{made.fusion}{made}"
 

@@ -64,9 +64,9 @@ def pad(w: Writer, eqn: Equation, x: Ids) -> Ids:
         before = low[axis] if 0 <= low[axis] <= more else 0
         apart = [*shape[: axis + 1], 1, *shape[axis + 1 :]]
         value = w.builder.broadcast(value, apart, [i for i in range(len(apart)) if i != axis + 1])
-        ends = [[n if i == axis + 1 else 0 for i in range(len(apart))] for n in (before, more - before)]
+        first, last = ([n if i == axis + 1 else 0 for i in range(len(apart))] for n in (before, more - before))
         apart[axis + 1] = 1 + more
-        value = w.builder.pad(value, *ends, x[1], apart)
+        value = w.builder.pad(value, first, last, x[1], apart)
         shape[axis] *= 1 + more
         value = w.builder.reshape(value, shape)
         low[axis], high[axis] = low[axis] - before, high[axis] - (more - before)

@@ -49,9 +49,9 @@ class Indexer {
   std::optional<Position> position(const schedule::AxisTree& of, std::span<const int64_t> weights,
                                    std::span<const int> root_of) const;
   // What keeps every index in bounds: one bound for each split with a remainder that no bound further up implies. Along
-  // an inserted axis loops may be missing, whose index is 0 then: no bound there where a swizzle makes that not the least.
-  // `folded`: for the value once it is folded, so that what is reduced counts no more. `bounded`: root axes of which
-  // the caller sees to that itself.
+  // an inserted axis loops may be missing, whose index is 0 then: no bound there where a swizzle makes that not the
+  // least. `folded`: for the value once it is folded, so that what is reduced counts no more. `bounded`: root axes of
+  // which the caller sees to that itself.
   std::vector<Bound> bounds(bool folded = false, std::span<const int> bounded = {}) const;
   // The index of a root axis, also where it is out of bounds.
   Position at_root(int root) const;

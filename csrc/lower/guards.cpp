@@ -31,8 +31,8 @@ Condition without(const Condition& condition, const Condition& taken) {
   return rest;
 }
 
-// What a condition can be put on. Everything else only makes registers and may run anywhere. An element of an array that
-// is set may be read elsewhere: a condition around it must be its own, which it need not have by itself.
+// What a condition can be put on. Everything else only makes registers and may run anywhere. An element of an array
+// that is set may be read elsewhere: a condition around it must be its own, which it need not have by itself.
 bool has_effect(const Stmt& stmt) {
   return std::holds_alternative<For>(stmt.node) || std::holds_alternative<Vector>(stmt.node) ||
          std::holds_alternative<Guard>(stmt.node) || std::holds_alternative<Load>(stmt.node) ||
@@ -41,8 +41,7 @@ bool has_effect(const Stmt& stmt) {
          std::holds_alternative<BulkLoad>(stmt.node) || std::holds_alternative<TileLoad>(stmt.node) ||
          std::holds_alternative<CommitRing>(stmt.node) || std::holds_alternative<AwaitRing>(stmt.node) ||
          std::holds_alternative<BulkStore>(stmt.node) || std::holds_alternative<TurnTile>(stmt.node) ||
-         std::holds_alternative<Scan>(stmt.node) ||
-         std::holds_alternative<Set>(stmt.node);
+         std::holds_alternative<Scan>(stmt.node) || std::holds_alternative<Set>(stmt.node);
 }
 bool needs_condition(const Stmt& stmt) {
   const Set* set = std::get_if<Set>(&stmt.node);

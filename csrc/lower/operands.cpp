@@ -31,14 +31,15 @@ std::vector<IndexRead> Operands::starts(const Item& item) {
 
 graph::Indexer Operands::indexer(const Item& item, bool use_lane) const {
   Domain domain = schedule_.domains[item.value];
-  const bool in_lanes = lane_ && !item.loops.empty() && item.loops.back() >= 0;
+  // What is read as an index outside of the lanes is that of lane 0.
+  const bool in_lanes = (lane_ || !use_lane) && !item.loops.empty() && item.loops.back() >= 0;
   if (!domain.loop.empty() && domain.loop.back().parallel == Parallel::kVector && !in_lanes) {
     domain.loop.back().parallel = Parallel::kSerial;
   }
   std::vector<IndexPtr> indices;
   for (int loop : item.loops) indices.push_back(variable(loop));
   graph::Indexer result(domain, std::move(indices));
-  if (in_lanes && use_lane) result.use_lane(*lane_);
+  if (in_lanes && lane_ && use_lane) result.use_lane(*lane_);
   return result;
 }
 

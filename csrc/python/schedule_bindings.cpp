@@ -38,7 +38,9 @@ namespace {
 template <class T>
 auto refuses(const char* words) {
   return [words](T*, const nb::args& args, const nb::kwargs&) {
-    const std::string got = args.size() == 0 ? "nothing" : nb::cast<std::string>(args[0].type().attr("__name__"));
+    std::string got = args.size() == 0 ? "nothing" : "";
+    for (nb::handle arg : args)
+      got += (got.empty() ? "" : " and ") + nb::cast<std::string>(arg.type().attr("__name__"));
     throw nb::type_error(cat(words, ", got ", got).c_str());
   };
 }

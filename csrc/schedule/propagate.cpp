@@ -258,8 +258,8 @@ void Scheduler::transform_like(ValueId reference, const std::vector<ValueId>& se
     Domain& domain = changed.domains[id];
     const std::optional<Found>& found = aligner[id];
     JF_REQUIRE(found.has_value(), "[transform_like] ", fusion_.values[id].name, " (",
-               ir::print_type(fusion_.values[id]), ") shares no axes with ", fusion_.values[reference].name, " (",
-               ir::print_type(fusion_.values[reference]), "); schedule it by itself");
+               ir::print_type(fusion_, fusion_.values[id]), ") shares no axes with ", fusion_.values[reference].name,
+               " (", ir::print_type(fusion_, fusion_.values[reference]), "); schedule it by itself");
     domain.transforms = align(found->alignment, axes_to_insert(like.logical, reference, *aligner[found->anchor]));
     domain.transforms.insert(domain.transforms.end(), like.transforms.begin(), like.transforms.end());
     const bool same_parts = !domain.in_parts || (!domain.transforms.empty() &&
