@@ -5,6 +5,7 @@ Values are small whole numbers, so that every order of folding gives the same bi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import random
@@ -25,6 +26,7 @@ SCANS = {"scan_sum": np.add, "scan_max": np.maximum, "scan_min": np.minimum}
 KINDS = ("unary", "binary", "binary", "binary", "reduce", "reduce", "transpose", "broadcast")
 MOVES = ("slice", "pad", "scan", "reshape")
 SEARCHES = 300_000  # from this seed on programs search tables, too
+EACH = 600_000  # from this seed on axes of extent 1 are stretched, and values get their loops one by one
 Choice = tuple[str, int, int, int]  # a call and three numbers, taken modulo what there is to choose from
 
 
@@ -33,7 +35,8 @@ class Program:
 
     def __init__(self, seed: int):
         self.draw = draw = random.Random(f"fusion {seed}")
-        self.random, self.searches = np.random.default_rng(seed), seed >= SEARCHES
+        self.random, self.searches = np.random.default_rng(seed), SEARCHES <= seed < EACH
+        self.stretches = seed >= EACH
         self.builder = jf.ir.Builder("p")
         self.values: list[tuple[int, np.ndarray]] = []
         self.inputs: list[np.ndarray] = []
@@ -134,7 +137,8 @@ class Program:
         dims: list[int] = []
         start = 0
         for extent in exact.shape:
-            found = [i for i in range(start, len(shape)) if shape[i] == extent]
+            stretches = self.stretches and extent == 1
+            found = [i for i in range(start, len(shape)) if shape[i] == extent or stretches]
             if not found:
                 return None
             dims.append(self.draw.choice(found))
@@ -241,6 +245,20 @@ class Caller:
         self.do("split", value, axis, extent)
         self.do("swizzle", value, axis + 1 + c % 2, axis + 2 - c % 2)
 
+    def _each(self, value: str, rank: int, b: int, c: int) -> None:
+        """The same call for every computed value, as far as it has such axes."""
+        kind = ("split", "split", "pad", "merge", "swizzle", "lanes", "inline_at")[c % 7]
+        for value in self.scheduler.fusion.values:
+            if value in self.scheduler.fusion.inputs or (b + len(value)) % 29 == 0:
+                continue
+            with contextlib.suppress(jf.UserError):
+                if kind == "lanes":
+                    self._lanes(value, rank, b, c)
+                else:
+                    axis = b % 3 - 2
+                    arguments = {"split": [axis, SOME[b % 8]], "pad": [axis, SOME[b % 8]], "merge": [axis]}
+                    self.do(kind, value, *arguments.get(kind, [b % 4, bool(b % 3)]))
+
     def _parts(self, value: str, rank: int, b: int, c: int) -> None:
         folds = [v for v in self.scheduler.fusion.values if self.scheduler.fusion.is_reduction(v)]
         if not folds:
@@ -301,6 +319,9 @@ class Case:
             count = draw.randint(0, most)
             return [(draw.choice(kinds), *(draw.randrange(1 << 16) for _ in range(3))) for _ in range(count)]
 
+        if seed >= EACH:
+            calls = some(("cache_after", "cache_before"), 1) + some(("each",), 5) + some(("turn", "parts"), 1)
+            return Case(seed, platform, tuple(calls + [("inline_most", 0, 0, 1)][: draw.randint(0, 2)]))
         # Edits, loops of one value, then the others like it, then whatever comes.
         edits = some(("cache_after", "cache_before", "cache_fork", "parts", "parts", "rfactor"), 2)
         last = draw.randrange(3)

@@ -8,7 +8,7 @@ import functools
 import jax
 import loop_interpreter
 import pytest
-from random_schedules import SEARCHES, Case, outcome, report
+from random_schedules import EACH, SEARCHES, Case, outcome, report
 
 import jax_fuser as jf
 
@@ -33,6 +33,13 @@ def test_loops_compute_every_element(batch, platform):
 def test_loops_search_tables(batch, platform):
     run = functools.partial(loop_interpreter.run, platform=platform)
     check([Case.of(SEARCHES + batch * CASES + i, platform) for i in range(CASES)], run)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("batch", range(3))
+def test_loops_of_values_one_by_one(batch, platform):
+    run = functools.partial(loop_interpreter.run, platform=platform)
+    check([Case.of(EACH + batch * CASES + i, platform) for i in range(CASES)], run)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
