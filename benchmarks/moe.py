@@ -134,6 +134,12 @@ def in_eight_bits(matrices: jax.Array) -> jf.ScaledTensor:
     return quantized
 
 
+def kept_in_eight_bits(w13: jax.Array, w2: jax.Array) -> dict[str, tuple[jf.ScaledTensor, jf.ScaledTensor]]:
+    """What `format="fp8_row"` would make of the weights in every call."""
+    along = jax.jit(lambda w: jf.quantize(w, "fp8_row"))
+    return {f"quantized_{name}": (in_eight_bits(w), along(w)) for name, w in (("w13", w13), ("w2", w2))}
+
+
 def decode_cases(only: str) -> Iterator[Case]:
     """Yield the time of layers for few tokens, with weights of 16, eight and four bits."""
     for layer in DECODERS:
@@ -210,8 +216,14 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
             else:
                 ways = [(OURS, our_layer(layer), args), ("plain JAX", plain_layer(layer), args)]
                 if gpu:
-                    in_8_bits = our_layer(layer, functools.partial(jf.moe.mlp, format="fp8_row"))
-                    ways.insert(1, (f"{OURS}, fp8_row", in_8_bits, args))
+                    mlp = functools.partial(jf.moe.mlp, format="fp8_row")
+                    with_dw = functools.partial(mlp, dw_format="fp8_row")
+                    once = functools.partial(with_dw, **kept_in_eight_bits(*args[2:]))
+                    ways[1:1] = [
+                        (f"{OURS}, fp8_row", our_layer(layer, mlp), args),
+                        (f"{OURS}, fp8_row, dw too", our_layer(layer, with_dw), args),
+                        (f"{OURS}, fp8_row, dw too, weights once", our_layer(layer, once), args),
+                    ]
             for which in ("forward", "forward+backward"):
                 name = f"{layer.name} {which} {dtype}" + (f" on {devices} devices" if devices > 1 else "")
                 if only not in name:

@@ -23,6 +23,7 @@ from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor
 from jax_fuser._quantize_matrices import ALIGNMENT
+from jax_fuser._quantized_copies import check_copies
 from jax_fuser._route import spell
 from jax_fuser._scaled_floats import FLOATS, FORMATS
 from jax_fuser._scaled_primitive import DTYPE_NAMES, whole_scales
@@ -105,11 +106,13 @@ def layer_arguments(
     w2: Any,
     activation: Activation,
     format: str | None,
+    dw_format: str | None,
+    copies: tuple[Any, Any],
     local: str = "",
 ) -> Any:
-    """Return the arguments of a whole layer as arrays that fit each other, and its activation.
+    """Return the arguments of a whole layer as arrays that fit each other, its activation and its 8-bit formats.
 
-    `local`: what the names of the weights end with.
+    `copies`: the arguments `quantized_w13` and `quantized_w2`. `local`: what the names of the weights end with.
     """
     first, second = names = f"w13{local}", f"w2{local}"
     named = {"x": x, "experts": experts, "weights": weights}
@@ -150,7 +153,37 @@ def layer_arguments(
             f"{_as_given(w2, 'num_experts', 'f', 'd')}, got {w13.shape}"
         )
     _check_eight_bits(fn, x, names, (w13, w2), format)
-    return x, experts, weights, w13, w2, activation
+    return x, experts, weights, w13, w2, activation, _eight_bits_of(fn, format, dw_format, (w13, w2), copies)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class EightBits:
+    """The arguments `format` and `dw_format`, and the weights that are quantized already: see `_expert_rows_8_bits`."""
+
+    copies: _expert_rows_8_bits.Copies
+    format: str | None = dataclasses.field(metadata={"static": True})
+    dw_format: str | None = dataclasses.field(metadata={"static": True})
+
+
+def _eight_bits_of(
+    fn: str, format: str | None, dw_format: str | None, matrices: tuple[Matrices, Matrices], copies: tuple[Any, Any]
+) -> EightBits:
+    if dw_format is not None and (format is None or dw_format != "fp8_row"):
+        raise ValueError(
+            f"{fn}: dw_format must be None, or 'fp8_row' beside format=, got {dw_format!r} beside format={format!r}"
+        )
+
+    def arrays(name: str, w: Matrices, own: Any) -> tuple[jax.Array, ...]:
+        if own is None:
+            return ()
+        if format is None:
+            raise ValueError(f"{fn}: quantized_{name}= needs format= and floats; pass quantized weights as {name}")
+        groups, k, n = matrix_shape(w)
+        check_copies(f"{fn}: quantized_{name}", own, format, (groups, n, k))
+        return tuple(jnp.asarray(a) for copy in own for a in (copy.data, copy.scales))
+
+    return EightBits((arrays("w13", matrices[0], copies[0]), arrays("w2", matrices[1], copies[1])), format, dw_format)
 
 
 def _matrices_of(fn: str, name: str, value: Any) -> Matrices:
@@ -278,18 +311,18 @@ def run_layer(
     w13: Matrices,
     w2: Matrices,
     activation: Activation,
-    format: str | None,
+    eight: EightBits,
     rows: int | None = None,
 ) -> jax.Array:
     """Return the layer `(tokens, n)` of `x` `(tokens, d)`; `rows`: so many at most are choices of an expert."""
     source, target, extents = order_choices(experts, w13.shape[0], rows)
     take = source // experts.shape[1]
-    if format is not None or not (isinstance(w13, jax.Array) and isinstance(w2, jax.Array)):
+    if eight.format is not None or not (isinstance(w13, jax.Array) and isinstance(w2, jax.Array)):
         scale = sum_rows(weights.reshape(-1), source[:, None], target.reshape(-1, 1))
         args = x, take, target, w13, w2, scale.astype(at_least_float32(x.dtype)), extents
         if isinstance(w13, PackedWeights) or isinstance(w2, PackedWeights):
             return sum_rows(_packed_rows(*args, activation), target, take[:, None])
-        return sum_rows(_eight_bit_rows(fn, *args, activation, format), target, take[:, None])
+        return sum_rows(_eight_bit_rows(fn, *args, activation, eight), target, take[:, None])
 
     def composed(x: jax.Array, w13: jax.Array, w2: jax.Array) -> NestedTensor:
         nt = rows_of_choices(x, source, target, extents)
@@ -336,14 +369,14 @@ def _eight_bit_rows(
     scale: jax.Array,
     extents: jax.Array,
     activation: Activation,
-    format: str | None,
+    eight: EightBits,
 ) -> jax.Array:
     """Return the same by products of 8-bit floats."""
     gated = isinstance(activation, str) and activation in GATED
     if not isinstance(w13, ScaledTensor) or not isinstance(w2, ScaledTensor):
-        assert format is not None
-        how = _expert_rows_8_bits.How(fn, activation_of(fn, activation), gated, format, x.dtype)
-        return _expert_rows_8_bits.multiply_floats(how, x, take, back, w13, w2, scale, extents)
+        assert eight.format is not None
+        how = _expert_rows_8_bits.How(fn, activation_of(fn, activation), gated, eight.format, x.dtype, eight.dw_format)
+        return _expert_rows_8_bits.multiply_floats(how, x, take, back, w13, w2, scale, extents, eight.copies)
     how = _expert_rows_8_bits.How(fn, activation_of(fn, activation), gated, _FORMAT_OF[w13.format], x.dtype)
     first, second = ((w.data, whole_scales(fn, w, FORMATS[how.format][0])) for w in (w13, w2))
     return _expert_rows_8_bits.multiply_quantized(how, x, take, back, first, second, scale, extents)

@@ -14,6 +14,7 @@ from jax_fuser._activations import Activation
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._exchange import axis_size
 from jax_fuser._expert_layer import (
+    EightBits,
     Stats,
     array_of,
     dispatch_arguments,
@@ -30,6 +31,7 @@ from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import ScaledTensor
 from jax_fuser._rounds import rounds_of
 from jax_fuser._route import spell
 from jax_fuser._token_exchange import Streams, streams_of
@@ -190,6 +192,9 @@ def ep_mlp(
     axis_name: Any,
     activation: Activation = "swiglu",
     format: str | None = None,
+    dw_format: str | None = None,
+    quantized_w13: tuple[ScaledTensor, ScaledTensor] | None = None,
+    quantized_w2: tuple[ScaledTensor, ScaledTensor] | None = None,
     capacity: float | None = None,
 ) -> jax.Array:
     """Run a whole expert layer whose experts are spread over the devices of a mesh axis, inside `jax.shard_map`.
@@ -208,7 +213,7 @@ def ep_mlp(
         w2_local: `(num_experts / devices, f, d)`. Differentiable. Or of four or eight bits.
         axis_name: a mesh axis of the `shard_map` around the call, or a tuple of them.
         activation: as in `grouped_matmul`.
-        format: as in `mlp`.
+        format, dw_format, quantized_w13, quantized_w2: as in `mlp`, of this device's experts.
         capacity: as in `ep_dispatch`.
 
     Returns:
@@ -232,9 +237,10 @@ def ep_mlp(
     """
     fn = "ep_mlp"
     devices = axis_size(fn, axis_name)
-    x, experts, weights, w13, w2, activation = layer_arguments(
-        fn, x, experts, weights, w13_local, w2_local, activation, format, local="_local"
-    )
+    x, experts, weights, w13, w2, activation, eight = layer_arguments(
+        fn, x, experts, weights, w13_local, w2_local, activation, format, dw_format, (quantized_w13, quantized_w2),
+        local="_local",
+    )  # fmt: skip
     here = varying_axes(jax.lax.axis_index(axis_name))
     for name, given in (("w13_local", w13), ("w2_local", w2)):
         if devices > 1 and here - varying_axes(array_of(given)):
@@ -243,7 +249,7 @@ def ep_mlp(
                 f"split it over the axis with in_specs"
             )
 
-    def run(x: jax.Array, experts: jax.Array, weights: jax.Array, w13: Any, w2: Any) -> jax.Array:
+    def run(x: jax.Array, experts: jax.Array, weights: jax.Array, w13: Any, w2: Any, eight: EightBits) -> jax.Array:
         tokens = math.prod(x.shape[:-1])
         flat, experts, weights = (a.reshape(tokens, a.shape[-1]) for a in (x, experts, weights))
         plan = _plan(fn, flat, experts, devices * w13.shape[0], axis_name, capacity)
@@ -251,11 +257,11 @@ def ep_mlp(
             # JAX 0.11 crashes while it compiles a shard_map that reads an argument without elements.
             return jnp.zeros_like(x, shape=(*x.shape[:-1], matrix_shape(w2)[2]))
         landed, local_experts, landed_weights = plan.send(flat, weights)
-        out = run_layer(fn, landed, local_experts, landed_weights, w13, w2, activation, format, plan.rows)
+        out = run_layer(fn, landed, local_experts, landed_weights, w13, w2, activation, eight, plan.rows)
         out = plan.streams.add_back(out)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
-    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)], keeps=(3, 4))
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, eight, like=lambda _: [names_of(x)], keeps=(3, 4))
     return out
 
 

@@ -8,7 +8,7 @@ out       h * w2                           8 bits, sums over f
 d_h       quantize(dout) * w2'             8 bits; weights are quantized along their other axis
 d_before, d_scale, h                       one kernel, which quantizes d_before, too
 d_rows    d_before * w13'                  8 bits
-d_w13, d_w2                                sums over rows, of floats: see `_scaled_floats`
+d_w13, d_w2                                sums over rows, of floats or in 8 bits: see `_scaled_floats`
 """
 
 from __future__ import annotations
@@ -30,23 +30,27 @@ from jax_fuser._grouped_tail import tail
 from jax_fuser._quant import Block, is_large, quantize_floats, quantize_halves
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._reverse_only import differentiated_once, reverse_only
-from jax_fuser._scaled_floats import FORMATS, filled_up, multiply_rows, rows_of, weights_of
+from jax_fuser._scaled_floats import FORMATS, filled_up, multiply_rows, rows_of, sums_of_8_bits, weights_of
 from jax_fuser._scaled_primitive import BLOCKS
 from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
 
 _DTYPE = "float8_e4m3fn"
+# Of each of the two matrices: elements and scales as the product takes them, then as the gradient of its rows does; or
+# none, and they are made.
+Copies = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class How:
-    """What is computed, beside the arrays: for whom, activation, format, dtype of results and cotangents."""
+    """What is computed, beside the arrays: for whom, activation, formats, dtype of results and cotangents."""
 
     function: str
     activation: Callable[[jax.Array], jax.Array] | None
     gated: bool
     format: str
     dtype: Any
+    dw_format: str | None = None
 
     @property
     def block(self) -> Block:
@@ -125,37 +129,46 @@ def _refuse(how: How, primals: Any, tangents: Any) -> Any:
     )
 
 
-def multiply_floats(how: How, x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any) -> jax.Array:
+def multiply_floats(
+    how: How, x: Any, take: Any, back: Any, w13: Any, w2: Any, scale: Any, extents: Any, copies: Copies
+) -> jax.Array:
     """Return the same of floats `(groups, d, f)` and `(groups, f, n)`, with derivatives."""
     x, w13, w2, scale, *indices = same_varying(x, w13, w2, scale, extents, take, back)
-    return _multiply(how, *reverse_only(how.function, x, w13, w2, scale), tuple(indices))
+    return _multiply(how, *reverse_only(how.function, x, w13, w2, scale), copies, tuple(indices))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiply(how: How, x: Any, w13: Any, w2: Any, scale: Any, indices: Any) -> jax.Array:
-    return _keep(how, x, w13, w2, scale, indices)[0]
+def _multiply(how: How, x: Any, w13: Any, w2: Any, scale: Any, copies: Copies, indices: Any) -> jax.Array:
+    return _keep(how, x, w13, w2, scale, copies, indices)[0]
 
 
-def _keep(how: How, x: Any, w13: Any, w2: Any, scale: Any, indices: Any) -> tuple[jax.Array, Any]:
+def _keep(how: How, x: Any, w13: Any, w2: Any, scale: Any, copies: Copies, indices: Any) -> tuple[jax.Array, Any]:
     extents, take, back = indices
     x, w13, w2, scale = differentiated_once(how.function, x, w13, w2, scale)
-    first, second = (weights_of(w, how.format, True) for w in (w13, w2))
+    first, second = (own[:2] or weights_of(w, how.format, True) for w, own in zip((w13, w2), copies))
     out, before = _forward(how, x, take, back, first, second, scale, extents)
-    return out, (x, w13, w2, scale, indices, before)
+    return out, (x, w13, w2, scale, copies, indices, before)
 
 
 def _backward(how: How, kept: Any, dout: Any) -> tuple[Any, ...]:
-    *kept, (extents, take, back), before = kept
+    *kept, copies, (extents, take, back), before = kept
     x, w13, w2, scale, before, dout = differentiated_once(how.function, *kept, before, dout)
-    d_h = how.multiply(rows_of(dout, how.format), weights_of(w2, how.format, False), extents)
+    first, second = (own[2:] or weights_of(w, how.format, False) for w, own in zip((w13, w2), copies))
+    d_h = how.multiply(rows_of(dout, how.format), second, extents)
     between = _fused(how, True) if is_large(before) else how.between_backward
     d_before, d_scale, h, *quantized = between(d_h, before, scale, extents)
-    d_rows = how.multiply(quantized, weights_of(w13, how.format, False), extents)
+    d_rows = how.multiply(quantized, first, extents)
     rows = sum_rows(x, take[:, None], back)
-    sums = functools.partial(product, mode="contraction")
-    d_w13 = placed_as(sums(rows, d_before, extents, dtype=w13.dtype), jax.typeof(w13).sharding)
-    d_w2 = placed_as(sums(h, dout, extents, dtype=w2.dtype), jax.typeof(w2).sharding)
-    return sum_rows(d_rows, back, take[:, None]), d_w13, d_w2, d_scale, (None,) * 3
+
+    def sums(rows: Any, cotangents: Any, w: Any) -> jax.Array:
+        if how.dw_format is None or 0 in (rows.shape[0], w.shape[0]):
+            made = product(rows, cotangents, extents, mode="contraction", dtype=w.dtype)
+        else:
+            made = sums_of_8_bits(rows, cotangents, (extents,), w.dtype)
+        return placed_as(made, jax.typeof(w).sharding)
+
+    none = jax.tree.map(lambda _: None, (copies, (extents, take, back)))
+    return sum_rows(d_rows, back, take[:, None]), sums(rows, d_before, w13), sums(h, dout, w2), d_scale, *none
 
 
 _multiply.defvjp(_keep, _backward)

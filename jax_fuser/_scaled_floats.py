@@ -73,7 +73,7 @@ def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: 
         sides = _sides(lhs.astype(kind), dout.astype(kind), transpose_rhs)
         d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
     else:
-        d_rhs = _sums_of_8_bits(*_sides(lhs, dout, transpose_rhs), indices, rhs.dtype)
+        d_rhs = sums_of_8_bits(*_sides(lhs, dout, transpose_rhs), indices, rhs.dtype)
     grads = (placed_as(grad, jax.typeof(x).sharding) for grad, x in ((d_lhs, lhs), (d_rhs, rhs)))
     return *grads, tuple(None for _ in copies), tuple(None for _ in indices)
 
@@ -85,8 +85,8 @@ def _sides(rows: Any, cotangents: Any, transpose_rhs: bool) -> tuple[Any, Any]:
     return (cotangents, rows) if transpose_rhs else (rows, cotangents)
 
 
-def _sums_of_8_bits(lhs: Any, rhs: Any, indices: Any, dtype: Any) -> jax.Array:
-    """The sums over rows of `lhs` `(m, k)` and `rhs` `(m, n)`, quantized here."""
+def sums_of_8_bits(lhs: Any, rhs: Any, indices: Any, dtype: Any) -> jax.Array:
+    """Return the sums over rows of `lhs` `(m, k)` and `rhs` `(m, n)`, quantized here."""
     starts = indices[1] if len(indices) > 1 else None
     (left, of_left, extents), (right, of_right, _) = (quantize_columns(x, indices[0], starts) for x in (lhs, rhs))
     return scaled_product(left, right, extents, None, of_left, of_right, scaled="columns", dtype=np.dtype(dtype))

@@ -15,10 +15,11 @@ from jax_fuser._packed_matmul import check_rows, multiply_packed
 from jax_fuser._packed_weights import PackedWeights, repack_weights
 from jax_fuser._quant import ScaledTensor, dequantize
 from jax_fuser._quantize_matrices import ALIGNMENT
+from jax_fuser._quantized_copies import check_copies, kind_of
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
 from jax_fuser._scaled_floats import FLOATS, FORMATS, multiply_floats
-from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, block_count, scaled_product, whole_scales
+from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, scaled_product, whole_scales
 from jax_fuser._scaled_tail import ScaledTail
 from jax_fuser._static_sizes import check_sizes
 
@@ -177,7 +178,7 @@ def scaled_grouped_matmul(
         extents = to_extents(extents, m)
     if scaled == "floats":
         assert format is not None
-        _check_copies(quantized_rhs, format, (groups, n, k))
+        check_copies("scaled_grouped_matmul: quantized_rhs", quantized_rhs, format, (groups, n, k))
         out = multiply_floats(
             data, matrices, quantized_rhs, extents, starts, format=format, drhs_format=drhs_format,
             transpose_rhs=transpose_rhs, dtype=dtype,
@@ -245,41 +246,12 @@ def _floats(lhs: Any, rhs: Any, format: str) -> str:
             "yourself for others"
         )
     for operand in (lhs, rhs):
-        if _kind(operand) not in FLOATS:
+        if kind_of(operand) not in FLOATS:
             raise TypeError(
-                f"scaled_grouped_matmul: format= quantizes floats, {', '.join(FLOATS)}; got {_kind(lhs)} x "
-                f"{_kind(rhs)}; leave it out for operands that are quantized"
+                f"scaled_grouped_matmul: format= quantizes floats, {', '.join(FLOATS)}; got {kind_of(lhs)} x "
+                f"{kind_of(rhs)}; leave it out for operands that are quantized"
             )
     return "floats"
-
-
-def _check_copies(copies: Any, format: str, shape: tuple[int, int, int]) -> None:
-    if copies is None:
-        return
-    groups, n, k = shape
-    name = "scaled_grouped_matmul: quantized_rhs"
-    if (
-        not isinstance(copies, (tuple, list))
-        or len(copies) != 2
-        or not all(isinstance(c, ScaledTensor) for c in copies)
-    ):
-        got = " and ".join(map(_kind, copies)) if isinstance(copies, (tuple, list)) else _kind(copies)
-        raise TypeError(
-            f"{name} must be two ScaledTensors, of (groups, n, k) and (groups, k, n), got {got}; quantize makes them "
-            "of the weights and of jnp.swapaxes(weights, 1, 2)"
-        )
-    if k % ALIGNMENT or n % ALIGNMENT:
-        raise ValueError(f"{name} needs k and n in multiples of {ALIGNMENT}, got {k} and {n}; leave it out")
-    for copy, (rows, columns) in zip(copies, ((n, k), (k, n))):
-        scales: tuple[int, ...] = (groups, rows)
-        if format == "fp8_block":
-            scales = groups, block_count(rows), block_count(columns)
-        fits = copy.format == format and copy.block == BLOCKS[FORMATS[format][0]][1] and copy.global_scale is None
-        if not fits or copy.data.shape != (groups, rows, columns) or copy.scales.shape != scales:
-            raise ValueError(
-                f"{name} must hold {format} {(groups, rows, columns)} with scales {scales}, got {copy!r}; "
-                "quantize makes it"
-            )
 
 
 def _scaling(lhs: Any, rhs: Any) -> str:
@@ -289,23 +261,14 @@ def _scaling(lhs: Any, rhs: Any) -> str:
             return "rows"
         if lhs.format == rhs.format == "fp8_block" and (lhs.block, rhs.block) == BLOCKS["blocks"]:
             return "blocks"
-    elif _kind(lhs) in _OF_PACKED:
-        if _kind(rhs) in _fp4.FORMATS:
+    elif kind_of(lhs) in _OF_PACKED:
+        if kind_of(rhs) in _fp4.FORMATS:
             return "packed"
         if isinstance(rhs, ScaledTensor) and rhs.layout == "row_major":
             return "weights"
     floats = ", ".join(_OF_PACKED)
     raise TypeError(
-        f"scaled_grouped_matmul: {_kind(lhs)} x {_kind(rhs)} not supported; supported pairs: fp8_row or fp8_tensor on "
-        f"both sides, fp8_block (128,) x fp8_block (128, 128), {floats} x {' or '.join(_fp4.FORMATS)} or eight bits, "
-        "floats on both sides with format=; see quantize, or use grouped_matmul"
+        f"scaled_grouped_matmul: {kind_of(lhs)} x {kind_of(rhs)} not supported; supported pairs: fp8_row or fp8_tensor "
+        f"on both sides, fp8_block (128,) x fp8_block (128, 128), {floats} x {' or '.join(_fp4.FORMATS)} or eight "
+        "bits, floats on both sides with format=; see quantize, or use grouped_matmul"
     )
-
-
-def _kind(x: Any) -> str:
-    if isinstance(x, ScaledTensor):
-        layout = "" if x.layout == "row_major" else f" {x.layout}"
-        return f"{x.format} {x.block}" if x.format == "fp8_block" else x.format + layout
-    if isinstance(x, PackedWeights):
-        return x.format
-    return str(getattr(x, "dtype", type(x).__name__))

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jax_fuser._activations import Activation
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._expert_layer import (
+    EightBits,
     Stats,
     dispatch_arguments,
     layer_arguments,
@@ -39,6 +40,7 @@ from jax_fuser._nested import sort_rows
 from jax_fuser._nested_checks import debug_check, readable
 from jax_fuser._nested_rows import require_nested
 from jax_fuser._nested_tensor import NestedTensor
+from jax_fuser._quant import ScaledTensor
 from jax_fuser._route import Routing, route, spell
 
 __all__ = [
@@ -177,6 +179,9 @@ def mlp(
     *,
     activation: Activation = "swiglu",
     format: str | None = None,
+    dw_format: str | None = None,
+    quantized_w13: tuple[ScaledTensor, ScaledTensor] | None = None,
+    quantized_w2: tuple[ScaledTensor, ScaledTensor] | None = None,
 ) -> jax.Array:
     """Run a whole expert layer: dispatch, two grouped products with the activation between them, combine.
 
@@ -187,8 +192,9 @@ def mlp(
     With weights of eight bits, or `format`, both products multiply 8-bit floats as those of `scaled_grouped_matmul` do:
     a token is quantized once for all its experts, and what lies between the products is in the kernel that computes it.
     With `format` the layer is differentiable (reverse mode, once): cotangents of rows come from 8-bit floats, those of
-    weights from floats. Quantizing the weights takes as long as reading them twice, so that it pays where experts have
-    many rows: from about a thousand on with `d` and `f` of thousands.
+    weights from floats, or with `dw_format` from 8-bit floats, too. Quantizing the weights takes as long as reading
+    them twice, so that it pays where experts have many rows: from about a thousand on with `d` and `f` of thousands;
+    micro-batches of one step share what `quantized_w13` and `quantized_w2` hold.
 
     Args:
         x: tokens `(.., d)`. Differentiable.
@@ -202,6 +208,12 @@ def mlp(
         activation: as in `grouped_matmul`.
         format: "fp8_row" or "fp8_block": quantize floats `w13` and `w2` in every call. `x` and they are bfloat16,
             float16 or float32.
+        dw_format: with `format`, "fp8_row" quantizes what the gradients of `w13` and `w2` sum over rows, with a scale
+            for each column of each expert's rows: faster where experts have many rows, and less exact.
+        quantized_w13: with `format`, what it would make of `w13` in every call, made once: `quantize` of
+            `(num_experts, columns, d)` and of `(num_experts, d, columns)`, which is `w13`; both axes are multiples of
+            16. Gradients go to `w13` alone.
+        quantized_w2: likewise, of `(num_experts, d, f)` and of `(num_experts, f, d)`.
 
     Returns:
         `(.., d)` of the dtype of `x`.
@@ -219,9 +231,11 @@ def mlp(
         >>> jf.moe.mlp(jnp.ones((2, 8)), experts, jnp.full((2, 2), 0.5), w13, w2).shape
         (2, 8)
     """
-    x, experts, weights, w13, w2, activation = layer_arguments("mlp", x, experts, weights, w13, w2, activation, format)
-    run = functools.partial(_mlp, activation=activation, format=format)
-    out: jax.Array = automatically(run, x, experts, weights, w13, w2, like=lambda _: [names_of(x)], keeps=(3, 4))
+    x, experts, weights, w13, w2, activation, eight = layer_arguments(
+        "mlp", x, experts, weights, w13, w2, activation, format, dw_format, (quantized_w13, quantized_w2)
+    )
+    run = functools.partial(_mlp, activation=activation)
+    out: jax.Array = automatically(run, x, experts, weights, w13, w2, eight, like=lambda _: [names_of(x)], keeps=(3, 4))
     return out
 
 
@@ -231,10 +245,10 @@ def _mlp(
     weights: jax.Array,
     w13: Any,
     w2: Any,
+    eight: EightBits,
     activation: Activation,
-    format: str | None,
 ) -> jax.Array:
     tokens, top_k = math.prod(x.shape[:-1]), experts.shape[-1]
     flat, experts, weights = (a.reshape(tokens, n) for a, n in ((x, x.shape[-1]), (experts, top_k), (weights, top_k)))
-    out = run_layer("mlp", flat, experts, weights, w13, w2, activation, format)
+    out = run_layer("mlp", flat, experts, weights, w13, w2, activation, eight)
     return out.reshape(*x.shape[:-1], out.shape[-1])

@@ -98,6 +98,37 @@ def test_gradients_are_near_those_of_floats(device, format, activation):
         assert norm_of_difference(a, b) < 0.12
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_gradients_of_weights_in_8_bits(device, format):
+    (x, experts, weights), pair = arguments("bfloat16")
+
+    def loss(pair, dw_format):
+        return jnp.sum(jnp.sin(jf.moe.mlp(x, experts, weights, *pair, format=format, dw_format=dw_format)))
+
+    got, want = (jax.jit(jax.grad(functools.partial(loss, dw_format=f)))(pair) for f in ("fp8_row", None))
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        assert 1e-3 < norm_of_difference(a, b) < 0.06
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_quantized_once(device, format):
+    """As in every call, gradients too, which go to the floats."""
+    (x, experts, weights), pair = arguments("bfloat16")
+    block = BLOCKS[format]
+    kept = [[jf.quantize(a, format, block=block) for a in (jnp.swapaxes(w, 1, 2), w)] for w in pair]
+
+    def loss(x, pair, kept):
+        copies = dict(zip(("quantized_w13", "quantized_w2"), kept))
+        return jnp.sum(jnp.sin(jf.moe.mlp(x, experts, weights, *pair, format=format, **copies)))
+
+    want = jax.jit(jax.value_and_grad(functools.partial(loss, kept=()), (0, 1)))(x, pair)
+    for given in (kept, kept[:1]):
+        got = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, pair, given)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert_close(a, b)
+
+
 @pytest.mark.parametrize("chosen", [[], [0], [3], [1, 2]])
 def test_experts_of_no_rows(device, chosen):
     (x, _, weights), pair = arguments()
@@ -165,11 +196,12 @@ def test_leading_dimensions_vmap_scan_checkpoint_and_export():
 @pytest.mark.parametrize("devices", [2, 4])
 def test_experts_of_several_devices(device, devices):
     (x, experts, weights), pair = arguments(tokens=36)
+    how = {"format": "fp8_row", "dw_format": "fp8_row"}
     on_mesh = jax.shard_map(
-        functools.partial(jf.moe.ep_mlp, axis_name="ep", format="fp8_row"), mesh=meshes.mesh(ep=devices),
+        functools.partial(jf.moe.ep_mlp, axis_name="ep", **how), mesh=meshes.mesh(ep=devices),
         in_specs=P("ep"), out_specs=P("ep"),
     )  # fmt: skip
-    here = functools.partial(jf.moe.mlp, format="fp8_row")
+    here = functools.partial(jf.moe.mlp, **how)
     got, want = (
         jax.jit(jax.value_and_grad(lambda x, pair, f=f: jnp.sum(x * f(x, experts, weights, *pair)), (0, 1)))(x, pair)
         for f in (on_mesh, here)
@@ -201,6 +233,14 @@ def test_messages():
     narrow = quantized(w13[:, :120], "fp8_row"), quantized(w2[:, :, :120], "fp8_row")
     refused("the last axis of w13 in eight bits must be a multiple of 16, got (4, 512, 120)", x=x[:, :120],
             w13=narrow[0], w2=narrow[1])  # fmt: skip
+    refused("mlp: dw_format must be None, or 'fp8_row' beside format=, got 'fp8_row' beside format=None",
+            dw_format="fp8_row")  # fmt: skip
+    refused("mlp: dw_format must be None, or 'fp8_row' beside format=, got 'fp8' beside format='fp8_row'",
+            format="fp8_row", dw_format="fp8")  # fmt: skip
+    refused("mlp: quantized_w2= needs format= and floats", quantized_w2=(q2, q2))
+    refused("mlp: quantized_w13 must hold fp8_row (4, 128, 512) with scales (4, 128), got ScaledTensor(fp8_row",
+            format="fp8_row", quantized_w13=(q13, q13))  # fmt: skip
+    refused("mlp: quantized_w13 must be two ScaledTensors", TypeError, format="fp8_row", quantized_w13=q13)
     with pytest.raises(TypeError, match="mlp: a layer of weights that are quantized in 8 bits has no derivative"):
         jax.grad(lambda x: jf.moe.mlp(x, experts, weights, q13, q2).sum())(x)
     layer = lambda x: jf.moe.mlp(x, experts, weights, w13, w2, format="fp8_row").sum()  # noqa: E731
