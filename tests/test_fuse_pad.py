@@ -1,5 +1,7 @@
 """Padding inside fusions, and what the derivatives of slices, splits and concatenations become: one kernel."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import meshes
@@ -229,6 +231,42 @@ def test_padding_between_elements(device, shape, padding):
     x = array(*shape)
     assert_close(jf.fuse(f)(x), f(x))
     assert not x.size or not jf.explain(f)(x).cuts
+
+
+def interleaved(x, cos, sin):
+    """Rotary embeddings of even and odd elements: of slices, of tables that repeat."""
+    even, odd = x[..., ::2], x[..., 1::2]
+    rotated = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], -1).reshape(x.shape)
+    other = jnp.stack([-odd, even], -1).reshape(x.shape)
+    return rotated, x * jnp.repeat(cos, 2, -1) + other * jnp.repeat(sin, 2, -1)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_interleaved_rotary_embeddings_are_one_kernel(device, dtype, which):
+    x, cos, sin = array(3, 5, 14, dtype=dtype), array(5, 7, dtype=dtype), array(5, 7, dtype=dtype)
+
+    def f(x, cos, sin):
+        return interleaved(x, cos, sin)[which]
+
+    assert_close(jf.fuse(f)(x, cos, sin), f(*(a.astype(jnp.float32) for a in (x, cos, sin))), dtype)
+    assert kernels(f, x, cos, sin) == 1
+    # Threads of a GPU store pairs, not every other element.
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((64, 512, 128), (512, 64), (512, 64))]
+    stored = jf.fuse(f).lower(*shapes).as_text("loops", platform="cuda")
+    assert re.findall(r"store .* lane \* (\d+)", stored) == ["1"]
+
+
+@pytest.mark.parametrize("parts", [(1, 1), (1, 2), (3, 1, 2), (1, 1, 1, 1), (5, 3, 1, 1, 1), (64, 1)])
+def test_short_parts_side_by_side(device, parts):
+    """Stored each in its place, or chosen and stored in whole lines."""
+    arrays = [array(6, 5, n) for n in parts]
+    for axis, order in ((2, (0, 1, 2)), (1, (0, 2, 1)), (0, (2, 1, 0))):
+
+        def f(*arrays, axis=axis, order=order):
+            return jnp.concatenate([jnp.sin(a).transpose(order) + n for n, a in enumerate(arrays)], axis)
+
+        assert_close(jf.fuse(f)(*arrays), f(*arrays))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

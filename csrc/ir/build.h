@@ -97,6 +97,10 @@ class Builder {
   // Drops ops that reach no output and verifies. The builder is empty afterwards.
   Fusion finish();
 
+  // The same, but that concats of few parts whose elements memory would see as short pieces are choices between them,
+  // which are stored in whole lines.
+  static Fusion with_chosen_pieces(const Fusion& fusion);
+
  private:
   // What was built; nothing is left.
   Fusion take_fusion();
@@ -123,6 +127,9 @@ class Builder {
   // The sum where it is one of parts that together fill their axis with values padded by zeros; -1 where not.
   ValueId sum_of_parts(std::span<const ValueId> inputs);
   void join_read_concats();
+  // Adds all of another fusion that is live. What reads a concat reads a choice between its operands; those that are
+  // `chosen` are such choices wherever they are read or stored.
+  void rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen);
   ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   // The index along an axis is below `bound`.

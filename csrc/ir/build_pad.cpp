@@ -174,7 +174,6 @@ ValueId Builder::sum_of_parts(std::span<const ValueId> inputs) {
   return concat(parts, axis);
 }
 
-// Makes the fusion anew where ops read a concat: they read a choice between its operands.
 void Builder::join_read_concats() {
   std::vector<bool> live(fusion_.values.size(), false);
   for (ValueId id : fusion_.outputs) live[id] = true;
@@ -188,8 +187,32 @@ void Builder::join_read_concats() {
       any = any || (is_concat[op->inputs[i]] && !reads_whole(*op, i));
     }
   }
-  if (!any) return;
-  const Fusion old = take_fusion();
+  if (any) rebuild(take_fusion(), live, std::vector<bool>(live.size(), false));
+}
+
+Fusion Builder::with_chosen_pieces(const Fusion& old) {
+  // Parts, each of which is computed for all elements; bytes in a row that are stored as well as more are.
+  constexpr size_t kMostParts = 4;
+  constexpr int64_t kLeastBytes = 32;
+  std::vector<bool> chosen(old.values.size(), false);
+  for (const Op& op : old.ops) {
+    if (op.kind != OpKind::kConcat || op.inputs.size() > kMostParts) continue;
+    const int64_t axis = std::get<Dims>(op.attribute).dims[0];
+    int64_t least = kLeastBytes;
+    for (ValueId part : op.inputs) {
+      int64_t bytes = size_of(old.values[part].dtype);
+      for (size_t a = axis; a < old.values[part].axes.size(); ++a) bytes *= old.values[part].axes[a].extent;
+      least = std::min(least, bytes);
+    }
+    chosen[op.output] = 0 < least && least < kLeastBytes;
+  }
+  if (!contains(chosen, true)) return old;
+  Builder builder(old.name);
+  builder.rebuild(old, std::vector<bool>(old.values.size(), true), chosen);
+  return builder.finish();
+}
+
+void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen) {
   fusion_.name = old.name;
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
@@ -197,6 +220,11 @@ void Builder::join_read_concats() {
     fusion_.values[renamed[id]].name = old.values[id].name;
     fusion_.inputs.push_back(renamed[id]);
   }
+  const std::vector<bool> is_concat = [&] {
+    std::vector<bool> found(old.values.size(), false);
+    for (const Op& op : old.ops) found[op.output] = op.kind == OpKind::kConcat;
+    return found;
+  }();
   auto read = [&](ValueId id) {
     if (!is_concat[id]) return renamed[id];
     if (whole[id] < 0) {
@@ -213,7 +241,8 @@ void Builder::join_read_concats() {
     const Value& type = old.values[op.output];
     std::vector<ValueId> inputs;
     for (size_t i = 0; i < op.inputs.size(); ++i) {
-      inputs.push_back(reads_whole(op, i) ? renamed[op.inputs[i]] : read(op.inputs[i]));
+      const ValueId id = op.inputs[i];
+      inputs.push_back(reads_whole(op, i) && !chosen[id] ? renamed[id] : read(id));
     }
     if (op.kind == OpKind::kPlace) {
       renamed[op.output] = inputs[0];  // concat places it anew
@@ -224,10 +253,11 @@ void Builder::join_read_concats() {
     }
   }
   for (ValueId id : old.outputs) {
-    ValueId made = renamed[id];
+    ValueId made = chosen[id] ? read(id) : renamed[id];
     if (contains(fusion_.outputs, made)) {  // as another one now, and yet a result
+      const ValueId copied = made;
       made = add_value(old.values[id].dtype, old.values[id].axes);
-      push({OpKind::kCopy, {renamed[id]}, made, {}, ""});
+      push({OpKind::kCopy, {copied}, made, {}, ""});
     }
     fusion_.outputs.push_back(made);
   }

@@ -238,12 +238,11 @@ class Solver {
 
   bool agree(const Box& box) {
     const Cuts whole = cuts_of(box.whole), part = cuts_of(box.part);
-    const int64_t count = extents_[box.part];
-    if (box.stride != 1 && count > 1) return whole.empty() && part.empty();
+    const int64_t count = extents_[box.part], stride = count > 1 ? box.stride : 1;
     for (int64_t at : part) {
-      if (box.start % at != 0 || !cut(box.whole, at)) return false;
+      if (box.start % (at * stride) >= stride || !cut(box.whole, at * stride)) return false;
     }
-    const auto ranges = part_ranges(parts_of(box.whole), box.start, count);
+    const auto ranges = part_ranges(parts_of(box.whole), box.start, count, stride);
     if (!ranges) return false;
     int64_t inner = 1;
     for (size_t i = ranges->size(); i-- > 0;) {
@@ -284,19 +283,27 @@ class Solver {
 
 AxisCuts cut_axes(const Fusion& fusion) { return Solver(fusion).result(); }
 
-std::optional<std::vector<PartRange>> part_ranges(const std::vector<int64_t>& parts, int64_t start, int64_t count) {
+std::optional<std::vector<PartRange>> part_ranges(const std::vector<int64_t>& parts, int64_t start, int64_t count,
+                                                  int64_t stride) {
   std::vector<PartRange> ranges(parts.size());
   for (size_t i = parts.size(); i-- > 0;) {
     const int64_t extent = parts[i];
-    if (i > 0 && extent > 0 && start % extent == 0 && count % extent == 0) {
-      ranges[i] = {0, extent};
+    if (count <= 1) stride = 1;
+    const int64_t own = extent / std::max<int64_t>(stride, 1);  // of each block of so many elements
+    if (i == 0) {
+      ranges[i] = {start, count, stride};
+    } else if (own > 0 && extent % stride == 0 && start % extent < stride && count % own == 0) {
+      ranges[i] = {start % extent, own, stride};
       start /= extent;
-      count /= extent;
-    } else if (i == 0) {
-      ranges[i] = {start, count};
+      count /= own;
+      stride = 1;
+    } else if (stride > 1 && extent > 0 && stride % extent == 0) {
+      ranges[i] = {start % extent, 1, 1};
+      start /= extent;
+      stride /= extent;
     } else {
-      if (count == 0 || start / extent != (start + count - 1) / extent) return std::nullopt;
-      ranges[i] = {start % extent, count};
+      if (count == 0 || stride > 1 || start / extent != (start + count - 1) / extent) return std::nullopt;
+      ranges[i] = {start % extent, count, 1};
       start /= extent;
       count = 1;
     }

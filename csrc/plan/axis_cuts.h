@@ -22,10 +22,12 @@ struct AxisCuts {
 };
 AxisCuts cut_axes(const ir::Fusion& fusion);
 
-// The elements start .. start + count - 1 of an axis, as a range of each of its parts; nothing where they are none.
+// The elements start, start + stride .. of an axis, `count` of them, as a range of each of its parts; nothing where they
+// are none.
 struct PartRange {
-  int64_t start, count;
+  int64_t start, count, stride;
 };
-std::optional<std::vector<PartRange>> part_ranges(const std::vector<int64_t>& parts, int64_t start, int64_t count);
+std::optional<std::vector<PartRange>> part_ranges(const std::vector<int64_t>& parts, int64_t start, int64_t count,
+                                                  int64_t stride = 1);
 
 }  // namespace jf::plan

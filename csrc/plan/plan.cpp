@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "ir/build.h"
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/after_folds.h"
@@ -99,7 +100,10 @@ void check_spreads(const ir::Fusion& fusion) {
 }  // namespace
 
 Plan plan(const ir::Fusion& given, const Target& target) {
-  const ir::Fusion fusion = ir::without_unused(given);
+  const ir::Fusion used = ir::without_unused(given);
+  // CPUs store pieces as fast, and compute none twice.
+  const bool chooses = target.platform == Platform::kCuda && !has_nested(used);
+  const ir::Fusion fusion = chooses ? ir::Builder::with_chosen_pieces(used) : used;
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));

@@ -149,11 +149,11 @@ class ReshapeRewriter {
       int64_t count = 1;
       for (int64_t extent : to[a]) count *= extent;
       const Sizes& from = parts(op.inputs[0])[a];
-      const auto ranges = part_ranges(from, where.starts[a], count);
+      const auto ranges = part_ranges(from, where.starts[a], count, where.strides[a]);
       JF_CHECK(ranges.has_value(), "axis ", a, " of a slice is cut unevenly");
       for (const PartRange& range : *ranges) {
         inner.starts.push_back(range.start);
-        inner.strides.push_back(from.size() == 1 ? where.strides[a] : 1);
+        inner.strides.push_back(range.stride);
         counts.push_back(range.count);
       }
       append(result, to[a]);
