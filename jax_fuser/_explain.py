@@ -64,7 +64,8 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
             fused = f if isinstance(f, Fused) else fuse(f)
             fused.check(args, kwargs)
             jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
-        if not any(True for _ in fused_equations(jaxpr)):
+        # Those of few elements are ours, and would be part of what a caller fuses.
+        if all(_trace.is_small(eqn.params) for eqn in fused_equations(jaxpr)):
             jaxpr = fused.traced(*args, **kwargs).jaxpr
         return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
 
@@ -76,7 +77,7 @@ def _shaped(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
-    calls = _calls(jaxpr)
+    calls = _calls(jaxpr, platform)
     keys = [program_of(call.eqn) or str(call.eqn) for call in calls]
     counts = Counter(keys)
     numbers = {key: i for i, key in enumerate(counts)}
@@ -147,18 +148,23 @@ class _Call:
     readers: list[list[Any]]
 
 
-def _calls(closed: Any) -> list[_Call]:
+def _is_fused(eqn: Any, platform: str) -> bool:
+    """Whether an equation is kernels."""
+    return eqn.primitive.name == _trace.FUSED and not (platform == "cuda" and _trace.is_small(eqn.params))
+
+
+def _calls(closed: Any, platform: str) -> list[_Call]:
     """Return all fused equations, in order."""
     jaxpr = getattr(closed, "jaxpr", closed)
     calls: list[_Call] = []
     names = getattr(jaxpr.debug_info, "arg_names", None) or ()
     if len(names) != len(jaxpr.invars):
         names = range(len(jaxpr.invars))
-    _walk(jaxpr, [f"argument {name}" for name in names], [["the result"] for _ in jaxpr.outvars], calls)
+    _walk(jaxpr, [f"argument {name}" for name in names], [["the result"] for _ in jaxpr.outvars], calls, platform)
     return calls
 
 
-def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[_Call]) -> list[Any]:
+def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[_Call], platform: str) -> list[Any]:
     """Add the fused equations of an open jaxpr whose arguments and results are known; return its results' origins."""
     made: dict[Any, Any] = dict(zip(jaxpr.invars, origins))
     read_by: dict[Any, list[Any]] = defaultdict(list)
@@ -183,16 +189,16 @@ def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[
             continue
         after = [read_by[v] for v in eqn.outvars]
         made.update((v, eqn) for v in eqn.outvars)
-        if eqn.primitive.name == _trace.FUSED:
+        if _is_fused(eqn, platform):
             calls.append(_Call(eqn, before, after))
             continue
         for inner in inner_jaxprs(eqn):
             if (len(inner.invars), len(inner.outvars)) == (len(before), len(after)):
-                results = _walk(inner, before, after, calls)
+                results = _walk(inner, before, after, calls, platform)
                 made.update(zip(eqn.outvars, results))
             else:
                 body = f"the body of {eqn.primitive.name}"
-                _walk(inner, [body] * len(inner.invars), [[body]] * len(inner.outvars), calls)
+                _walk(inner, [body] * len(inner.invars), [[body]] * len(inner.outvars), calls, platform)
     return [origin(v) for v in jaxpr.outvars]
 
 
@@ -219,7 +225,10 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
     reduced = _regions.feeds_reductions(jaxpr.eqns, cut, {v for v in jaxpr.outvars if isinstance(v, Var)})
     for i, (eqn, reason) in enumerate(zip(jaxpr.eqns, reasons)):
         name = eqn.primitive.name
-        if name == _trace.FUSED or _is_passed(eqn):
+        if _is_fused(eqn, platform) or _is_passed(eqn):
+            continue
+        if name == _trace.FUSED:
+            yield eqn.params["name"], "has few elements: ops of XLA on GPUs"
             continue
         if name == _quantized_product.quantized_p.name:
             yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))

@@ -14,11 +14,10 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _fuse
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._spread_sum import (
-    fold_groups,
     front,
+    fuse_groups,
     group_shape,
     last_rows,
     over_outer,
@@ -26,6 +25,7 @@ from jax_fuser._spread_sum import (
     take_rows,
     trailing,
 )
+from jax_fuser._varying import same_varying
 
 extreme_p = jax.extend.core.Primitive("jax_fuser_extreme_groups")
 hits_p = jax.extend.core.Primitive("jax_fuser_extreme_hits")
@@ -37,13 +37,12 @@ def extreme_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: 
     An empty group gets the value that every other exceeds: -inf for `largest`, the lowest integer. Arguments as in
     `spread_groups`.
     """
-    return fold_groups(*_fold(largest), rows, ids, starts, extents)
+    return _fold(largest)(*same_varying(rows, ids, starts, extents))
 
 
 @functools.cache
-def _fold(largest: bool) -> tuple[Any, _fuse.Fused]:
-    bind = functools.partial(extreme_p.bind, largest=largest)
-    return bind, _fuse.fuse(bind, name="max_groups" if largest else "min_groups")
+def _fold(largest: bool) -> Any:
+    return fuse_groups(functools.partial(extreme_p.bind, largest=largest), "max_groups" if largest else "min_groups")
 
 
 def lowest(dtype: Any, largest: bool) -> jax.Array:

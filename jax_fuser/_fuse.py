@@ -32,6 +32,7 @@ class Fused:
         name: str,
         schedule: _by_hand.Given | None = None,
         statics: _statics.Statics = _statics.NONE,
+        min_elements: int = 0,
     ):
         functools.update_wrapper(self, f, updated=())  # attributes of a callable object would hide those of this one
         self.name = name
@@ -44,7 +45,7 @@ class Fused:
             leaves = jax.tree.leaves((args, kwargs))
             _check_sizes(name, leaves, schedule is not None)
             if schedule is None:
-                results = run(closed, leaves, name)
+                results = run(closed, leaves, name, min_elements=min_elements)
             else:
                 jaxpr, program = _by_hand.scheduled(closed, name, schedule)
                 results = run_program(jaxpr, leaves, name, program)

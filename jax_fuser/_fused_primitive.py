@@ -28,11 +28,14 @@ fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
 
 
-def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = ()) -> list[Any]:
-    """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`."""
+def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = (), min_elements: int = 0) -> list[Any]:
+    """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`.
+
+    `min_elements`: regions of fewer are kernels on CPUs alone, where a kernel costs no launch.
+    """
     flat = _flatten.flatten(closed)
     arguments = flat.invars[len(flat.consts) :]
-    jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear])
+    jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear], min_elements=min_elements)
     return jax.core.eval_jaxpr(jaxpr, (), *flat.consts, *args)
 
 
@@ -40,19 +43,29 @@ def run_program(jaxpr: Any, args: Sequence[Any], name: str, program: str) -> lis
     """Run a flat closed jaxpr as exactly this program, whose inputs and outputs are those of the jaxpr in order."""
     linear = (False,) * len(args)
     results: list[Any] = fused_p.bind(
-        *args, jaxpr=jaxpr, name=name, linear=linear, mesh=_split.needs_devices(), program=program
+        *args, jaxpr=jaxpr, name=name, linear=linear, mesh=_split.needs_devices(), min_elements=0, program=program
     )
     return results
 
 
 def fused_jaxpr(
-    flat: _flatten.Flat, name: str, linear: Sequence[Var], leave_draws: bool = False, leave_products: bool = False
+    flat: _flatten.Flat,
+    name: str,
+    linear: Sequence[Var],
+    leave_draws: bool = False,
+    leave_products: bool = False,
+    min_elements: int = 0,
 ) -> Jaxpr:
     """Return the jaxpr in which each region is one equation of `fused_p`.
 
     `leave_draws`: no random bits in them; `leave_products`: no grouped products.
     """
     depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
+    how = (leave_draws, leave_products, min_elements)
+
+    def fuse_body(body: _flatten.Flat) -> Jaxpr:
+        return fused_jaxpr(body, name, (), *how)
+
     eqns = []
     for step in _regions.partition(flat, linear, leave_draws, leave_products):
         if isinstance(step, _regions.Region):
@@ -61,11 +74,12 @@ def fused_jaxpr(
                 "name": name,
                 "linear": tuple(v in depends for v in step.invars),
                 "mesh": _split.needs_devices(),
+                "min_elements": min_elements,
             }
             last = step.eqns[-1]
             step = new_jaxpr_eqn(step.invars, step.outvars, fused_p, params, frozenset(), last.source_info, last.ctx)
         else:
-            step = _bodies.fused(step, lambda body: fused_jaxpr(body, name, (), leave_draws, leave_products))
+            step = _bodies.fused(step, fuse_body)
         eqns.append(step)
     return _jaxpr(flat.invars, flat.outvars, eqns)
 
@@ -136,13 +150,14 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         return [*results, *(out[k] for k in changing)] if has_product else out
 
     args = (*primals, *(tangents[i] for i in moving))
-    out = run(jax.make_jaxpr(tangents_out)(*args), args, f"{name}_jvp", range(len(primals), len(args)))
+    moved = range(len(primals), len(args))
+    out = run(jax.make_jaxpr(tangents_out)(*args), args, f"{name}_jvp", moved, params["min_elements"])
     if has_product:
         results, out = out[: len(zeros)], out[len(zeros) :]
     return results, _merged(len(zeros), (range(len(zeros)), zeros), (changing, out))
 
 
-def _transpose(cotangents: Any, *args: Any, jaxpr: Any, name: str, **_: Any) -> list[Any]:
+def _transpose(cotangents: Any, *args: Any, jaxpr: Any, name: str, min_elements: int, **_: Any) -> list[Any]:
     invars, outvars = jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars
     unknown = [i for i, a in enumerate(args) if ad.is_undefined_primal(a)]
     known = [i for i in range(len(args)) if i not in unknown]
@@ -165,11 +180,14 @@ def _transpose(cotangents: Any, *args: Any, jaxpr: Any, name: str, **_: Any) -> 
         return jax.vjp(f, *(points[unknown.index(i)] for i in wanted))[1](list(values[len(known) :]))
 
     values = (*(args[i] for i in known), *(cotangents[k] for k in given))
-    out = run(jax.make_jaxpr(cotangents_in)(*values), values, f"{name}_transpose", range(len(known), len(values)))
+    given_last = range(len(known), len(values))
+    out = run(jax.make_jaxpr(cotangents_in)(*values), values, f"{name}_transpose", given_last, min_elements)
     return _merged(len(args), (unknown, zeros), (wanted, out))
 
 
-def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any) -> tuple[list[Any], list[int | None]]:
+def _batch(
+    args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, min_elements: int, **_: Any
+) -> tuple[list[Any], list[int | None]]:
     batched = [i for i, d in enumerate(dims) if d is not None]
     reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in batched})
     follows = [v in reached for v in jaxpr.jaxpr.outvars]
@@ -179,10 +197,10 @@ def _batch(args: Any, dims: Any, *, jaxpr: Any, name: str, linear: Any, **_: Any
     out_dims = [min(place, len(aval.shape)) if f else None for aval, f in zip(jaxpr.out_avals, follows)]
     mapped = jax.vmap(functools.partial(plain, jaxpr=jaxpr), in_axes=tuple(dims), out_axes=out_dims)
     marks = [i for i, is_linear in enumerate(linear) if is_linear]
-    return run(jax.make_jaxpr(mapped)(*args), args, name, marks), out_dims
+    return run(jax.make_jaxpr(mapped)(*args), args, name, marks, min_elements), out_dims
 
 
-def _jet(primals: Any, series: Any, *, jaxpr: Any, name: str, **_: Any) -> tuple[Any, Any]:
+def _jet(primals: Any, series: Any, *, jaxpr: Any, name: str, min_elements: int, **_: Any) -> tuple[Any, Any]:
     """Taylor series of a result from those of the operands, all of one order."""
     order = len(series[0])
 
@@ -193,7 +211,7 @@ def _jet(primals: Any, series: Any, *, jaxpr: Any, name: str, **_: Any) -> tuple
         return jet.jet(f, args[: len(primals)], own, factorial_scaled=False)
 
     args = (*primals, *itertools.chain.from_iterable(series))
-    out = run(jax.make_jaxpr(taylor)(*args), args, f"{name}_jet", ())
+    out = run(jax.make_jaxpr(taylor)(*args), args, f"{name}_jet", (), min_elements)
     count = len(jaxpr.out_avals)
     return out[:count], [out[count + i * order : count + (i + 1) * order] for i in range(count)]
 

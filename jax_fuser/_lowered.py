@@ -65,11 +65,12 @@ class Lowered:
 
 
 def _printable(closed: Any) -> Any:
-    """Return the jaxpr without the parameter that only speaks to JAX's lowering."""
-    eqns = [
-        e.replace(params={k: v for k, v in e.params.items() if k != "mesh"}) if e.primitive.name == _trace.FUSED else e
-        for e in closed.jaxpr.eqns
-    ]
+    """Return the jaxpr without the parameters that only speak to the lowering."""
+
+    def shown(eqn: Any) -> Any:
+        return eqn.replace(params={k: v for k, v in eqn.params.items() if k not in ("mesh", "min_elements")})
+
+    eqns = [shown(eqn) if eqn.primitive.name == _trace.FUSED else eqn for eqn in closed.jaxpr.eqns]
     return closed.jaxpr.replace(eqns=eqns)
 
 

@@ -13,17 +13,17 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _fuse
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._spread_sum import (
-    fold_groups,
     front,
+    fuse_groups,
     group_shape,
     last_rows,
     over_outer,
     sum_groups_once,
     trailing,
 )
+from jax_fuser._varying import same_varying
 
 multiply_p = jax.extend.core.Primitive("jax_fuser_multiply_groups")
 
@@ -33,10 +33,10 @@ def multiply_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents:
 
     Multiplies in a fixed order, in the dtype of `rows`. Arguments as in `spread_groups`.
     """
-    return fold_groups(multiply_p.bind, _fused, rows, ids, starts, extents)
+    return _fused(*same_varying(rows, ids, starts, extents))
 
 
-_fused = _fuse.fuse(multiply_p.bind, name="multiply_groups")
+_fused = fuse_groups(multiply_p.bind, "multiply_groups")
 
 
 def _one(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:

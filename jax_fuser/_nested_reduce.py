@@ -2,7 +2,7 @@
 
 `axis` is "ragged" (the rows of each group), "group" (all rows of all groups) or an int, a dense dimension of
 `nt.shape`. Sums are taken in float32 for narrower floats and in a fixed order. Padding is never read, and a NaN stays
-in its group. Many rows are folded by fused kernels, as under `fuse`; without a compiler, and for few, by XLA.
+in its group. Fused kernels fold the rows, as under `fuse`; without a compiler, and few of them on GPUs, XLA does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from jax_fuser import _arguments
 from jax_fuser._accumulator import accumulator
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._extreme_groups import extreme_groups, extreme_of_all, lowest
-from jax_fuser._fuse import fuse
 from jax_fuser._multiply_groups import multiply_groups
 from jax_fuser._nested_map import elementwise
 from jax_fuser._nested_rows import over_outer, over_rows, require_nested, spread
 from jax_fuser._nested_tensor import NestedTensor
-from jax_fuser._spread_sum import MIN_FUSED_ELEMENTS, sum_groups
+from jax_fuser._spread_sum import fuse_groups, sum_groups
 
 Axis = int | str
 
@@ -202,18 +201,18 @@ def _axis(fn: str, nt: NestedTensor, axis: Axis) -> tuple[str, int]:
 
 
 def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile `f(nt, *static)` as one function; of many elements by fused kernels."""
+    """Compile `f(nt, *static)` as one function."""
 
     @functools.cache
-    def compiled(fused: bool, *static: Any) -> Callable[..., Any]:
+    def compiled(*static: Any) -> Callable[..., Any]:
         def run(nt: NestedTensor) -> Any:
             return f(nt, *static)
 
-        return fuse(run, name=f"nested{f.__name__}") if fused else jax.jit(run)
+        return fuse_groups(run, f"nested{f.__name__}")
 
     @functools.wraps(f)
     def call(nt: NestedTensor, *static: Any) -> Any:
-        run = compiled(nt.data.size >= MIN_FUSED_ELEMENTS, *static)
+        run = compiled(*static)
         return run(nt) if static[0] not in ("ragged", "group") else automatically(run, nt, like=_placed_like(nt))
 
     return call
@@ -375,7 +374,7 @@ def _softmax_rows_jvp(layout: Any, kind: str, log: bool, primals: Any, tangents:
     # Of the logarithm of a small share 16 bits hold few digits of that share.
     result = _softmax_rows(rows.astype(accumulator(rows.dtype)) if log else rows, *rest, layout, kind, log)
     nt = NestedTensor.tree_unflatten(layout, (result, *rest))
-    change = _change(result.size >= MIN_FUSED_ELEMENTS, kind, log)(nt, tangents[0])
+    change = _change(kind, log)(nt, tangents[0])
     return result.astype(rows.dtype), change.astype(rows.dtype)
 
 
@@ -392,7 +391,7 @@ def _grouped_softmax(nt: NestedTensor, kind: str, log: bool) -> NestedTensor:
 
 
 @functools.cache
-def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
+def _change(kind: str, log: bool) -> Callable[..., Any]:
     """Return the derivative of softmax as a function of its result and of the change of its operand."""
 
     def change(result: NestedTensor, moved: jax.Array) -> jax.Array:
@@ -405,7 +404,7 @@ def _change(fused: bool, kind: str, log: bool) -> Callable[..., Any]:
             part = _masked(nt.replace(data=part), kind, 0)
         return (part if log else share * part).astype(result.dtype)
 
-    return fuse(change, name="nested_softmax_change") if fused else jax.jit(change)
+    return fuse_groups(change, "nested_softmax_change")
 
 
 @_compiled

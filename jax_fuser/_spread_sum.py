@@ -20,8 +20,8 @@ from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._varying import same_varying
 
-# Folds of fewer elements are scans of XLA: they take less than a kernel's compilation for a long time.
-MIN_FUSED_ELEMENTS = 1 << 16
+# Fewer are scans of XLA on GPUs, and without a compiler.
+_MIN_FUSED_ELEMENTS = 1 << 16
 
 spread_p = jax.extend.core.Primitive("jax_fuser_spread_groups")
 sum_p = jax.extend.core.Primitive("jax_fuser_sum_groups")
@@ -44,15 +44,15 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 
     Adds in a fixed order, in float32 for narrower floats. Arguments as in `spread_groups`.
     """
-    return fold_groups(sum_p.bind, _fused_sum, rows, ids, starts, extents)
+    return _fused_sum(*same_varying(rows, ids, starts, extents))
 
 
-def fold_groups(bind: Callable[..., jax.Array], fused: Callable[..., jax.Array], *operands: jax.Array) -> jax.Array:
-    """Return a fold of the first operand by the others, its layout: `fused`, if a kernel is worth its compilation."""
-    return (bind if operands[0].size < MIN_FUSED_ELEMENTS else fused)(*same_varying(*operands))
+def fuse_groups(f: Callable[..., Any], name: str) -> _fuse.Fused:
+    """Fuse a function of the rows of groups; on CPUs of few elements, too."""
+    return _fuse.Fused(f, name, min_elements=_MIN_FUSED_ELEMENTS)
 
 
-_fused_sum = _fuse.fuse(sum_p.bind, name="sum_groups")
+_fused_sum = fuse_groups(sum_p.bind, "sum_groups")
 
 
 def sum_groups_once(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array) -> jax.Array:

@@ -327,5 +327,14 @@ def has_product(jaxpr: Any) -> bool:
 
 def needs_kernel(jaxpr: Any) -> bool:
     """Whether an open jaxpr has any array of more than one element: less is no work for a kernel."""
+    return _most_elements(jaxpr) > 1
+
+
+def is_small(params: Any) -> bool:
+    """Whether a fused equation with these parameters has so few elements that it is no kernel on GPUs."""
+    return "program" not in params and _most_elements(params["jaxpr"].jaxpr) < params["min_elements"]
+
+
+def _most_elements(jaxpr: Any) -> int:
     values = [*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
-    return any(math.prod(v.aval.shape) > 1 for v in values)
+    return max((math.prod(v.aval.shape) for v in values), default=0)

@@ -1,6 +1,7 @@
 """Folds of the rows of each group, under `fuse` and outside of it, against a loop over groups in numpy."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from test_cuda_sources import nvrtc_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
-from jax_fuser import _core
+from jax_fuser import _core, _ffi
 
 ROWS, GROUPS = 700, 5
 # Rows of each group, and where they begin if storage has gaps. One program serves all: extents are data.
@@ -464,3 +465,78 @@ def test_cuda_sources(dtype):
     for program in lowered.as_text("fusion").split("# region")[1:]:
         for _, _, cubin in _core.compile_cuda(program.split("\n", 1)[1], _core.cuda_target_for(90)):
             assert cubin
+
+
+CALL = "@jax_fuser.program"
+FEW = {
+    "sum": jf.nested.sum,
+    "mean": jf.nested.mean,
+    "max": jf.nested.max,
+    "prod": jf.nested.prod,
+    "logsumexp": jf.nested.logsumexp,
+    "softmax": lambda nt: jf.nested.softmax(nt).data,
+    "rms_norm": lambda nt: jf.nested.rms_norm(nt, "ragged").data,
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_few_elements_are_kernels_on_cpus_alone(name):
+    def f(x, extents):
+        return FEW[name](jf.as_nested(x, extents=extents))
+
+    def gradient(x, extents):
+        return jax.grad(lambda x: jnp.sum(f(x, extents) ** 2))(x)
+
+    x, extents = jnp.ones((21, 3)), jnp.array([1, 0, 17, 3])
+    for fn in (f, gradient):
+        traced = jax.jit(fn).trace(x, extents)
+        cpu, cuda = (traced.lower(lowering_platforms=(p,)).as_text().count(CALL) for p in ("cpu", "cuda"))
+        assert cuda == 0 and (cpu == 1 if fn is f else cpu), (cpu, cuda)
+
+
+def test_few_elements_without_a_compiler(monkeypatch):
+    """XLA folds them, and nobody is warned: nothing is lost that GPUs would have."""
+    monkeypatch.setattr(_ffi, "can_compile", lambda platform: "no C++ compiler for this test")
+    rng, ends = np.random.default_rng(0), [0, 1, 1, 18, 21]
+    x, extents = rng.uniform(-2, 2, (23, 3)), np.diff(ends)
+    groups = [x[a:b] for a, b in itertools.pairwise(ends)]
+
+    @jax.jit
+    def f(x, extents):
+        nt = jf.as_nested(x, extents=extents)
+        gradient = jax.grad(lambda x: jnp.sum(jf.nested.sum(jf.as_nested(x, extents=extents)) ** 2))
+        return jf.nested.sum(nt), jf.nested.max(nt), jf.nested.softmax(nt).data, gradient(x)
+
+    assert "jax_fuser.program" not in f.lower(jnp.asarray(x), jnp.asarray(extents)).as_text()
+    total, largest, shares, gradient = f(jnp.asarray(x, jnp.float32), jnp.asarray(extents))
+    assert_close(total, np.stack([g.sum(0) for g in groups]), "float32")
+    assert_close(largest, np.stack([g.max(0, initial=-np.inf) for g in groups]), "float32")
+    padding = np.zeros((2, 3))
+    shares_of = [np.exp(g) / np.exp(g).sum(0) for g in groups]
+    assert_close(shares, np.concatenate([*shares_of, padding]), "float32")
+    assert_close(gradient, np.concatenate([*(0 * g + 2 * g.sum(0) for g in groups), padding]), "float32", scale=10)
+
+
+def test_few_elements_that_a_batch_makes_many():
+    """Whether GPUs are worth a launch is decided by what they are to compute."""
+    f = jax.vmap(lambda x: jf.nested.sum(jf.as_nested(x, extents=[1, 15])))
+    for batch, calls in ((2, 0), (1 << 12, 1)):
+        lowered = jax.jit(f).trace(jnp.ones((batch, 16, 2))).lower(lowering_platforms=("cuda",))
+        assert lowered.as_text().count(CALL) == calls
+
+
+def test_explain_of_few_elements():
+    """By themselves they are explained as parts of what is fused; beside fused functions as what XLA runs on GPUs."""
+    x = jnp.ones((21, 3))
+
+    def mean(x):
+        return jf.nested.mean(jf.as_nested(x, extents=[1, 20]))
+
+    def both(x):
+        return jf.fuse(jnp.tanh)(mean(x))
+
+    for platform in ("cpu", "cuda"):
+        assert not jf.explain(mean, platform=platform)(x).cuts
+    names = {p: [region.name for region in jf.explain(both, platform=p)(x).regions] for p in ("cpu", "cuda")}
+    assert names == {"cpu": ["nested_mean", "tanh"], "cuda": ["tanh"]}
+    assert "nested_mean" in [cut.primitive for cut in jf.explain(both, platform="cuda")(x).cuts]
