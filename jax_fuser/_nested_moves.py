@@ -5,18 +5,27 @@ They take one ragged dimension in front (`[rows, ..]`); callers `vmap` over oute
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from jax_fuser._sum_rows import sum_rows
 
 
-def move_rows(x: jax.Array, source: jax.Array, target: jax.Array, copies: int = 1) -> jax.Array:
-    """Return `y` with `y[j] = x[source[j] // copies]`, and zero where `source[j]` is -1.
+def move_rows(
+    x: jax.Array | Sequence[jax.Array],
+    source: jax.Array,
+    target: jax.Array,
+    copies: int = 1,
+    fill: jax.Array | None = None,
+) -> jax.Array:
+    """Return `y` with `y[j] = x[source[j] // copies]`, and zero, or `fill`, where `source[j]` is -1.
 
     Args:
-        x: `[rows, ..]`.
+        x: `[rows, ..]`, or arrays that have these rows one after another.
         source: int32 `[n]`, index into the rows of `x`, each repeated `copies` times; every index at most once.
         target: int32 `[rows * copies]`, the inverse: where a row of `x` went, or -1.
         copies: how often each row of `x` is repeated; the gradient adds them up in this order, in float32.
+        fill: a scalar.
     """
-    return sum_rows(x, (source // copies)[:, None], target.reshape(x.shape[0], copies))
+    return sum_rows(x, (source // copies)[:, None], target.reshape(-1, copies), fill=fill)

@@ -15,7 +15,7 @@ from jax_fuser._automatic import automatically, names_of
 from jax_fuser._nested_checks import INT32_MAX, first, readable
 from jax_fuser._nested_exchange import clip, exchange
 from jax_fuser._nested_map import check_same_layout, spell_shape
-from jax_fuser._nested_rows import as_flattened, relocate, require_nested, to_padded
+from jax_fuser._nested_rows import as_flattened, compact, relocate, require_nested, to_padded
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._row_groups import spans
 
@@ -113,11 +113,13 @@ def _merge_outer(nt: NestedTensor, axis: int) -> NestedTensor:
     return _join(data, extents, starts + begins, dim - 1)
 
 
-def _join(data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int) -> NestedTensor:
+def _join(
+    data: jax.Array, extents: jax.Array, starts: jax.Array, dim: int, parts: Sequence[jax.Array] = ()
+) -> NestedTensor:
     """Return groups made of chunks of rows: extents and starts are `[.., groups, chunks]`."""
     flat_extents, flat_starts = (jax.lax.collapse(x, x.ndim - 2) for x in (extents, starts))
     chunks = NestedTensor(data, flat_extents, flat_starts, dim)
-    return NestedTensor(as_flattened(chunks), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim)
+    return NestedTensor(compact(chunks, parts), jnp.sum(extents, axis=-1, dtype=jnp.int32), ragged_dim=dim)
 
 
 def split(
@@ -319,13 +321,21 @@ def concat(nts: Sequence[NestedTensor], axis: int | str = 0) -> NestedTensor:
         if shape != shapes[0]:
             what = "shapes" if axis > dim else "outer dimensions"
             raise ValueError(f"concat: ragged_dim or {what} of extents differ: {shapes[0]} vs {shape}")
+    return _concat(tuple(nts), axis > dim)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _concat(nts: tuple[NestedTensor, ...], of_rows: bool) -> NestedTensor:
+    # As one function: eagerly the padding of each would be read.
+    dim = nts[0].ragged_dim
     bases = [0, *np.cumsum([nt.capacity for nt in nts])]
     all_spans = [nt._spans() for nt in nts]
     all_starts = [starts + np.int32(base) for (starts, _), base in zip(all_spans, bases)]
     all_extents = [extents for _, extents in all_spans]
     data = jnp.concatenate([nt.data for nt in nts], axis=dim)
-    if axis > dim:
-        return _join(data, jnp.stack(all_extents, axis=-1), jnp.stack(all_starts, axis=-1), dim)
+    parts = [nt.data.astype(data.dtype) for nt in nts]
+    if of_rows:
+        return _join(data, jnp.stack(all_extents, axis=-1), jnp.stack(all_starts, axis=-1), dim, parts)
     starts = jnp.concatenate(all_starts, axis=-1)
     extents = jnp.concatenate(all_extents, axis=-1)
-    return NestedTensor(as_flattened(NestedTensor(data, extents, starts, dim)), extents, ragged_dim=dim)
+    return NestedTensor(compact(NestedTensor(data, extents, starts, dim), parts), extents, ragged_dim=dim)

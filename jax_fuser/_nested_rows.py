@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,22 +48,32 @@ def as_flattened(nt: NestedTensor) -> jax.Array:
         [0.0, 1.0, 2.0]
     """
     require_nested("as_flattened", nt)
-    return relocate(nt, nt.offsets[..., :-1], nt.capacity) if nt.gapped else nt.data
+    return compact(nt) if nt.gapped else nt.data
 
 
-def relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
-    """Return storage of `capacity` rows where each group begins at the new `starts`; rows between are zero."""
+def compact(nt: NestedTensor, parts: Sequence[jax.Array] = ()) -> jax.Array:
+    """Return the rows of all groups, one group after another; `parts`: see `relocate`."""
+    return relocate(nt, nt.offsets[..., :-1], nt.capacity, parts)
+
+
+def relocate(nt: NestedTensor, starts: jax.Array, capacity: int, parts: Sequence[jax.Array] = ()) -> jax.Array:
+    """Return storage of `capacity` rows where each group begins at the new `starts`; rows between are zero.
+
+    `parts`: what `nt.data` puts together along its rows, to be read instead.
+    """
     move = functools.partial(_relocate, capacity=capacity)
-    moved: jax.Array = automatically(move, nt, starts, like=lambda _: [names_of(nt.data)])
+    moved: jax.Array = automatically(move, nt, starts, tuple(parts), like=lambda _: [names_of(nt.data)])
     return moved
 
 
 @functools.partial(jax.jit, static_argnames="capacity")
-def _relocate(nt: NestedTensor, starts: jax.Array, capacity: int) -> jax.Array:
+def _relocate(nt: NestedTensor, starts: jax.Array, parts: tuple[jax.Array, ...], capacity: int) -> jax.Array:
     def move(data: jax.Array, extents: jax.Array, old: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         new_rows, old_rows = (jnp.arange(n, dtype=jnp.int32) for n in (capacity, data.shape[0]))
         new_ids = NestedTensor(new_rows, extents, new).row_ids()
-        return move_rows(data, _translate(new_rows, new_ids, new, old), _translate(old_rows, ids, old, new))
+        # Outer dimensions batch the whole alone.
+        x = data if nt.ragged_dim or not parts else parts
+        return move_rows(x, _translate(new_rows, new_ids, new, old), _translate(old_rows, ids, old, new))
 
     return over_outer(nt, move, starts)
 
@@ -154,9 +164,8 @@ def _pad(nt: NestedTensor, fill: jax.Array, size: int) -> jax.Array:
         # A row that is cut off has no place: the next block begins there.
         within = _translate(rows, ids, starts, jnp.zeros_like(starts))
         block = _translate(rows, ids, starts, jnp.arange(groups, dtype=jnp.int32) * size)
-        out = move_rows(data, source, jnp.where(within < size, block, -1))
-        out = out.reshape(groups, size, *data.shape[1:])
-        return jnp.where(over_rows(inside, out.ndim, 1), out, fill)
+        out = move_rows(data, source, jnp.where(within < size, block, -1), fill=fill)
+        return out.reshape(groups, size, *data.shape[1:])
 
     return over_outer(nt, pad)
 

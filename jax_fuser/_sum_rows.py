@@ -9,6 +9,7 @@ the order of `j`, in float32 for 16-bit floats. An index outside the array stand
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,15 +17,18 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from jax_fuser import _by_hand, _ffi, _split
+from jax_fuser import _by_hand, _ffi, _flatten, _split
 from jax_fuser._accumulator import accumulator
 from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
+from jax_fuser._spread_sum import trailing
 from jax_fuser._varying import same_varying
 
 # Above this many terms the sum is one reduction instead of a chain of additions.
 _UNROLLED_TERMS = 16
+# A kernel reads a row of each array that it may lie in.
+_MOST_PARTS = 4
 # On GPUs moves of fewer elements take no longer than a launch.
 _FUSED_ELEMENTS = 1 << 20
 
@@ -32,10 +36,11 @@ sum_rows_p = jax.extend.core.Primitive("jax_fuser_sum_rows")
 
 
 def sum_rows(
-    x: jax.Array,
+    x: jax.Array | Sequence[jax.Array],
     take: jax.Array,
     back: jax.Array,
     *,
+    fill: jax.Array | None = None,
     leaves: bool = False,
     back_leaves: bool = False,
     by_xla: bool = False,
@@ -43,10 +48,11 @@ def sum_rows(
     """Add rows of `x` named by index.
 
     Args:
-        x: `(sources, ...)`, any dtype. Differentiable.
+        x: `(sources, ...)`, any dtype. Or arrays that have these rows one after another. Differentiable.
         take: int32 `(results, terms)`, source rows of each result row.
         back: int32 `(sources, uses)`, the same relation from the other side: `s in take[i]` as often as `i in back[s]`.
             Only differentiation reads it.
+        fill: scalar, what results of no row hold instead of zero, where `take` has one term. Differentiable.
         leaves: nobody reads a result of no row: where `take` has one term, which is a row or -1, it may hold anything.
         back_leaves: the same of the derivative, by `back`.
         by_xla: `x`, or what reads the result, is little arithmetic, which XLA makes part of the moves; of derivatives
@@ -55,16 +61,23 @@ def sum_rows(
     Returns:
         `(results, ...)`, dtype of `x`.
     """
-    mesh = _split.needs_devices()
-    return sum_rows_p.bind(
-        *same_varying(x, take, back), leaves=leaves, back_leaves=back_leaves, by_xla=by_xla, mesh=mesh
-    )
+    parts = [x] if isinstance(x, jax.Array) else [*x]
+    how = {"leaves": leaves, "back_leaves": back_leaves, "by_xla": by_xla}
+    return _bind(parts, take, back, [] if fill is None else [fill], how)
 
 
-def _abstract_eval(x: Any, take: Any, back: Any, **_: Any) -> Any:
-    if take.ndim != 2 or back.ndim != 2 or back.shape[0] != x.shape[0]:
+def _bind(parts: Sequence[Any], take: Any, back: Any, fill: Sequence[Any], how: dict[str, bool]) -> jax.Array:
+    operands = same_varying(*parts, take, back, *fill)
+    result: jax.Array = sum_rows_p.bind(*operands, parts=len(parts), mesh=_split.needs_devices(), **how)
+    return result
+
+
+def _abstract_eval(*operands: Any, parts: int, **_: Any) -> Any:
+    x, take, back = operands[0], *operands[parts : parts + 2]
+    sources = sum(part.shape[0] for part in operands[:parts])
+    if take.ndim != 2 or back.ndim != 2 or back.shape[0] != sources:
         raise ValueError(
-            f"sum_rows: x {x.shape} needs take (results, terms) and back ({x.shape[0]}, uses), got "
+            f"sum_rows: x of {sources} rows needs take (results, terms) and back ({sources}, uses), got "
             f"{take.shape} and {back.shape}"
         )
     sharding = x.sharding.update(spec=jax.P(*[None] * x.ndim))
@@ -86,9 +99,35 @@ def is_worth_a_kernel(rows: Any) -> bool:
     return bool(rows.size >= _FUSED_ELEMENTS)
 
 
-def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array, **_: Any) -> jax.Array:
+def _gather_and_add(x: jax.Array, take: jax.Array, back: jax.Array) -> jax.Array:
     del back
     return added_rows(x, take, x.dtype)
+
+
+def _gather_from_parts(*operands: jax.Array, parts: int) -> jax.Array:
+    """Return the same of rows that lie in several arrays, or with what there is for no row."""
+    take, _, *fill = operands[parts:]
+    out = fill[0] if fill else jnp.zeros((), operands[0].dtype)
+    begin = 0
+    for x in operands[:parts]:
+        is_here = (take >= begin) & (take < begin + x.shape[0])
+        rows = added_rows(x, jnp.where(is_here, take - begin, -1), x.dtype)
+        out = jnp.where(trailing(is_here[:, 0], rows.ndim), rows, out)
+        begin += x.shape[0]
+    return out
+
+
+def _step_by_step(*operands: jax.Array, parts: int, **how: Any) -> jax.Array:
+    """Return the same of one array, then filled."""
+    take, back, *fill = operands[parts:]
+    x = operands[0] if parts == 1 else jnp.concatenate(operands[:parts])
+    out: jax.Array = sum_rows_p.bind(x, take, back, parts=1, **how)
+    return jnp.where(_are_of_rows(take, back, out.ndim), out, fill[0]) if fill else out
+
+
+def _are_of_rows(take: jax.Array, back: jax.Array, ndim: int) -> jax.Array:
+    """Return which results are rows: the others may be filled."""
+    return trailing((take[:, 0] >= 0) & (take[:, 0] < back.shape[0]), ndim)
 
 
 def added_rows(x: jax.Array, take: jax.Array, dtype: Any) -> jax.Array:
@@ -115,19 +154,34 @@ def added_rows(x: jax.Array, take: jax.Array, dtype: Any) -> jax.Array:
 _fused = fuse(_gather_and_add, name="move_rows")
 
 
-def _lower(ctx: Any, *operands: Any, platform: str, leaves: bool, by_xla: bool, **_: Any) -> Any:
+@functools.cache
+def _fused_parts(parts: int) -> Any:
+    return fuse(functools.partial(_gather_from_parts, parts=parts), name="move_rows")
+
+
+def _lower_simply(ctx: Any, *operands: Any, parts: int, **how: Any) -> Any:
+    is_simple = len(operands) == 3
+    f = _gather_and_add if is_simple else functools.partial(_step_by_step, parts=parts, **how)
+    return mlir.lower_fun(f, multiple_results=False)(ctx, *operands)
+
+
+def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     """On GPUs each row that goes to several places is read once, and of sums only rows that there are: own kernels.
 
     XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times on
     CPUs, and sums of two to eight rows there 1.1 to 3. A CPU program with a thousand operations of XLA runs in another
     thread, which takes 30 us.
     """
+    if len(operands) > 3:
+        if platform == "cpu" and params["parts"] <= _MOST_PARTS and _ffi.can_compile(platform) is None:
+            return mlir.lower_fun(_fused_parts(params["parts"]), multiple_results=False)(ctx, *operands)
+        return _lower_simply(ctx, *operands, **params)
     rows, take, back = ctx.avals_in
     terms = take.shape[1]
-    worthwhile = platform == "cpu" or (is_worth_a_kernel(rows) and not by_xla)
+    worthwhile = platform == "cpu" or (is_worth_a_kernel(rows) and not params["by_xla"])
     compiles = worthwhile and _ffi.can_compile(platform) is None
     if compiles and platform == "cuda" and not _split.is_on_a_mesh(ctx):
-        kernel = "add" if terms > 1 else "spread" if leaves else "place" if back.shape[1] > 1 else None
+        kernel = "add" if terms > 1 else "spread" if params["leaves"] else "place" if back.shape[1] > 1 else None
         avals = ctx.avals_in[: 2 if kernel == "add" else 3]
         program = _program(kernel, tuple((a.dtype, a.shape) for a in avals)) if kernel else ""
         if kernel and _ffi.why_no_kernel(lambda: program, _ffi.target_text(platform)) is None:
@@ -149,22 +203,53 @@ def _program(kernel: str, types: tuple[tuple[Any, tuple[int, ...]], ...]) -> str
     return f"{program.text}\nkernel {kernel}_rows\n"
 
 
+def _jvp(primals: Any, tangents: Any, *, mesh: Any, parts: int, **how: bool) -> tuple[Any, Any]:
+    """Linear in the rows, and in what fills: the indices keep their values in tangents and cotangents."""
+    del mesh
+    take, back, *fill = primals[parts:]
+    out = _bind(primals[:parts], take, back, fill, how)
+    if all(type(t) is ad.Zero for t in tangents):
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    moved = _bind([ad.instantiate_zeros(t) for t in tangents[:parts]], take, back, [], how)
+    if fill and type(tangents[-1]) is not ad.Zero:
+        moved = jnp.where(_are_of_rows(take, back, out.ndim), moved, tangents[-1])
+    return out, moved
+
+
+def _opened(eqn: Any) -> Any:
+    """Let `fuse` make filling part of what follows."""
+    avals = [v.aval for v in eqn.invars]
+    return None if len(avals) == 3 else jax.make_jaxpr(functools.partial(_step_by_step, **eqn.params))(*avals)
+
+
 def _transpose(
-    cotangent: Any, x: Any, take: Any, back: Any, *, leaves: bool, back_leaves: bool, by_xla: bool, mesh: Any
+    cotangent: Any, *operands: Any, parts: int, leaves: bool, back_leaves: bool, by_xla: bool, mesh: Any
 ) -> list[Any]:
     del mesh
-    if isinstance(cotangent, ad.Zero):
-        return [ad.Zero(x.aval), None, None]
-    out = sum_rows(cotangent, back, take, leaves=back_leaves, back_leaves=leaves, by_xla=by_xla)
-    return [placed_as(out, x.aval.sharding), None, None]
+    *rows, take, back = operands
+    found: list[Any] = []
+    begin = 0
+    for x in rows:
+        end = begin + x.aval.shape[0]
+        if not ad.is_undefined_primal(x):
+            found.append(None)
+        elif isinstance(cotangent, ad.Zero):
+            found.append(ad.Zero(x.aval))
+        else:
+            own = take if parts == 1 else jnp.where((take >= begin) & (take < end), take - begin, -1)
+            out = sum_rows(cotangent, back[begin:end], own, leaves=back_leaves, back_leaves=leaves, by_xla=by_xla)
+            found.append(placed_as(out, x.aval.sharding))
+        begin = end
+    return [*found, None, None]
 
 
-def _batch(args: Any, dims: Any, *, mesh: Any, **how: bool) -> tuple[Any, int]:
+def _batch(args: Any, dims: Any, *, mesh: Any, parts: int, **how: bool) -> tuple[Any, int]:
     """Fold the batch into the rows: index arithmetic on integers, no copy of `x`."""
-    del mesh
+    if parts > 1 or any(d is not None for d in dims[3:]):
+        return jax.vmap(functools.partial(_step_by_step, parts=parts, mesh=mesh, **how), dims)(*args), 0
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-    x, take, back = args
-    x_dim, take_dim, back_dim = dims
+    x, take, back, *fill = args
+    x_dim, take_dim, back_dim, *_ = dims
 
     def front(a: Any, d: int | None) -> Any:
         return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
@@ -185,16 +270,16 @@ def _batch(args: Any, dims: Any, *, mesh: Any, **how: bool) -> tuple[Any, int]:
         x = x.reshape(size * sources, *x.shape[2:])
         take = shift(take, sources)
         back = back.reshape(size * sources, back.shape[2])
-    out = sum_rows(x, take.reshape(size * results, take.shape[2]), back, **how)
+    out = _bind([x], take.reshape(size * results, take.shape[2]), back, fill, how)
     return out.reshape(size, results, *out.shape[1:]), 0
 
 
-compile_when_eager(sum_rows_p, "leaves", "back_leaves", "by_xla", "mesh")
+compile_when_eager(sum_rows_p, "parts", "leaves", "back_leaves", "by_xla", "mesh")
 sum_rows_p.def_abstract_eval(_abstract_eval)
-# Linear in x alone: the indices keep their values in tangents and cotangents.
-ad.defjvp(sum_rows_p, lambda t, x, take, back, *, mesh, **how: sum_rows(t, take, back, **how), None, None)
+ad.primitive_jvps[sum_rows_p] = _jvp
 ad.primitive_transposes[sum_rows_p] = _transpose
 batching.primitive_batchers[sum_rows_p] = _batch
-mlir.register_lowering(sum_rows_p, mlir.lower_fun(_gather_and_add, multiple_results=False))
+_flatten.OPENED[sum_rows_p.name] = _opened
+mlir.register_lowering(sum_rows_p, _lower_simply)
 for _platform in ("cpu", "cuda"):
     mlir.register_lowering(sum_rows_p, functools.partial(_lower, platform=_platform), platform=_platform)

@@ -44,6 +44,13 @@ def test_results_without_one_are_the_same():
         assert jf.grouped_matmul(X, WEIGHTS, SIZES).tolist() == [[8.0] * 4] * 4
 
 
+@pytest.mark.parametrize("axis", ["group", "ragged"])
+def test_padding_is_not_looked_at(axis):
+    nt = jf.as_nested(jnp.array([1, 2, jnp.nan], jnp.float32), extents=[0, 2])
+    with jax.debug_nans(True):
+        assert jf.nested.concat([nt, nt], axis).data[:4].tolist() == [1, 2, 1, 2]
+
+
 def test_infinities_are_found():
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"value \(inf\) encountered in div"):
         jf.fuse(lambda x: 1 / (x - 1))(X)

@@ -243,6 +243,69 @@ def test_concat():
     np.testing.assert_array_equal(wide[1], jnp.concatenate([a[1], 2 * a[1]], axis=1))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("count", "columns"), [(1, (1,)), (3, ()), (5, (3, 17))])
+def test_concat_of_several(count, columns, axis):
+    """Rows and their derivatives, of few arrays from where they are and of more put together first; some are empty."""
+    rng = np.random.default_rng(count)
+    extents = [[1, 0, 3], [0, 0, 0], [2, 1, 0], [0, 4, 2], [1, 1, 1]][:count]
+    data = [np.float32(rng.normal(size=(n, *columns))) for n in (7, 0, 3, 6, 5)][:count]
+
+    def join(data):
+        return jf.nested.concat([jf.as_nested(x, extents=e) for x, e in zip(data, extents)], axis).data
+
+    groups = [np.split(x[: sum(e)], np.cumsum(e)[:-1]) for x, e in zip(data, extents)]
+    want = np.concatenate([part for several in (zip(*groups) if axis else groups) for part in several])
+    got, gradient = join(data), jax.grad(lambda data: jnp.sum(join(data) ** 2))(data)
+    np.testing.assert_array_equal(got[: len(want)], want)
+    assert (got[len(want) :] == 0).all()
+    for g, x, e in zip(gradient, data, extents):
+        np.testing.assert_array_equal(g[: sum(e)], 2 * x[: sum(e)])
+        assert (g[sum(e) :] == 0).all()
+
+
+def test_concat_promotes_and_batches():
+    a, b = rows(4, 2).astype("bfloat16"), rows(4, 2) / 3
+    both = jf.nested.concat([jf.as_nested(x, extents=[1, 2]) for x in (a, b)], "ragged")
+    assert both.dtype == jnp.float32
+    want = np.concatenate([a[:1], b[:1], a[1:3], b[1:3], np.zeros((2, 2))])
+    np.testing.assert_array_equal(both.data, want)
+    outer = [jf.as_nested(jnp.stack([x, 2 * x]), extents=[1, 2], ragged_dim=1) for x in (a, b)]
+    np.testing.assert_array_equal(jf.nested.concat(outer, "ragged").data, [want, 2 * want])
+
+
+def test_derivatives_of_padding():
+    """Rows that are cut off have none; what fills has that of all places that it fills, of all outer indices."""
+    x, extents = rows(2 * 10, 4).reshape(2, 10, 4), jnp.array([[3, 0, 5], [0, 4, 6]])
+
+    def square(x, fill, extents):
+        return jnp.sum(jf.nested.to_padded(jf.as_nested(x, extents=extents, ragged_dim=1), 4, fill) ** 2)
+
+    gradient, of_fill = jax.jit(jax.grad(square, (0, 1)))(x, 3.0, extents)
+    kept = np.array([[1, 1, 1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]])
+    np.testing.assert_array_equal(gradient, 2 * kept[..., None] * x)
+    assert of_fill == 2 * 3 * 4 * (1 + 4 + 0 + 4 + 0 + 0)
+
+
+def test_a_batch_of_fills():
+    nt, fills = jf.as_nested(rows(10, 4), extents=[3, 0, 5]), jnp.arange(3.0)
+    got = jax.vmap(lambda fill: jf.nested.to_padded(nt, 6, fill))(fills)
+    np.testing.assert_array_equal(got, [jf.nested.to_padded(nt, 6, float(fill)) for fill in fills])
+
+
+@pytest.mark.parametrize("name", ["to_padded", "concat"])
+def test_rows_are_moved_once(name):
+    """On CPUs nothing of the size of the rows is kept between."""
+
+    def f(x, y, extents):
+        a, b = (jf.as_nested(z, extents=extents) for z in (x, y))
+        return jf.nested.to_padded(a, 300, fill=-1) if name == "to_padded" else jf.nested.concat([a, b], 1).data
+
+    x = jnp.ones((400, 128))
+    memory = jax.jit(f).lower(x, x, jnp.array([100, 0, 300])).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < x.nbytes / 4
+
+
 def test_stats():
     s = jf.nested.stats(jf.as_nested(rows(8, 2), extents=[4, 0, 2]))
     assert [float(v) for v in s] == [6.0, 4.0, 2.0, 2.0, 1.0, 0.25]
