@@ -5,15 +5,13 @@ They take one ragged dimension in front (`[rows, ..]`); callers `vmap` over oute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 
 from jax_fuser._sum_rows import sum_rows
 
 
 def move_rows(
-    x: jax.Array | Sequence[jax.Array],
+    x: jax.Array | tuple[jax.Array, ...],
     source: jax.Array,
     target: jax.Array,
     copies: int = 1,
@@ -28,4 +26,5 @@ def move_rows(
         copies: how often each row of `x` is repeated; the gradient adds them up in this order, in float32.
         fill: a scalar.
     """
-    return sum_rows(x, (source // copies)[:, None], target.reshape(-1, copies), fill=fill)
+    rows = sum(part.shape[0] for part in x) if isinstance(x, tuple) else x.shape[0]
+    return sum_rows(x, (source // copies)[:, None], target.reshape(rows, copies), fill=fill)

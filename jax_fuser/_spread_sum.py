@@ -1,7 +1,7 @@
 """Per-group values to rows and rows to per-group sums: two linear primitives, each the other's transpose.
 
-`fuse` makes both part of its kernels, and sums of many rows are such kernels by themselves. No scatter-add runs: sums
-are taken in a fixed order, without a compiler by scans.
+`fuse` makes both part of its kernels, and sums of rows are such kernels by themselves. No scatter-add runs: sums are
+taken in a fixed order, of few elements on GPUs, and without a compiler, by scans of XLA.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from jax_fuser._accumulator import accumulator
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._varying import same_varying
 
-# Fewer are scans of XLA on GPUs, and without a compiler.
+# On GPUs XLA's scans of fewer elements take less than a kernel's compilation for a long time. On CPUs kernels of any
+# number compile and run sooner: sums of 128 rows of 32 in 8 groups in 0.2 s and 9 us, scans in 1.2 s and 100 us.
 _MIN_FUSED_ELEMENTS = 1 << 16
 
 spread_p = jax.extend.core.Primitive("jax_fuser_spread_groups")
@@ -48,7 +49,7 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 
 
 def fuse_groups(f: Callable[..., Any], name: str) -> _fuse.Fused:
-    """Fuse a function of the rows of groups; on CPUs of few elements, too."""
+    """Fuse a function of the rows of groups: on CPUs also of few elements, which XLA has elsewhere."""
     return _fuse.Fused(f, name, min_elements=_MIN_FUSED_ELEMENTS)
 
 
