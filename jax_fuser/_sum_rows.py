@@ -169,8 +169,7 @@ def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     """On GPUs each row that goes to several places is read once, and of sums only rows that there are: own kernels.
 
     XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times on
-    CPUs, and sums of two to eight rows there 1.1 to 3. A CPU program with a thousand operations of XLA runs in another
-    thread, which takes 30 us.
+    CPUs, and sums of two to eight rows there 1.1 to 3. On CPUs a kernel of few rows takes 9 us where XLA's ops take 36.
     """
     if len(operands) > 3:
         if platform == "cpu" and params["parts"] <= _MOST_PARTS and _ffi.can_compile(platform) is None:
