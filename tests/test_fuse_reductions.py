@@ -117,6 +117,20 @@ def test_large(device, shape):
         assert_close(got, want, scale=10)
 
 
+# Parts of 33 rows of 255 elements, and of 8197 elements in two loops: neither ends with a vector, nor do the last parts.
+ODD_LARGE = [(127, 129, 255), (500_003,), (1_000_003,), (3, 200_003)]
+
+
+@pytest.mark.parametrize("shape", ODD_LARGE, ids=str)
+def test_parts_that_no_vectors_divide_have_lanes(device, shape):
+    x = values(shape, "float32")
+    f = lambda x: (jnp.sum(x), jnp.max(jnp.abs(x)))  # noqa: E731
+    assert "width=1 " not in jf.fuse(f).lower(x).as_text("loops")
+    wide = np.asarray(x, np.float64)
+    for got, want in zip(jf.fuse(f)(x), (wide.sum(), np.abs(wide).max())):
+        assert_close(got, want, scale=10)
+
+
 def test_narrow_floats_are_folded_in_f32(device):
     # In bf16 one more is lost from 256 on.
     x = jnp.ones((3, 5000), jnp.bfloat16)

@@ -58,16 +58,28 @@ std::string or_first_text(const Condition& below, const std::string& at, const V
   return known ? cat("(", always, " ? ", at, " : ", masked, ")") : masked;
 }
 
+std::string limits_text(const Condition& limits, const Variables& variables) {
+  std::string result;
+  for (const Below& limit : limits) {
+    const std::string bound = limit.variable < 0 ? cat(limit.bound) : variables.at(limit.variable).name;
+    const std::string own =
+        loops::is_zero(limit.index) ? bound : cat(bound, " - (", index_text(limit.index, variables), ")");
+    result = result.empty() ? own : cat("jf::least(", result, ", ", own, ")");
+  }
+  return result;
+}
+
 std::string ends_text(const loops::Vector& vector, int width, const Variables& variables) {
+  const int64_t limit = vector.limits.front().bound;
   const auto at_end = [&](bool last) {
     loops::IndexPtr index = vector.base;
     for (const auto& [id, known] : variables) {
       if (known.unrolled || !depends(index, id)) continue;
-      index = replace(index, id, loops::constant(last ? known.last.value_or(vector.limit) : 0));
+      index = replace(index, id, loops::constant(last ? known.last.value_or(limit) : 0));
     }
     return index_text(index, variables);
   };
-  return cat(", ", at_end(false), " == 0, ", at_end(true), " > ", vector.limit - width);
+  return cat(", ", at_end(false), " == 0, ", at_end(true), " > ", limit - width);
 }
 
 }  // namespace jf::codegen

@@ -37,7 +37,6 @@ struct Needs {
     cluster |= c.cluster;
   }
   void operator()(const ReadIndex&) { index_reads = true; }
-  void operator()(const Prefetch& fetch) { index_reads |= !fetch.steps.empty(); }  // where the next row is the last
   void operator()(const TurnTile&) { turn = true; }
   void operator()(const OpenRing&) { bulk = true; }
   void operator()(const BulkStore&) { bulk = true; }

@@ -9,9 +9,5 @@ JF_FUNCTION I read_index(const M* p, long at, long high) {
   const long x = long(p[at]);
   return I(x < 0 ? 0 : x > high ? high : x);
 }
-template <class A, class B>
-JF_FUNCTION auto least(A a, B b) -> decltype(a + b) {
-  return a < b ? a : b;
-}
 
 }  // namespace jf

@@ -22,6 +22,11 @@ JF_FUNCTION int active(First on) {
   return on.count < W ? on.count : W;
 }
 
+template <class A, class B>
+JF_FUNCTION auto least(A a, B b) -> decltype(a + b) {
+  return a < b ? a : b;
+}
+
 // Calls body(base, lanes that are below the limit): full vectors run without masks.
 template <int W, class I, class F>
 JF_FUNCTION void vector(I base, long limit, F body) {

@@ -114,19 +114,16 @@ struct Printer : MemoryStatements {
     const std::string i = bind(vector.variable, vector.before ? 1 : multiple_of(vector.base, variables));
     const bool moves = varies(vector.base) || (vector.before && varies(vector.before));
     if (moves) thread_variables.insert(vector.variable);
-    const bool differs =
-        moves || thread_variables.count(vector.limit_variable) > 0 || (vector.ahead && varies(vector.ahead));
+    const bool differs = moves || varies(vector.limits);
     in_vector = true;
-    masked = !vector.full;
-    if (vector.full) {
+    masked = !vector.limits.empty();
+    if (!masked) {
       line("const ", index_type(), " ", i, " = ", base, before.empty() ? "" : cat(" - ", before), ";");
       body(vector.body);
     } else {
       // Variables that number array elements go by value: g++ keeps arrays in registers where their address stays home.
       line(before.empty() ? "jf::vector<" : "jf::vector_before<", kernel.width, ">(", base,
-           before.empty() ? "" : cat(", ", before), ", ",
-           vector.limit_variable < 0 ? cat(vector.limit) : variables.at(vector.limit_variable).name,
-           vector.ahead ? cat(" - (", index(vector.ahead), ")") : "",
+           before.empty() ? "" : cat(", ", before), ", ", limits_text(vector.limits, variables),
            before.empty() ? "" : ends_text(vector, kernel.width, variables), ", [&", unrolled, "](", index_type(), " ",
            i, ", auto on) JF_LAMBDA {");
       divergent += differs;

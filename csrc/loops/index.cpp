@@ -16,6 +16,8 @@ bool is_constant(const IndexPtr& index, int64_t value) { return is_constant(inde
 
 }  // namespace
 
+bool is_zero(const IndexPtr& index) { return is_constant(index, 0); }
+
 IndexPtr constant(int64_t value) {
   JF_CHECK(value >= 0, "index constant ", value, " is negative");
   return std::make_shared<const Index>(Index{IndexKind::kConst, value, nullptr, nullptr});

@@ -20,6 +20,11 @@ int next_variable(const Body& body) {
 
 }  // namespace
 
+bool ends_ahead(const Vector& vector) {
+  return std::any_of(vector.limits.begin(), vector.limits.end(),
+                     [](const Below& limit) { return !is_zero(limit.index); });
+}
+
 int next_variable(const Kernel& kernel) {
   int next = next_variable(kernel.body);
   for (const Ring& ring : kernel.rings) next = std::max(next, ring.variable + 1);

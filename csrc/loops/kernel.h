@@ -31,6 +31,7 @@ struct Index {
 };
 IndexPtr constant(int64_t value);
 IndexPtr variable(int64_t id);
+bool is_zero(const IndexPtr& index);
 // These fold constants, x+0, x*1, x*0, x/1, x%1, x^0.
 IndexPtr add(IndexPtr a, IndexPtr b);
 IndexPtr mul(IndexPtr a, IndexPtr b);
@@ -77,20 +78,18 @@ struct For {
   bool reverse = false;  // a serial or unrolled loop from its last iteration on
   Condition runs = {};
 };
-// The body runs for variable = base .. base + width - 1, those below `limit`. When `full`, all of them always are. With
-// `before`, less than the width, they begin so far before base, and only those that are not negative run. With
-// `limit_variable`, those below it, which is at most `limit`. With `ahead`, those that are below the limit when this is
-// added.
+// The body runs for variable = base .. base + width - 1, those that are below every limit when its index is added;
+// where there are no limits, all of them always are. With `before`, less than the width, they begin so far before base,
+// and only those that are not negative run.
 struct Vector {
   int variable;
   IndexPtr base;
-  int64_t limit;
-  bool full;
+  Condition limits;
   Body body;
   IndexPtr before = {};
-  int limit_variable = -1;
-  IndexPtr ahead = {};
 };
+// Whether a limit has an index of its own, so that lanes may lie behind an array.
+bool ends_ahead(const Vector& vector);
 struct Guard;
 // begin <= index < end, which may be kNoEnd. In `lanes`, each lane by itself: the index is that of lane 0, one less
 // than the next lane's.

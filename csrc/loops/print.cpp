@@ -57,6 +57,15 @@ struct Printer {
     return result;
   }
 
+  static std::string limits(const Condition& limits) {
+    std::string result;
+    for (const Below& b : limits) {
+      result += cat(result.empty() ? "" : " and ", b.variable < 0 ? "" : cat("i", b.variable, " up to "), b.bound,
+                    is_zero(b.index) ? "" : cat(" less ", text(b.index)));
+    }
+    return result;
+  }
+
   static std::string within(const std::vector<Range>& ranges) {
     std::string result;
     for (const Range& range : ranges) {
@@ -88,9 +97,7 @@ struct Printer {
   void operator()(const Vector& vector) {
     line("vector i", vector.variable, " = ", text(vector.base),
          vector.before ? cat(" before ", text(vector.before)) : "",
-         vector.full ? " full"
-                     : cat(" below ", vector.limit_variable < 0 ? "" : cat("i", vector.limit_variable, " up to "),
-                           vector.limit, vector.ahead ? cat(" less ", text(vector.ahead)) : ""));
+         vector.limits.empty() ? " full" : cat(" below ", limits(vector.limits)));
     (*this)(vector.body);
   }
   void operator()(const Guard& guard) {

@@ -50,10 +50,13 @@ class Aligner {
     // The loops must have a vector more than elements without a gap ask for.
     IndexPtr last = vector.base;
     for (const auto& [variable, value] : last_) last = replace(last, variable, constant(value));
-    const bool spare = last->kind == IndexKind::kConst && last->value >= vector.limit - 1;
-    const bool same_limit = vectors_.front()->limit == vector.limit && !vector.ahead;
-    possible_ =
-        possible_ && !vector.full && spare && same_limit && graph::multiple_of(vector.base) % kernel_.width == 0;
+    const bool one = vector.limits.size() == 1 && !ends_ahead(vector);
+    possible_ = possible_ && one;
+    if (!possible_) return;
+    const int64_t limit = vector.limits.front().bound;
+    const bool spare = last->kind == IndexKind::kConst && last->value >= limit - 1;
+    const bool same_limit = vectors_.front()->limits.front().bound == limit;
+    possible_ = spare && same_limit && graph::multiple_of(vector.base) % kernel_.width == 0;
     for (const Stmt& stmt : vector.body) possible_ = possible_ && can_move(stmt, vector.variable);
   }
 
@@ -115,7 +118,7 @@ class Aligner {
       if (load == nullptr || load->lane_stride == 0) continue;
       const bool column = is_column(load->offset, vector.variable);
       load->whole = !column;
-      load->around = column ? vector.limit : 0;
+      load->around = column ? vector.limits.front().bound : 0;
     }
   }
 
@@ -133,7 +136,7 @@ void load_whole(const Kernel& kernel, Body& body, const Vector* in) {
     if (auto* guard = std::get_if<Guard>(&stmt.node)) load_whole(kernel, guard->body, in);
     if (auto* vector = std::get_if<Vector>(&stmt.node)) load_whole(kernel, vector->body, vector);
     auto* load = std::get_if<Load>(&stmt.node);
-    if (load == nullptr || in == nullptr || !in->ahead || load->lane_stride != 1) continue;
+    if (load == nullptr || in == nullptr || !ends_ahead(*in) || load->lane_stride != 1) continue;
     const Buffer& buffer = kernel.buffers[load->buffer];
     const bool fits = buffer.shared_size == 0 && kernel.width * size_of(buffer.dtype) <= kLoadBytes;
     const IndexPtr offset = replace(load->offset, in->variable, in->base);

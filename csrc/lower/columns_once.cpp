@@ -113,7 +113,8 @@ class Once {
     if (threads == nullptr || threads->parallel != loops::Parallel::kThread || threads->body.size() != 1)
       return std::nullopt;
     const auto* vector = std::get_if<Vector>(&threads->body.front().node);
-    if (vector == nullptr || !vector->full || !vector->before || vector->body.size() != 2) return std::nullopt;
+    if (vector == nullptr || !vector->limits.empty() || !vector->before || vector->body.size() != 2)
+      return std::nullopt;
     const auto* load = std::get_if<Load>(&vector->body[0].node);
     const auto* set = std::get_if<Set>(&vector->body[1].node);
     if (load == nullptr || set == nullptr || load->around == 0 || set->value != load->result) return std::nullopt;

@@ -39,7 +39,7 @@ Innermost innermost(For& loop) {
     const bool guard = std::holds_alternative<Guard>(only.node);
     const auto* vector = std::get_if<Vector>(&only.node);
     if (!guard && !is_thread_loop(only) && vector == nullptr) break;
-    ends = ends || (vector != nullptr && vector->ahead);
+    ends = ends || (vector != nullptr && ends_ahead(*vector));
     guarded = guarded || guard || ends || (vector != nullptr && vector->before);
     body = body_of(only);
   }
@@ -180,12 +180,15 @@ class LoadsFirst {
           rename(vector->before);
           // Whether any lane runs; width - 1 less `before` is the same as ^.
           const int64_t most = kernel_.width - 1;
-          when.push_back({add(vector->base, bit_xor(vector->before, constant(most))), vector->limit + most});
-          vector->full = true;
-        } else if (vector->ahead) {
-          rename(vector->ahead);
-          when.push_back({add(vector->base, std::exchange(vector->ahead, nullptr)), vector->limit});
-          vector->full = true;
+          when.push_back(
+              {add(vector->base, bit_xor(vector->before, constant(most))), vector->limits.front().bound + most});
+          vector->limits.clear();
+        } else if (ends_ahead(*vector)) {
+          for (Below& limit : vector->limits) {
+            rename(limit.index);
+            when.push_back({add(vector->base, limit.index), limit.bound});
+          }
+          vector->limits.clear();
         }
       } else if (auto* load = std::get_if<Load>(&stmt.node)) {
         rename(load->offset);

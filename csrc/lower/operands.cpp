@@ -13,6 +13,19 @@ using loops::RegisterId;
 using schedule::Domain;
 using schedule::Parallel;
 
+namespace {
+
+// The other terms of a sum; null where the term is none of its.
+IndexPtr without_term(const IndexPtr& sum, const IndexPtr& term) {
+  if (graph::same(sum, term)) return loops::constant(0);
+  if (sum->kind != loops::IndexKind::kAdd) return nullptr;
+  if (IndexPtr rest = without_term(sum->a, term)) return add(std::move(rest), sum->b);
+  IndexPtr rest = without_term(sum->b, term);
+  return rest == nullptr ? nullptr : add(sum->a, std::move(rest));
+}
+
+}  // namespace
+
 RegisterId Operands::new_register(DType dtype) {
   kernel_.registers.push_back(dtype);
   return static_cast<RegisterId>(kernel_.registers.size()) - 1;
@@ -45,16 +58,12 @@ graph::Indexer Operands::indexer(const Item& item, bool use_lane) const {
 
 loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
   const bool folded = item.op == nullptr;
-  loops::Condition condition;
-  std::optional<LaneLimit> limit;
-  const auto set_limit = [&](const graph::Position& index, LaneLimit found) {
-    bool is_limit = lane_ && index.lane_step == 1;
-    if (is_limit && !graph::same(index.at, lane_->base)) {
-      is_limit = index.at->kind == loops::IndexKind::kAdd && graph::same(index.at->a, lane_->base);
-      if (is_limit) found.ahead = index.at->b;
-    }
-    even_ = even_ && is_limit && !limit;
-    limit = found;
+  loops::Condition condition, limits;
+  const auto add_limit = [&](const graph::Position& index, loops::Below limit) {
+    const IndexPtr others = lane_ && index.lane_step == 1 ? without_term(index.at, lane_->base) : nullptr;
+    if (others != nullptr) limit.index = others;
+    even_ = even_ && others != nullptr;
+    limits.push_back(std::move(limit));
   };
   const std::vector<IndexRead> counts = this->counts(item);
   std::vector<int> counted;
@@ -63,7 +72,7 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
     const int variable = reads_.variable(count);
     condition.push_back({index.at, count.high, variable});
     counted.push_back(count.axis);
-    if (index.lane_step != 0) set_limit(index, {count.high, variable});
+    if (index.lane_step != 0) add_limit(index, {loops::constant(0), count.high, variable});
   }
   for (const graph::Bound& bound : at.bounds(folded, counted)) {
     if (bound.index.lane_step == 0) {
@@ -77,15 +86,11 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
       condition.push_back({bound.index.at, bound.bound});
       continue;
     }
-    set_limit(bound.index, {bound.bound});
+    add_limit(bound.index, {loops::constant(0), bound.bound});
   }
   if (lane_) {
-    const auto same = [](const LaneLimit& a, const LaneLimit& b) {
-      return a.bound == b.bound && a.variable == b.variable && graph::same(a.ahead, b.ahead);
-    };
-    const bool alike = limit.has_value() == lane_limit_.has_value() && (!limit || same(*limit, *lane_limit_));
-    even_ = even_ && (!any_item_ || alike);
-    lane_limit_ = limit;
+    even_ = even_ && (!any_item_ || same(limits, lane_limits_));
+    lane_limits_ = std::move(limits);
     any_item_ = true;
   }
   return condition;

@@ -60,12 +60,7 @@ class Operands : protected Places {
   std::vector<RegisterId> register_of_;      // by value
   std::vector<Guarded> statements_;          // of the body being written
   std::optional<graph::LaneVariable> lane_;  // inside a Vector
-  struct LaneLimit {
-    int64_t bound;
-    int variable = -1;           // as in loops::Below
-    loops::IndexPtr ahead = {};  // added to the lanes' index
-  };
-  std::optional<LaneLimit> lane_limit_;
+  loops::Condition lane_limits_;             // of the Vector
   bool any_item_ = false;
   bool even_ = true;  // whether every bound and access follows the lanes
 

@@ -45,7 +45,7 @@ std::optional<Fold> fold_of(const Stmt& stmt) {
     at = &body.back();
   }
   fold.vector = &std::get<Vector>(at->node);
-  if (fold.around.empty() || !fold.vector->full || fold.vector->before) return std::nullopt;
+  if (fold.around.empty() || !fold.vector->limits.empty() || fold.vector->before) return std::nullopt;
   for (const Stmt& inner : fold.vector->body) {
     if (const auto* get = std::get_if<Get>(&inner.node)) {
       fold.made[get->result] = &inner;
@@ -209,7 +209,7 @@ class OwnShifts {
   bool find_shift(const Body& body, Place& place) const {
     for (place.shift = place.largest + 1; place.shift < place.sum; ++place.shift) {
       const Vector* vector = vector_in(body[place.shift]);
-      if (vector == nullptr || !vector->full || vector->before) continue;
+      if (vector == nullptr || !vector->limits.empty() || vector->before) continue;
       std::map<RegisterId, const Stmt*> made;
       for (const Stmt& stmt : vector->body) {
         if (const auto* get = std::get_if<Get>(&stmt.node)) made[get->result] = &stmt;

@@ -106,7 +106,7 @@ class Turner {
       if (std::holds_alternative<loops::ReadIndex>(stmt.node)) return {};
     }
 
-    Vector filled{next_variable_, vector.base, vector.limit, vector.full, {}, {}, vector.limit_variable};
+    Vector filled{next_variable_, vector.base, vector.limits, {}};
     Body result;
     std::optional<int> along;  // the variable of a loop over tiles along rows
     for (Stmt& stmt : vector.body) {

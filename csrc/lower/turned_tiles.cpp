@@ -221,8 +221,10 @@ class TileTurner {
       // The lane's row is one of the result's.
       return plane.row == 0 ? first : minus(add(first, variable(lane)), row_->index);
     };
-    Vector vector{
-        lane, add(row_->index, mul(mod(number, constant(vectors)), constant(width_))), row_->bound, false, {}};
+    Vector vector{lane,
+                  add(row_->index, mul(mod(number, constant(vectors)), constant(width_))),
+                  {{constant(0), row_->bound}},
+                  {}};
     vector.before = mod(add(begin_, mul(column, constant(step_))), constant(width_));
     for (Stmt stmt : *nest.body) {
       if (auto* load = std::get_if<Load>(&stmt.node)) {

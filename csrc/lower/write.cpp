@@ -181,21 +181,13 @@ class Writer : Operands {
     std::vector<IndexPtr> indices;
     for (int l : first.loops) indices.push_back(variable(l));
     lane_ = {loops::variable(node.loop), graph::Indexer(schedule_.domains[first.value], indices).lane_base()};
-    lane_limit_.reset();
+    lane_limits_.clear();
     any_item_ = false;
     const size_t loads = loads_.size();
     Guarded statement = enclose(write(node.body, depth + 1), node.loop, threads_);
     loads_.resize(loads);
     loops::Body body = std::move(std::get<loops::For>(statement.stmt.node).body);
-    const LaneLimit limit = lane_limit_.value_or(LaneLimit{0});
-    statement.stmt = {loops::Vector{node.loop,
-                                    lane_->base,
-                                    limit.bound,
-                                    !lane_limit_.has_value(),
-                                    std::move(body),
-                                    {},
-                                    limit.variable,
-                                    limit.ahead}};
+    statement.stmt = {loops::Vector{node.loop, lane_->base, std::move(lane_limits_), std::move(body)}};
     statements_.push_back(std::move(statement));
     lane_.reset();
   }
