@@ -117,7 +117,7 @@ def test_large(device, shape):
         assert_close(got, want, scale=10)
 
 
-# Parts of 33 rows of 255 elements, and of 8197 elements in two loops: neither ends with a vector, nor do the last parts.
+# Parts of 33 rows of 255 elements, and of 8197 elements: none ends with a vector, and the last ones before the others.
 ODD_LARGE = [(127, 129, 255), (500_003,), (1_000_003,), (3, 200_003)]
 
 

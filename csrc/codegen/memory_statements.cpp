@@ -84,6 +84,10 @@ void MemoryStatements::operator()(const Load& load) {
     line(definition, "jf::load_within<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, ", ",
          load.lane_stride == 1 ? "jf::One{}" : cat(load.lane_stride), ", ", index(lanes->index), ", ", lanes->begin,
          ", ", last, on(), end);
+  } else if (load.cycle) {
+    const auto& [start, period, place_step, turn_step] = *load.cycle;
+    line(definition, "jf::load_cycle<", type, ", ", period, ", ", place_step, ", ", turn_step, ">(", buffer, ", ", at,
+         ", ", index(start), on(), end);
   } else if (load.whole) {
     line(definition, vector_load, type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
   } else if (load.around > 0) {

@@ -190,6 +190,7 @@ struct Indexer::Walk {
   std::vector<Digits> digits;
   IndexPtr sum = loops::constant(0);
   std::optional<int64_t> lane_step = 0;
+  std::optional<loops::Cycle> cycle;
 
   Walk(const Indexer& of, bool only_in_bounds)
       : indexer(of), in_bounds(only_in_bounds), digits(of.tree_.extents.size()) {}
@@ -206,9 +207,17 @@ struct Indexer::Walk {
     }
     sum = add(sum, terms);
   }
-  void step_lanes(const Digits& of) {
-    const bool even = lane_step.has_value() && (of.size() == 1 || of.back().extent % indexer.width_ == 0);
-    lane_step = even ? std::optional(*lane_step + of.back().coefficient) : std::nullopt;
+  // `at`: of lane 0, along the axis of the digits.
+  void step_lanes(const Digits& of, const IndexPtr& at) {
+    const auto& [period, place_step] = of.back();
+    const bool even = of.size() == 1 || period % indexer.width_ == 0, round = of.size() == 2 && lane_step == 0;
+    if (lane_step && even) return void(*lane_step += place_step);
+    lose_step();
+    if (round) cycle = {mod(at, loops::constant(period)), period, place_step, of.front().coefficient};
+  }
+  void lose_step() {
+    lane_step.reset();
+    cycle.reset();
   }
 
   // True when the axis is a loop, or known otherwise, so that nothing below it matters.
@@ -216,7 +225,7 @@ struct Indexer::Walk {
     if (indexer.known_[node] == nullptr) return false;
     settle(digits[node], indexer.known_[node]);
     // The vector axis counts the lanes by itself, also where they are named after what it was split from.
-    if (node == indexer.lane_node_ || node == indexer.vector_node_) step_lanes(digits[node]);
+    if (node == indexer.lane_node_ || node == indexer.vector_node_) step_lanes(digits[node], indexer.known_[node]);
     digits[node].clear();
     return true;
   }
@@ -224,7 +233,7 @@ struct Indexer::Walk {
   // For digits that cannot go on as digits.
   void settle_above_loops(int node) {
     settle(digits[node], indexer.index(node));
-    if (indexer.reaches_lane(node)) lane_step = std::nullopt;
+    if (indexer.reaches_lane(node)) lose_step();
   }
 
   void split(const SplitStep& s) {
@@ -269,7 +278,7 @@ struct Indexer::Walk {
     for (size_t node = 0; node < digits.size(); ++node) {
       if (!digits[node].empty()) JF_CHECK(ends_at(static_cast<int>(node)), "axis ", node, " reaches no loop");
     }
-    return {sum, lane_step};
+    return {sum, lane_step, cycle};
   }
 };
 
@@ -364,6 +373,7 @@ std::optional<Position> Indexer::position(const schedule::AxisTree& of, std::spa
   Position result = walk.run(0), more = apart.run(0);
   result.at = add(add(std::move(swizzled), std::move(result.at)), std::move(more.at));
   const bool even = result.lane_step.has_value() && more.lane_step.has_value();
+  result.cycle.reset();
   result.lane_step = even ? std::optional(*result.lane_step + *more.lane_step) : std::nullopt;
   return result;
 }

@@ -22,8 +22,9 @@ struct LaneVariable {
 };
 
 struct Position {
-  loops::IndexPtr at;                // of lane 0
-  std::optional<int64_t> lane_step;  // from each lane to the next; nothing when lanes are not evenly spaced
+  loops::IndexPtr at;                      // of lane 0
+  std::optional<int64_t> lane_step;        // from each lane to the next; nothing when lanes are not evenly spaced
+  std::optional<loops::Cycle> cycle = {};  // of such lanes that go round
 };
 
 // `index` must be below `bound`.

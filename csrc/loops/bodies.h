@@ -32,7 +32,8 @@ void for_each(const Body& body, const F& f) {
 
 // Whether all lanes read what the offset says.
 inline bool is_plain(const Load& load) {
-  return load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty() && !load.rows;
+  return load.when.empty() && load.within.empty() && load.steps.empty() && load.or_first.empty() && !load.rows &&
+         !load.cycle;
 }
 
 // What each iteration does, under a condition that it may have as a whole.

@@ -110,6 +110,12 @@ struct Rows {
   IndexPtr row;
   int64_t last;
 };
+// Lanes that go round: lane l is at place (start + l) % period of turn (start + l) / period, which are so many elements
+// from the one before. Lane 0 is in the first turn.
+struct Cycle {
+  IndexPtr start;
+  int64_t period, place_step, turn_step;
+};
 struct Load {
   RegisterId result;
   int buffer;
@@ -123,7 +129,8 @@ struct Load {
   // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
   bool whole = false;
   int64_t around = 0;
-  std::optional<Rows> rows = {};  // lanes behind the last row read that one
+  std::optional<Rows> rows = {};    // lanes behind the last row read that one
+  std::optional<Cycle> cycle = {};  // CPU: in place of lane_stride
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {

@@ -111,7 +111,7 @@ struct Printer {
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
                            : "",
-         rows(load.rows));
+         rows(load.rows), cycle(load.cycle));
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,
@@ -133,6 +133,11 @@ struct Printer {
       operands += cat(" ", ir::print_constant(*constant));
     line(typed(compute.result), " = ", ir::info(compute.op).name, operands,
          compute.comment.empty() ? "" : cat("  # ", compute.comment));
+  }
+  static std::string cycle(const std::optional<Cycle>& cycle) {
+    if (!cycle) return "";
+    return cat(" by ", cycle->place_step, " in turns of ", cycle->period, " by ", cycle->turn_step, " from ",
+               text(cycle->start));
   }
   static std::string rows(const std::optional<Rows>& rows) {
     return rows ? cat(" along rows ", text(rows->row), " up to ", rows->last) : "";

@@ -113,12 +113,12 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   // follow lanes evenly.
   LoopTree tree = make_loop_tree(segment, schedule);
   loops::Kernel kernel = empty_kernel(segment, schedule);
-  if (!write(segment, schedule, tree, kernel)) {
+  if (!write(segment, schedule, tree, target.platform, kernel)) {
     check_scans_without_lanes(segment, schedule);
     const Schedule scalar = without_lanes(schedule);
     tree = make_loop_tree(segment, scalar);
     kernel = empty_kernel(segment, scalar);
-    write(segment, scalar, tree, kernel);
+    write(segment, scalar, tree, target.platform, kernel);
   }
 
   // 4. How often all of it runs.

@@ -15,6 +15,12 @@ using schedule::Parallel;
 
 namespace {
 
+bool same(const std::optional<loops::Cycle>& a, const std::optional<loops::Cycle>& b) {
+  if (!a || !b) return !a && !b;
+  return a->period == b->period && a->place_step == b->place_step && a->turn_step == b->turn_step &&
+         graph::same(a->start, b->start);
+}
+
 // The other terms of a sum; null where the term is none of its.
 IndexPtr without_term(const IndexPtr& sum, const IndexPtr& term) {
   if (graph::same(sum, term)) return loops::constant(0);
@@ -111,20 +117,23 @@ RegisterId Operands::load_at(ValueId id, const graph::Indexer& indexer, const sc
                              const IndexPtr& place, const loops::Condition& when,
                              const std::vector<loops::Range>& within, int64_t row_step,
                              const std::optional<loops::Rows>& rows) {
-  auto [at, step] = position(indexer, from.weights);
-  even_ = even_ && (step == 0 || !rows);
+  auto [at, even_step, cycle] = indexer.position(from.weights);
+  int64_t step = even_step.value_or(0);
+  if (!can_cycle_ || rows || row_step != 0 || !within.empty()) cycle.reset();
+  even_ = even_ && (even_step || cycle) && (step == 0 || !rows);
   step += row_step;
   at = loops::moved(add(place, std::move(at)), from.offset);
   for (const auto& [input, known] : loads_) {
-    const bool done = input == id && known.lane_step == step && graph::same(known.at, at) && same(known.when, when) &&
-                      same(known.within, within);
+    const bool done = input == id && known.lane_step == step && same(known.cycle, cycle) && graph::same(known.at, at) &&
+                      same(known.when, when) && same(known.within, within);
     if (done) return known.result;
   }
   const RegisterId loaded = new_register(fusion_.values[id].dtype);
   loops::Load load{loaded, input_number_[id], at, step, {}, within};
   load.rows = rows;
+  load.cycle = cycle;
   emit(std::move(load), when);
-  loads_.push_back({id, {at, step, when, within, loaded}});
+  loads_.push_back({id, {at, step, cycle, when, within, loaded}});
   return loaded;
 }
 

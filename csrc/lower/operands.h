@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/target.h"
 #include "graph/index.h"
 #include "lower/index_reads.h"
 #include "lower/places.h"
@@ -17,8 +18,12 @@ namespace jf::lower {
 class Operands : protected Places {
  protected:
   using RegisterId = loops::RegisterId;
-  Operands(const ir::Fusion& fusion, const schedule::Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
-      : Places(fusion, schedule, tree, kernel), reads_(input_number_), register_of_(fusion.values.size(), -1) {}
+  Operands(const ir::Fusion& fusion, const schedule::Schedule& schedule, const LoopTree& tree, Platform platform,
+           loops::Kernel& kernel)
+      : Places(fusion, schedule, tree, kernel),
+        can_cycle_(platform == Platform::kCpu),
+        reads_(input_number_),
+        register_of_(fusion.values.size(), -1) {}
 
   template <class Statement>
   void emit(Statement statement, loops::Condition when = {}) {
@@ -56,6 +61,7 @@ class Operands : protected Places {
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ir::ValueId operand) const;
 
+  const bool can_cycle_;  // whether lanes may go round
   IndexReads reads_;
   std::vector<RegisterId> register_of_;      // by value
   std::vector<Guarded> statements_;          // of the body being written
@@ -67,6 +73,7 @@ class Operands : protected Places {
   struct Loaded {
     loops::IndexPtr at;
     int64_t lane_step;
+    std::optional<loops::Cycle> cycle;
     loops::Condition when;
     std::vector<loops::Range> within;
     RegisterId result;

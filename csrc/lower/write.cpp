@@ -25,8 +25,8 @@ using schedule::Schedule;
 
 class Writer : Operands {
  public:
-  Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel)
-      : Operands(fusion, schedule, tree, kernel),
+  Writer(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, Platform platform, loops::Kernel& kernel)
+      : Operands(fusion, schedule, tree, platform, kernel),
         is_operand_(fusion.values.size(), false),
         loose_(loose_values(fusion)) {
     // What is only put in its place is only stored.
@@ -380,8 +380,9 @@ class Writer : Operands {
 
 }  // namespace
 
-bool write(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, loops::Kernel& kernel) {
-  return Writer(fusion, schedule, tree, kernel).run();
+bool write(const Fusion& fusion, const Schedule& schedule, const LoopTree& tree, Platform platform,
+           loops::Kernel& kernel) {
+  return Writer(fusion, schedule, tree, platform, kernel).run();
 }
 
 }  // namespace jf::lower

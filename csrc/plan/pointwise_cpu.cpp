@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "plan/pointwise_platforms.h"
 #include "plan/strategy_loops.h"
@@ -31,13 +32,38 @@ bool stores_halves(const Traffic& traffic, size_t loop) {
   });
 }
 
+// Rows shorter than a vector as one loop, whose lanes go from row to row: what repeats from row to row or along rows
+// goes round in them. Everything else goes on from row to row; nothing where it does not.
+std::optional<Traffic> join_short_rows(Traffic traffic, int64_t lanes) {
+  const size_t row = traffic.extents.size() - 1, rows = row - 1;
+  if (row == 0 || traffic.extents[row] >= lanes) return std::nullopt;
+  for (Access& access : traffic.accesses) {
+    const bool whole = access.edges.empty() || (access.edges[rows] == 0 && access.edges[row] == 0);
+    const int64_t along = access.steps[row], down = access.steps[rows];
+    const bool goes_on = down == along * traffic.extents[row], is_read = !access.uses.empty();
+    const bool repeats = (along == 1 && down == 0) || (along == 0 && down == 1);
+    if (!whole || !(goes_on || (is_read && repeats))) return std::nullopt;
+    access.steps[rows] = goes_on ? along : 1;
+    access.steps.pop_back();
+    if (!access.edges.empty()) access.edges.pop_back();
+  }
+  traffic.extents[rows] *= traffic.extents[row];
+  traffic.collapse[rows] += traffic.collapse[row];
+  traffic.extents.pop_back();
+  traffic.collapse.pop_back();
+  return traffic;
+}
+
 }  // namespace
 
-CpuPointwise propose_cpu(const Traffic& traffic, const Target& target) {
+CpuPointwise propose_cpu(const Traffic& given, const Target& target) {
   CpuPointwise p;
+  p.collapse = given.collapse;
+  if (given.extents.empty()) return p;
+  const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / given.widest_lane, 2, kMaxPointwiseLanes);
+  const std::optional<Traffic> joined = join_short_rows(given, lanes);
+  const Traffic& traffic = joined ? *joined : given;
   p.collapse = traffic.collapse;
-  if (traffic.extents.empty()) return p;
-  const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxPointwiseLanes);
   size_t best = traffic.extents.size() - 1;
   const auto cost = [&](size_t loop) {
     const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
