@@ -207,6 +207,31 @@ struct One {
   JF_LAMBDA operator long() const { return 1; }
 };
 
+// A short one, known too.
+template <int kSteps>
+struct Apart {
+  JF_LAMBDA operator long() const { return kSteps; }
+};
+template <class Stride>
+inline constexpr int kApart = 0;
+template <int kSteps>
+inline constexpr int kApart<Apart<kSteps>> = kSteps;
+// The wanted elements of vectors side by side. The last one ends with the last element that is wanted.
+template <int kSteps, int kVector, class V, class E, int... l>
+JF_FUNCTION V read_apart(const E* p, const V& before, Numbers<l...> lanes) {
+  if constexpr (kVector == kSteps) {
+    return before;
+  } else {
+    constexpr int kLast = (JF_PART - 1) * kSteps + 1 - JF_PART;
+    constexpr int kFrom = kVector * JF_PART < kLast ? kVector * JF_PART : kLast;
+    V next;
+    __builtin_memcpy(&next, p + kFrom, sizeof(next));
+    const V both =
+        __builtin_shufflevector(before, next, (l * kSteps / JF_PART != kVector ? l : JF_PART + l * kSteps - kFrom)...);
+    return read_apart<kSteps, kVector + 1>(p, both, lanes);
+  }
+}
+
 // Elements 0, stride, 2 * stride, ... of the active lanes; zero in the others.
 template <int W, class M, class Stride, class On>
 JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
@@ -218,6 +243,8 @@ JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
     return x;
   } else if constexpr (kDense && MaskedFor<Result, sizeof(M)>::kExists) {
     return read_first<Result, sizeof(M)>(p, active<W>(on));
+  } else if constexpr (kApart<Stride> > 0 && W == JF_PART && is_same<On, All>) {
+    return read_apart<kApart<Stride>, 0>((const Stored<M>*)p, Result{}, typename NumbersBelow<W>::Type{});
   } else {
     return read_lanes(p, stride, active<W>(on), typename NumbersBelow<W>::Type{});
   }
@@ -279,63 +306,10 @@ JF_FUNCTION L load(const M* p, long offset, On on = {}) {
 }
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
+  if (stride == 2) return load_strided(Type<L>{}, p + offset, Apart<2>{}, on);
+  if (stride == 3) return load_strided(Type<L>{}, p + offset, Apart<3>{}, on);
+  if (stride == 4) return load_strided(Type<L>{}, p + offset, Apart<4>{}, on);
   return load_strided(Type<L>{}, p + offset, stride, on);
-}
-// Places and turns of lanes that go round, from any start below the period.
-template <class N, int kPeriod>
-struct Rounds {
-  N place[kPeriod + JF_PART], turn[kPeriod + JF_PART];
-  constexpr Rounds() : place{}, turn{} {
-    for (int i = 0; i < kPeriod + JF_PART; ++i) place[i] = N(i % kPeriod), turn[i] = N(i / kPeriod);
-  }
-};
-// Of this kernel alone: where inline, one for all that the process has loaded, whatever their JF_PART.
-template <class N, int kPeriod>
-static constexpr Rounds<N, kPeriod> kRounds{};
-// Lane l gets lane from[l].
-template <class T>
-JF_FUNCTION Part<T> moved(const Part<T>& x, const LaneNumber<T>* from) {
-  Part<LaneNumber<T>> lanes;
-  __builtin_memcpy(&lanes, from, sizeof(lanes));
-#if defined(__clang__)
-  Part<T> result{};
-  for (int i = 0; i < JF_PART; ++i) result[i] = x[lanes[i]];
-  return result;
-#else
-  return __builtin_shuffle(x, lanes);
-#endif
-}
-template <int kPeriod, class M, int... i>
-JF_FUNCTION Part<Stored<M>> read_round(const M* p, long place_step, long turn_step, int start, int count,
-                                       Numbers<i...>) {
-  constexpr const Rounds<s32, kPeriod>& rounds = kRounds<s32, kPeriod>;
-  return Part<Stored<M>>{(i < count
-                              ? read_one(p + rounds.place[start + i] * place_step + rounds.turn[start + i] * turn_step)
-                              : Stored<M>(0))...};
-}
-// From place 0 of the first turn on.
-template <int kPeriod, long kPlaceStep, long kTurnStep, class T, int W, class M, class On>
-JF_FUNCTION Lanes<T, W> load_round(Type<Lanes<T, W>>, const M* p, int start, On on) {
-  constexpr const auto& rounds = kRounds<LaneNumber<T>, kPeriod>;
-  if constexpr (W > JF_PART) {
-    constexpr int kHalf = W / 2;
-    const int next = start + kHalf;
-    return {load_round<kPeriod, kPlaceStep, kTurnStep>(Type<Lanes<T, kHalf>>{}, p, start, on),
-            load_round<kPeriod, kPlaceStep, kTurnStep>(Type<Lanes<T, kHalf>>{}, p + next / kPeriod * kTurnStep,
-                                                       next % kPeriod, rest(on, kHalf))};
-  } else if constexpr (kPlaceStep == 1 && kTurnStep == 0 && kPeriod <= JF_PART) {
-    return {moved<T>(decode(M{}, read<JF_PART>(p, One{}, First{kPeriod})), rounds.place + start)};
-  } else if constexpr (kPlaceStep == 0 && kTurnStep == 1) {
-    const int turns = (start + active<W>(on) - 1) / kPeriod + 1;
-    return {moved<T>(decode(M{}, read<JF_PART>(p, One{}, First{turns})), rounds.turn + start)};
-  } else {
-    return {decode(
-        M{}, read_round<kPeriod>(p, kPlaceStep, kTurnStep, start, active<W>(on), typename NumbersBelow<W>::Type{}))};
-  }
-}
-template <class L, int kPeriod, long kPlaceStep, long kTurnStep, class M, class On = All>
-JF_FUNCTION L load_cycle(const M* p, long offset, int start, On on = {}) {
-  return load_round<kPeriod, kPlaceStep, kTurnStep>(Type<L>{}, p + offset - start * kPlaceStep, start, on);
 }
 // Lanes along rows, of which there are `more` behind that of lane 0: later lanes have the last one.
 template <int W, class M, int... i>

@@ -23,7 +23,7 @@ bool is_identifier(std::string_view name) {
 // The headers that kernels need beside the prelude.
 struct Needs {
   bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false,
-       scan_threads = false, index_reads = false, search = false, turn = false;
+       scan_threads = false, index_reads = false, search = false, turn = false, cycle = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
@@ -36,6 +36,7 @@ struct Needs {
     fold_threads |= c.threads || c.threads_y || c.cluster;
     cluster |= c.cluster;
   }
+  void operator()(const Load& load) { cycle |= load.cycle.has_value(); }
   void operator()(const ReadIndex&) { index_reads = true; }
   void operator()(const TurnTile&) { turn = true; }
   void operator()(const OpenRing&) { bulk = true; }
@@ -69,6 +70,7 @@ std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   if (needs.scan_threads) include(language.scan_threads);
   if (needs.index_reads) include("codegen/index_reads.h");
   if (needs.search) include(language.search);
+  if (needs.cycle) include("codegen/cpu_cycle.h");
   return text;
 }
 
