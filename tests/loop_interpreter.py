@@ -156,14 +156,13 @@ class Block:
         variable: str,
         base: str,
         before: str | None,
-        limits: str | None,
+        limit: str | None,
+        ahead: str | None,
     ) -> None:
         first = self.variables[variable] = self.index(base) - (self.index(before) if before else 0)
         lane = first[:, None] + np.arange(self.kernel.width)
-        exists = lane >= (0 if limits else -np.inf)
-        for limit in limits.split(" and ") if limits else ():
-            bound, _, ahead = limit.partition(" less ")
-            exists &= lane < int(bound) - (self.index(ahead)[:, None] if ahead else 0)
+        end = int(limit) - (self.index(ahead)[:, None] if ahead else 0) if limit else np.inf
+        exists = (lane < end) & (lane >= (0 if limit else -np.inf))
         self.run(body, Active(active.threads & exists.any(1), exists))
 
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
@@ -510,7 +509,7 @@ STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
         (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
-        (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (.+))", Block.vector),
+        (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d+)(?: less (.+))?)", Block.vector),
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"

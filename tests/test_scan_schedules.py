@@ -124,16 +124,7 @@ def threads_y(s):
         s.parallelize(SUMMED, axis, parallel)
 
 
-def columns_in_thirteens(s):
-    """Those in lanes of 4: both end within a vector."""
-    s.split(SUMMED, 1, 13)
-    s.split(SUMMED, 2, 4)
-    s.reorder(SUMMED, [1, 2, 0, 3])
-    s.parallelize(SUMMED, 2, "thread_y")
-    s.parallelize(SUMMED, 3, "vector")
-
-
-CUDA = {rows: 1, rows_in_chunks: 1, runs_of_threads: 1, threads_y: 0, columns_in_thirteens: 0}
+CUDA = {rows: 1, rows_in_chunks: 1, runs_of_threads: 1, threads_y: 0}
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -227,14 +218,12 @@ def lanes_along_threads_y(s):
 
 
 def lanes_of_no_step(s):
-    """Lanes that go on from the last of five columns, eight apart, to the next five."""
-    s.split(SUMMED, 1, 8)
-    s.reorder(SUMMED, [0, 2, 1])
-    s.merge(SUMMED, 1)
-    s.split(SUMMED, 1, 4)
-    s.reorder(SUMMED, [1, 0, 2])
-    s.parallelize(SUMMED, 1, "thread_y")
-    s.parallelize(SUMMED, 2, "vector")
+    """Columns in thirteens, and those in lanes of 4: both end within a vector."""
+    s.split(SUMMED, 1, 13)
+    s.split(SUMMED, 2, 4)
+    s.reorder(SUMMED, [1, 2, 0, 3])
+    s.parallelize(SUMMED, 2, "thread_y")
+    s.parallelize(SUMMED, 3, "vector")
 
 
 REFUSED = {

@@ -68,7 +68,7 @@ loops::Condition Operands::bounds(const Item& item, const graph::Indexer& at) {
   const auto add_limit = [&](const graph::Position& index, loops::Below limit) {
     const IndexPtr others = lane_ && index.lane_step == 1 ? without_term(index.at, lane_->base) : nullptr;
     if (others != nullptr) limit.index = others;
-    even_ = even_ && others != nullptr;
+    even_ = even_ && others != nullptr && (on_cpu_ || limits.empty());
     limits.push_back(std::move(limit));
   };
   const std::vector<IndexRead> counts = this->counts(item);
@@ -119,7 +119,7 @@ RegisterId Operands::load_at(ValueId id, const graph::Indexer& indexer, const sc
                              const std::optional<loops::Rows>& rows) {
   auto [at, even_step, cycle] = indexer.position(from.weights);
   int64_t step = even_step.value_or(0);
-  if (!can_cycle_ || rows || row_step != 0 || !within.empty()) cycle.reset();
+  if (!on_cpu_ || rows || row_step != 0 || !within.empty()) cycle.reset();
   even_ = even_ && (even_step || cycle) && (step == 0 || !rows);
   step += row_step;
   at = loops::moved(add(place, std::move(at)), from.offset);

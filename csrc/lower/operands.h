@@ -21,7 +21,7 @@ class Operands : protected Places {
   Operands(const ir::Fusion& fusion, const schedule::Schedule& schedule, const LoopTree& tree, Platform platform,
            loops::Kernel& kernel)
       : Places(fusion, schedule, tree, kernel),
-        can_cycle_(platform == Platform::kCpu),
+        on_cpu_(platform == Platform::kCpu),
         reads_(input_number_),
         register_of_(fusion.values.size(), -1) {}
 
@@ -61,7 +61,7 @@ class Operands : protected Places {
   // Whether the lanes of an item read different elements of an operand with the same axes.
   bool differs_in_lanes(const Item& item, ir::ValueId operand) const;
 
-  const bool can_cycle_;  // whether lanes may go round
+  const bool on_cpu_;  // where lanes may go round and have several limits
   IndexReads reads_;
   std::vector<RegisterId> register_of_;      // by value
   std::vector<Guarded> statements_;          // of the body being written
