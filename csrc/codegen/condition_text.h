@@ -13,10 +13,11 @@ std::string condition_text(const loops::Condition& below, const Variables& varia
 // The offset `at` where all of the condition holds, the first element elsewhere.
 std::string or_first_text(const loops::Condition& below, const std::string& at, const Variables& variables);
 
-// Whether a vector of lanes that move may begin before its row, and end behind it, as two arguments that are known once
-// loops are unrolled: only those have the code for some lanes.
 // The least number that a limit of lanes leaves.
 std::string limits_text(const loops::Condition& limits, const Variables& variables);
+
+// Whether a vector of lanes that move may begin before its row, and end behind it, as two arguments that are known once
+// loops are unrolled: only those have the code for some lanes.
 std::string ends_text(const loops::Vector& vector, int width, const Variables& variables);
 
 }  // namespace jf::codegen

@@ -22,8 +22,8 @@ struct AxisCuts {
 };
 AxisCuts cut_axes(const ir::Fusion& fusion);
 
-// The elements start, start + stride .. of an axis, `count` of them, as a range of each of its parts; nothing where they
-// are none.
+// The elements start, start + stride .. of an axis, `count` of them, as a range of each of its parts; nothing where
+// they are none.
 struct PartRange {
   int64_t start, count, stride;
 };
