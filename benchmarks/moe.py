@@ -134,10 +134,15 @@ def in_eight_bits(matrices: jax.Array) -> jf.ScaledTensor:
     return quantized
 
 
-def kept_in_eight_bits(w13: jax.Array, w2: jax.Array) -> dict[str, tuple[jf.ScaledTensor, jf.ScaledTensor]]:
+def kept(w13: jax.Array, w2: jax.Array) -> dict[str, tuple[jf.ScaledTensor, jf.ScaledTensor]]:
     """What `format="fp8_row"` would make of the weights in every call."""
     along = jax.jit(lambda w: jf.quantize(w, "fp8_row"))
     return {f"quantized_{name}": (in_eight_bits(w), along(w)) for name, w in (("w13", w13), ("w2", w2))}
+
+
+def layer_of_kept(layer: Layer, mlp: Callable[..., Any]) -> Callable[..., Any]:
+    """The layer with what `kept` returns as its last argument."""
+    return lambda *args: our_layer(layer, functools.partial(mlp, **args[-1]))(*args[:-1])
 
 
 def decode_cases(only: str) -> Iterator[Case]:
@@ -218,11 +223,14 @@ def cases(*, quick: bool, only: str) -> Iterator[Case]:
                 if gpu:
                     mlp = functools.partial(jf.moe.mlp, format="fp8_row")
                     with_dw = functools.partial(mlp, dw_format="fp8_row")
-                    once = functools.partial(with_dw, **kept_in_eight_bits(*args[2:]))
                     ways[1:1] = [
                         (f"{OURS}, fp8_row", our_layer(layer, mlp), args),
                         (f"{OURS}, fp8_row, dw too", our_layer(layer, with_dw), args),
-                        (f"{OURS}, fp8_row, dw too, weights once", our_layer(layer, once), args),
+                        (
+                            f"{OURS}, fp8_row, dw too, weights once",
+                            layer_of_kept(layer, with_dw),
+                            (*args, kept(*args[2:])),
+                        ),
                     ]
             for which in ("forward", "forward+backward"):
                 name = f"{layer.name} {which} {dtype}" + (f" on {devices} devices" if devices > 1 else "")

@@ -121,12 +121,12 @@ def _places(keys: jax.Array, groups: int) -> tuple[jax.Array, jax.Array]:
     parts = -(-n // _PART)
     # What fills up the last part is behind everything.
     keys = jnp.pad(keys, (0, parts * _PART - n), constant_values=groups).reshape(parts, _PART)
-    numbers = jnp.arange(groups + 1, dtype=jnp.int32)
+    numbers = jnp.arange(groups + 1, dtype=jnp.int32)[None, None]
     counts = jnp.sum(keys[:, :, None] == numbers, axis=1, dtype=jnp.int32)
     earlier_parts = jnp.cumsum(counts, axis=0) - counts
     extents = earlier_parts[-1] + counts[-1]
     starts = jnp.cumsum(extents) - extents
-    earlier = jnp.arange(_PART)[:, None] > jnp.arange(_PART)
+    earlier = (jnp.arange(_PART)[:, None] > jnp.arange(_PART)[None])[None]
     rank = jnp.sum((keys[:, :, None] == keys[:, None, :]) & earlier, axis=-1, dtype=jnp.int32)
     place = starts[keys] + jnp.take_along_axis(earlier_parts, keys, axis=1, mode="clip") + rank
     return place.reshape(-1)[:n], extents[:groups]

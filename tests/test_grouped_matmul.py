@@ -293,7 +293,7 @@ ERRORS = {
         x, w, row_scale=jnp.ones(17, complex)
     ),
     "bias must be an array, got a str": lambda x, w: jf.grouped_matmul(x, w, bias="none"),
-    "bias must hold numbers, got key<fry>; convert it with astype": lambda x, w: jf.grouped_matmul(
+    "bias must be an array of numbers, got key<fry>; see jax.random.key_data": lambda x, w: jf.grouped_matmul(
         x, w, bias=jax.random.split(jax.random.key(0), (4, 8))
     ),
     "group_sizes= is needed": lambda x, w: jf.grouped_matmul(x.data, w),
