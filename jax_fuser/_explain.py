@@ -65,7 +65,7 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
             fused.check(args, kwargs)
             jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
         # Those of few elements are ours, and would be part of what a caller fuses.
-        if all(_trace.is_small(eqn.params) for eqn in fused_equations(jaxpr)):
+        if all(_trace.is_small(eqn.params, "") for eqn in fused_equations(jaxpr)):
             jaxpr = fused.traced(*args, **kwargs).jaxpr
         return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
 
@@ -150,7 +150,7 @@ class _Call:
 
 def _is_fused(eqn: Any, platform: str) -> bool:
     """Whether an equation is kernels."""
-    return eqn.primitive.name == _trace.FUSED and not (platform == "cuda" and _trace.is_small(eqn.params))
+    return eqn.primitive.name == _trace.FUSED and not _trace.is_small(eqn.params, platform)
 
 
 def _calls(closed: Any, platform: str) -> list[_Call]:
@@ -228,7 +228,7 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
         if _is_fused(eqn, platform) or _is_passed(eqn):
             continue
         if name == _trace.FUSED:
-            yield eqn.params["name"], "has few elements: ops of XLA on GPUs"
+            yield eqn.params["name"], "has few elements: ops of XLA"
             continue
         if name == _quantized_product.quantized_p.name:
             yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))

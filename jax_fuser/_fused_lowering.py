@@ -52,7 +52,7 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Call
     if given is None and not _trace.needs_kernel(jaxpr):
         return _lower_as_xla(ctx, *operands, **params)
     reason = _ffi.can_compile(platform)
-    if (reason is not None or platform == "cuda") and _trace.is_small(params):
+    if _trace.is_small(params, platform if reason is None else ""):
         return _lower_as_xla(ctx, *operands, **params)
     if reason is not None:
         _warn_no_compiler(platform, reason)

@@ -31,7 +31,7 @@ fused_p.multiple_results = True
 def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = (), min_elements: int = 0) -> list[Any]:
     """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`.
 
-    `min_elements`: regions of fewer are kernels on CPUs alone, where a kernel costs no launch.
+    `min_elements`: regions of fewer stay with XLA, on CPUs of very few: see `_trace.is_small`.
     """
     flat = _flatten.flatten(closed)
     arguments = flat.invars[len(flat.consts) :]

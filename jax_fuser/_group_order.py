@@ -25,7 +25,7 @@ from jax_fuser._search import binary_search
 # groups take 2 ms instead of 12, of 1024 groups 3, of 2048 groups 13.
 _MAX_COUNTED_GROUPS = 1024
 # GPUs sort fewer ids in 0.2 ms. CPUs count 32 in as long as they sort them, and 1000 three times as fast.
-_MIN_COUNTED_IDS = 2048
+_MIN_COUNTED_IDS, _LEAST_ON_CPUS = 2048, 128
 _PART = 64
 
 # Counts by fused kernels where they can be compiled, and sorts elsewhere. Its parameter `jaxpr` counts many ids; it
@@ -97,7 +97,8 @@ def _batch(args: Any, dims: Any, *, jaxpr: Any, groups: int) -> tuple[list[jax.A
 def _lower(ctx: Any, keys: Any, *, jaxpr: Any, groups: int, platform: str = "") -> Any:
     del jaxpr
     [own] = ctx.avals_in
-    counts = platform and _ffi.can_compile(platform) is None and not (platform == "cuda" and _are_few(own))
+    few = own.shape[-1] < _LEAST_ON_CPUS if platform == "cpu" else _are_few(own)
+    counts = platform and not few and _ffi.can_compile(platform) is None
     f = _batched(functools.partial(_counted if counts else _sorted, groups=groups), own.ndim)
     return mlir.lower_fun(f, multiple_results=True)(ctx, keys)
 

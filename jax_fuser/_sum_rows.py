@@ -29,6 +29,8 @@ from jax_fuser._varying import same_varying
 _UNROLLED_TERMS = 16
 # A kernel reads a row of each array that may have it, still faster than putting twelve of them together first.
 _MOST_PARTS = 16
+# On CPUs a kernel for fewer elements saves some microseconds, and takes 0.1 s to compile.
+_FEW_ELEMENTS = 1 << 12
 # On GPUs moves of fewer elements take no longer than a launch.
 _FUSED_ELEMENTS = 1 << 20
 
@@ -172,12 +174,15 @@ def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     CPUs, and sums of two to eight rows there 1.1 to 3. On CPUs a kernel of few rows takes 9 us where XLA's ops take 36.
     """
     if len(operands) > 3:
-        if platform == "cpu" and params["parts"] <= _MOST_PARTS and _ffi.can_compile(platform) is None:
+        rows = sum(a.size for a in ctx.avals_in[: params["parts"]])
+        worthwhile = platform == "cpu" and params["parts"] <= _MOST_PARTS and rows >= _FEW_ELEMENTS
+        if worthwhile and _ffi.can_compile(platform) is None:
             return mlir.lower_fun(_fused_parts(params["parts"]), multiple_results=False)(ctx, *operands)
         return _lower_simply(ctx, *operands, **params)
     rows, take, back = ctx.avals_in
     terms = take.shape[1]
-    worthwhile = platform == "cpu" or (is_worth_a_kernel(rows) and not params["by_xla"])
+    few = rows.size < _FEW_ELEMENTS
+    worthwhile = not few if platform == "cpu" else is_worth_a_kernel(rows) and not params["by_xla"]
     compiles = worthwhile and _ffi.can_compile(platform) is None
     if compiles and platform == "cuda" and not _split.is_on_a_mesh(ctx):
         kernel = "add" if terms > 1 else "spread" if params["leaves"] else "place" if back.shape[1] > 1 else None

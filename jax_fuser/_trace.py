@@ -76,6 +76,8 @@ CALLS: dict[str, str] = {
     FUSED: "jaxpr",
 }
 CALLS[PRODUCT_TAIL] = "jaxpr"
+# Elements of a region that may be left to XLA where there are few.
+_LEAST_ON_CPUS = 512
 
 
 def own_call(name: str, why_apart: str | None = None) -> jax.extend.core.Primitive:
@@ -330,9 +332,12 @@ def needs_kernel(jaxpr: Any) -> bool:
     return _most_elements(jaxpr) > 1
 
 
-def is_small(params: Any) -> bool:
-    """Whether a fused equation with these parameters has so few elements that it is no kernel on GPUs."""
-    return "program" not in params and _most_elements(params["jaxpr"].jaxpr) < params["min_elements"]
+def is_small(params: Any, platform: str) -> bool:
+    """Whether a fused equation with these parameters has so few elements that it is no kernel on a platform."""
+    least = params["min_elements"]
+    if platform == "cpu":  # a kernel costs no launch, but 0.1 s to compile
+        least = min(least, _LEAST_ON_CPUS)
+    return "program" not in params and _most_elements(params["jaxpr"].jaxpr) < least
 
 
 def _most_elements(jaxpr: Any) -> int:
