@@ -80,7 +80,9 @@ def _rows(name: str, nt: NestedTensor, x: Any, mask: jax.Array) -> Any:
     # A Python literal keeps the dtype and weak type of the rows.
     one = True if rows.dtype == jnp.bool_ else 1
     dense = nt.data.ndim - 1 - nt.ragged_dim
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * dense), rows, one)
+    rows = jnp.where(mask.reshape(*mask.shape, *(1,) * dense), rows, one)
+    # Of the rank of the rows, for who has JAX refuse to promote ranks.
+    return jnp.expand_dims(rows, range(max(nt.data.ndim - rows.ndim, 0)))
 
 
 def _expand(name: str, nt: NestedTensor, y: jax.Array) -> jax.Array:

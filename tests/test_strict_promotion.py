@@ -37,11 +37,13 @@ def nested(x, w):
 def outer(x, w):
     nt = jf.as_nested(jnp.stack([x, x]), extents=jnp.asarray(np.stack([EXTENTS, EXTENTS[::-1]])), ragged_dim=1)
     joined = jf.nested.merge(nt, "outer", "ragged"), jf.nested.concat([nt, nt], "ragged"), jf.nested.align(nt, 4)
-    return nt.row_mask(), jf.nested.sum(nt), jf.nested.allclose(nt, nt), joined
+    shared = jf.as_nested(nt.data, extents=jnp.asarray(EXTENTS), ragged_dim=1)
+    scaled = [(shared * x[:GROUPS, None]).data, (shared + x[0]).data, (x[:1, None] * nt).data]
+    return nt.row_mask(), jf.nested.sum(nt), jf.nested.allclose(nt, nt), joined, scaled
 
 
 def layer(x, w):
-    weights, experts, aux = jf.moe.route(x[:, :GROUPS], 2)
+    weights, experts, aux = jf.moe.route(x[:, :GROUPS], 2, bias=jnp.ones(GROUPS))
     return jf.moe.mlp(x, experts, weights, w, jnp.swapaxes(w[..., : N // 2], 1, 2)), aux.load
 
 
