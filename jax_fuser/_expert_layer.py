@@ -25,7 +25,7 @@ from jax_fuser._quant import ScaledTensor
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._quantized_copies import check_copies
 from jax_fuser._route import spell
-from jax_fuser._scaled_floats import FLOATS, FORMATS
+from jax_fuser._scaled_floats import FLOATS, FORMATS, check_format_of_sums
 from jax_fuser._scaled_primitive import DTYPE_NAMES, whole_scales
 from jax_fuser._static_sizes import check_sizes
 from jax_fuser._sum_rows import sum_rows
@@ -169,10 +169,7 @@ class EightBits:
 def _eight_bits_of(
     fn: str, format: str | None, dw_format: str | None, matrices: tuple[Matrices, Matrices], copies: tuple[Any, Any]
 ) -> EightBits:
-    if dw_format is not None and (format is None or dw_format != "fp8_row"):
-        raise ValueError(
-            f"{fn}: dw_format must be None, or 'fp8_row' beside format=, got {dw_format!r} beside format={format!r}"
-        )
+    check_format_of_sums(fn, "dw_format", dw_format, format)
 
     def arrays(name: str, w: Matrices, own: Any) -> tuple[jax.Array, ...]:
         if own is None:

@@ -25,12 +25,11 @@ from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import MOST_GIVEN
 from jax_fuser._automatic import placed_as
 from jax_fuser._fuse import fuse
-from jax_fuser._grouped_primitive import product
 from jax_fuser._grouped_tail import tail
 from jax_fuser._quant import Block, is_large, quantize_floats, quantize_halves
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._reverse_only import differentiated_once, reverse_only
-from jax_fuser._scaled_floats import FORMATS, filled_up, multiply_rows, rows_of, sums_of_8_bits, weights_of
+from jax_fuser._scaled_floats import FORMATS, filled_up, multiply_rows, rows_of, sums_over_rows, weights_of
 from jax_fuser._scaled_primitive import BLOCKS
 from jax_fuser._sum_rows import sum_rows
 from jax_fuser._varying import same_varying
@@ -161,10 +160,7 @@ def _backward(how: How, kept: Any, dout: Any) -> tuple[Any, ...]:
     rows = sum_rows(x, take[:, None], back)
 
     def sums(rows: Any, cotangents: Any, w: Any) -> jax.Array:
-        if how.dw_format is None or 0 in (rows.shape[0], w.shape[0]):
-            made = product(rows, cotangents, extents, mode="contraction", dtype=w.dtype)
-        else:
-            made = sums_of_8_bits(rows, cotangents, (extents,), w.dtype)
+        made = sums_over_rows(rows, cotangents, (extents,), how.dw_format, w.dtype)
         return placed_as(made, jax.typeof(w).sharding)
 
     none = jax.tree.map(lambda _: None, (copies, (extents, take, back)))

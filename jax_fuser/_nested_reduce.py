@@ -2,7 +2,7 @@
 
 `axis` is "ragged" (the rows of each group), "group" (all rows of all groups) or an int, a dense dimension of
 `nt.shape`. Sums are taken in float32 for narrower floats and in a fixed order. Padding is never read, and a NaN stays
-in its group. Fused kernels fold the rows, as under `fuse`; without a compiler, and few of them on GPUs, XLA does.
+in its group. Fused kernels fold the rows, as under `fuse`; without a compiler, and where there are few, XLA does.
 """
 
 from __future__ import annotations

@@ -67,13 +67,13 @@ def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: 
     lhs, rhs, dout = differentiated_once("scaled_grouped_matmul", lhs, rhs, dout)
     right = copies[2:] or weights_of(rhs, format, transpose_rhs)
     d_lhs = multiply_rows(rows_of(dout, format), right, indices, format, lhs.dtype)
-    if drhs_format is None or lhs.shape[0] == 0 or rhs.shape[0] == 0:
+    rows, cotangents = lhs, dout
+    if drhs_format is None:
         # float16 may not hold a cotangent of another type.
         kind = dout.dtype if lhs.dtype == np.float16 else lhs.dtype
-        sides = _sides(lhs.astype(kind), dout.astype(kind), transpose_rhs)
-        d_rhs = product(*sides, *indices, mode="contraction", dtype=rhs.dtype)
-    else:
-        d_rhs = sums_of_8_bits(*_sides(lhs, dout, transpose_rhs), indices, rhs.dtype)
+        rows, cotangents = lhs.astype(kind), dout.astype(kind)
+    sides = (cotangents, rows) if transpose_rhs else (rows, cotangents)
+    d_rhs = sums_over_rows(*sides, indices, drhs_format, rhs.dtype)
     grads = (placed_as(grad, jax.typeof(x).sharding) for grad, x in ((d_lhs, lhs), (d_rhs, rhs)))
     return *grads, tuple(None for _ in copies), tuple(None for _ in indices)
 
@@ -81,15 +81,24 @@ def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: 
 _multiply.defvjp(_forward, _backward)
 
 
-def _sides(rows: Any, cotangents: Any, transpose_rhs: bool) -> tuple[Any, Any]:
-    return (cotangents, rows) if transpose_rhs else (rows, cotangents)
-
-
-def sums_of_8_bits(lhs: Any, rhs: Any, indices: Any, dtype: Any) -> jax.Array:
-    """Return the sums over rows of `lhs` `(m, k)` and `rhs` `(m, n)`, quantized here."""
+def sums_over_rows(lhs: Any, rhs: Any, indices: Any, format: str | None, dtype: Any) -> jax.Array:
+    """Return sums `(groups, k, n)` over rows of `lhs` `(m, k)` and `rhs` `(m, n)`, as they are or quantized here."""
+    if format is None or 0 in (lhs.shape[0], indices[0].shape[0]):
+        return product(lhs, rhs, *indices, mode="contraction", dtype=dtype)
     starts = indices[1] if len(indices) > 1 else None
     (left, of_left, extents), (right, of_right, _) = (quantize_columns(x, indices[0], starts) for x in (lhs, rhs))
     return scaled_product(left, right, extents, None, of_left, of_right, scaled="columns", dtype=np.dtype(dtype))
+
+
+def check_format_of_sums(fn: str, name: str, value: Any, format: str | None) -> None:
+    """Refuse an argument that says how the gradient of weights is quantized, beside `format`, if it is none."""
+    if value is None or (format is not None and value == "fp8_row"):
+        return
+    hint = "quantizes in 8 bits, too; None does not" if format is not None else "needs floats and format="
+    raise ValueError(
+        f"{fn}: {name} must be None, or 'fp8_row' beside format=, got {value!r} beside format={format!r}; 'fp8_row' "
+        f"{hint}"
+    )
 
 
 def weights_of(rhs: Any, format: str, transpose: bool) -> tuple[Any, Any]:

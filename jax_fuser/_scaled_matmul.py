@@ -18,7 +18,7 @@ from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._quantized_copies import check_copies, kind_of
 from jax_fuser._ragged_dot import to_extents
 from jax_fuser._row_groups import ordered_starts
-from jax_fuser._scaled_floats import FLOATS, FORMATS, multiply_floats
+from jax_fuser._scaled_floats import FLOATS, FORMATS, check_format_of_sums, multiply_floats
 from jax_fuser._scaled_primitive import BLOCKS, DTYPE_NAMES, scaled_product, whole_scales
 from jax_fuser._scaled_tail import ScaledTail
 from jax_fuser._static_sizes import check_sizes
@@ -119,12 +119,7 @@ def scaled_grouped_matmul(
         raise ValueError(
             "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
         )
-    if drhs_format is not None and (format is None or drhs_format != "fp8_row"):
-        hint = "quantizes in 8 bits, too; None does not" if format is not None else "needs floats and format="
-        raise ValueError(
-            f"scaled_grouped_matmul: drhs_format must be None, or 'fp8_row' beside format=, got {drhs_format!r} beside "
-            f"format={format!r}; 'fp8_row' {hint}"
-        )
+    check_format_of_sums("scaled_grouped_matmul", "drhs_format", drhs_format, format)
     for name, operand in (("lhs", lhs), ("rhs", rhs), ("group_sizes", group_sizes)):
         data = operand.data if isinstance(operand, ScaledTensor) else operand
         data = data.data if isinstance(data, NestedTensor) else data

@@ -28,9 +28,9 @@ class ScaledTail:
         if self.gated:
             check_even(_FUNCTION, n)
         self.bias = bias_of(_FUNCTION, self.bias, (groups, n), jnp.float32)
-        layout = (
-            self.nested if self.nested is not None else NestedTensor(jax.ShapeDtypeStruct((m, 1), jnp.float32), extents)
-        )
+        layout = self.nested
+        if layout is None:
+            layout = NestedTensor(jax.ShapeDtypeStruct((m, n), jnp.float32), extents)
         self.scale = row_scale_of(_FUNCTION, self.scale, layout, ((m,),), jnp.float32)
 
     def multiply(self, x: Any, rhs: Any, extents: Any, starts: Any, dtype: Any) -> jax.Array:

@@ -1,7 +1,7 @@
 """Per-group values to rows and rows to per-group sums: two linear primitives, each the other's transpose.
 
 `fuse` makes both part of its kernels, and sums of rows are such kernels by themselves. No scatter-add runs: sums are
-taken in a fixed order, of few elements on GPUs, and without a compiler, by scans of XLA.
+taken in a fixed order, of few elements, and without a compiler, by scans of XLA.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sum_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.
 
 
 def fuse_groups(f: Callable[..., Any], name: str) -> _fuse.Fused:
-    """Fuse a function of the rows of groups: on CPUs also of few elements, which XLA has elsewhere."""
+    """Fuse a function of the rows of groups; few elements are left to XLA, on CPUs only very few."""
     return _fuse.Fused(f, name, min_elements=_MIN_FUSED_ELEMENTS)
 
 

@@ -171,28 +171,28 @@ def _lower(ctx: Any, *operands: Any, platform: str, **params: Any) -> Any:
     """On GPUs each row that goes to several places is read once, and of sums only rows that there are: own kernels.
 
     XLA's gather of long 16-bit rows takes 1.3 times as long as the fused one on GPUs, that into new memory 2.4 times on
-    CPUs, and sums of two to eight rows there 1.1 to 3. On CPUs a kernel of few rows takes 9 us where XLA's ops take 36.
+    CPUs, and sums of two to eight rows there 1.1 to 3.
     """
-    if len(operands) > 3:
-        rows = sum(a.size for a in ctx.avals_in[: params["parts"]])
-        worthwhile = platform == "cpu" and params["parts"] <= _MOST_PARTS and rows >= _FEW_ELEMENTS
-        if worthwhile and _ffi.can_compile(platform) is None:
-            return mlir.lower_fun(_fused_parts(params["parts"]), multiple_results=False)(ctx, *operands)
+    parts, is_simple = params["parts"], len(operands) == 3
+    if platform == "cpu":
+        worthwhile = parts <= _MOST_PARTS and sum(a.size for a in ctx.avals_in[:parts]) >= _FEW_ELEMENTS
+    else:
+        worthwhile = is_simple and is_worth_a_kernel(ctx.avals_in[0]) and not params["by_xla"]
+    if not worthwhile or _ffi.can_compile(platform) is not None:
         return _lower_simply(ctx, *operands, **params)
-    rows, take, back = ctx.avals_in
+    if not is_simple:
+        return mlir.lower_fun(_fused_parts(parts), multiple_results=False)(ctx, *operands)
+    _, take, back = ctx.avals_in
     terms = take.shape[1]
-    few = rows.size < _FEW_ELEMENTS
-    worthwhile = not few if platform == "cpu" else is_worth_a_kernel(rows) and not params["by_xla"]
-    compiles = worthwhile and _ffi.can_compile(platform) is None
-    if compiles and platform == "cuda" and not _split.is_on_a_mesh(ctx):
+    if platform == "cuda" and not _split.is_on_a_mesh(ctx):
         kernel = "add" if terms > 1 else "spread" if params["leaves"] else "place" if back.shape[1] > 1 else None
         avals = ctx.avals_in[: 2 if kernel == "add" else 3]
         program = _program(kernel, tuple((a.dtype, a.shape) for a in avals)) if kernel else ""
         if kernel and _ffi.why_no_kernel(lambda: program, _ffi.target_text(platform)) is None:
             ctx = ctx.replace(avals_in=avals)
             return _ffi.emit_program(ctx, operands[: len(avals)], program, platform=platform)
-    fused = compiles and (terms == 1 or platform == "cpu")
-    return mlir.lower_fun(_fused if fused else _gather_and_add, multiple_results=False)(ctx, *operands)
+    f = _fused if terms == 1 or platform == "cpu" else _gather_and_add
+    return mlir.lower_fun(f, multiple_results=False)(ctx, *operands)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -56,12 +56,12 @@ def _run(params: Any, unroll: int, args: Sequence[Any]) -> list[Any]:
         return [*carry], [jnp.stack(parts) for parts in zip(*results)]
 
     times, rest = divmod(length, unroll)
+    begin, end = (rest, length) if reverse else (0, length - rest)
+    first = [lax.slice_in_dim(x, begin, end) for x in xs]
     if times == 1:
-        begin, end = (rest, length) if reverse else (0, unroll)
-        carry, made = steps(carry, [lax.slice_in_dim(x, begin, end) for x in xs], unroll)
+        carry, made = steps(carry, first, unroll)
     else:
-        begin, end = (rest, length) if reverse else (0, length - rest)
-        cut = [lax.slice_in_dim(x, begin, end).reshape(times, unroll, *x.shape[1:]) for x in xs]
+        cut = [x.reshape(times, unroll, *x.shape[1:]) for x in first]
         carry, made = lax.scan(lambda carry, xs: steps(carry, xs, unroll), [*carry], cut, times, reverse)
         made = [y.reshape(times * unroll, *y.shape[2:]) for y in made]
     if rest:

@@ -209,8 +209,8 @@ def mlp(
         format: "fp8_row" or "fp8_block": quantize floats `w13` and `w2` in every call. `x` and they are bfloat16,
             float16 or float32.
         dw_format: with `format`, "fp8_row" quantizes what the gradients of `w13` and `w2` sum over rows, with a scale
-            for each column of each expert's rows: less exact, and as fast where experts have 2048 rows (one H100; of
-            1024 rows the whole backward pass takes 5 % longer, of more it should pay).
+            for each column of each expert's rows. Less exact; on an H100 a layer and its gradients take as long with
+            it where experts have 2048 rows, and 5 % longer with 1024.
         quantized_w13: with `format`, what it would make of `w13` in every call, made once: `quantize` of
             `(num_experts, columns, d)` and of `(num_experts, d, columns)`, which is `w13`; both axes are multiples of
             16. Gradients go to `w13` alone.

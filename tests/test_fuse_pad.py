@@ -257,6 +257,20 @@ def test_interleaved_rotary_embeddings_are_one_kernel(device, dtype, which):
     assert re.findall(r"store .* lane \* (\d+)", stored) == ["1"]
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cuda_sources_of_interleaved_rotary_embeddings_compile(dtype, which):
+    nvrtc_or_skip()
+    x, cos, sin = array(64, 512, 128, dtype=dtype), array(512, 64, dtype=dtype), array(512, 64, dtype=dtype)
+
+    def with_tables(x, cos, sin):
+        out, back = jax.vjp(lambda x: interleaved(x, cos, sin)[which], x)
+        return out, back(jnp.sin(out))[0]
+
+    fusion = jf.ir.trace(with_tables, x, cos, sin)
+    assert _core.compile_cuda(str(fusion), _core.cuda_target_for(90))
+
+
 @pytest.mark.parametrize("parts", [(1, 1), (1, 2), (3, 1, 2), (1, 1, 1, 1), (5, 3, 1, 1, 1), (64, 1)])
 def test_short_parts_side_by_side(device, parts):
     """Stored each in its place, or chosen and stored in whole lines."""

@@ -129,6 +129,25 @@ def test_weights_quantized_once(device, format):
         assert_close(a, b)
 
 
+def test_weights_quantized_once_on_several_devices(device):
+    """Tokens lie along an axis of their own, too, along which weights and their copies are the same."""
+    (x, experts, weights), pair = arguments("bfloat16", tokens=36)
+    kept = {f"quantized_{n}": tuple(jf.quantize(a, "fp8_row") for a in (jnp.swapaxes(w, 1, 2), w))
+            for n, w in zip(("w13", "w2"), pair)}  # fmt: skip
+    how = {"axis_name": "ep", "format": "fp8_row"}
+
+    def loss(x, pair, kept):
+        layer = lambda x, e, w, pair, kept: jf.moe.ep_mlp(x, e, w, *pair, **kept, **how)  # noqa: E731
+        rows, own = P(("data", "ep")), P("ep")
+        mesh = meshes.mesh(data=2, ep=2)
+        f = jax.shard_map(layer, mesh=mesh, in_specs=(rows, rows, rows, own, own), out_specs=rows)
+        return jnp.sum(jnp.sin(f(x, experts, weights, pair, kept).astype(jnp.float32)))
+
+    got, want = (jax.jit(jax.grad(loss, (0, 1)))(x, pair, given) for given in (kept, {}))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(a, b)
+
+
 @pytest.mark.parametrize("chosen", [[], [0], [3], [1, 2]])
 def test_experts_of_no_rows(device, chosen):
     (x, _, weights), pair = arguments()

@@ -35,7 +35,7 @@ class Refused : public InternalError {
   using InternalError::InternalError;
 };
 
-// No machine has the memory; grids of a GPU end at 2^31 blocks.
+// Of fewer elements a plan that cannot be lowered is our mistake; of more, grids of a GPU end (2^31 blocks).
 constexpr int64_t kHugeElements = int64_t{1} << 36;
 
 class Kernels {

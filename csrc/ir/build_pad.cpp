@@ -45,6 +45,13 @@ void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
 }
 
 // Has the operand in memory in any case. A reshape may be gone before it reads anything.
+// By value.
+std::vector<bool> concats_of(const Fusion& fusion) {
+  std::vector<bool> result(fusion.values.size(), false);
+  for (const Op& op : fusion.ops) result[op.output] = op.kind == OpKind::kConcat;
+  return result;
+}
+
 bool reads_whole(const Op& op, size_t operand) {
   return op.kind == OpKind::kGroupedMatmul || op.kind == OpKind::kReshape ||
          ((op.kind == OpKind::kTake || op.kind == OpKind::kSearch) && operand == 0);
@@ -177,8 +184,7 @@ ValueId Builder::sum_of_parts(std::span<const ValueId> inputs) {
 void Builder::join_read_concats() {
   std::vector<bool> live(fusion_.values.size(), false);
   for (ValueId id : fusion_.outputs) live[id] = true;
-  std::vector<bool> is_concat(fusion_.values.size(), false);
-  for (const Op& op : fusion_.ops) is_concat[op.output] = op.kind == OpKind::kConcat;
+  const std::vector<bool> is_concat = concats_of(fusion_);
   bool any = false;
   for (auto op = fusion_.ops.rbegin(); op != fusion_.ops.rend(); ++op) {
     if (!live[op->output]) continue;
@@ -220,11 +226,7 @@ void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const st
     fusion_.values[renamed[id]].name = old.values[id].name;
     fusion_.inputs.push_back(renamed[id]);
   }
-  const std::vector<bool> is_concat = [&] {
-    std::vector<bool> found(old.values.size(), false);
-    for (const Op& op : old.ops) found[op.output] = op.kind == OpKind::kConcat;
-    return found;
-  }();
+  const std::vector<bool> is_concat = concats_of(old);
   auto read = [&](ValueId id) {
     if (!is_concat[id]) return renamed[id];
     if (whole[id] < 0) {
