@@ -169,9 +169,9 @@ class Builder:
         return self._viewed(lambda b, to, x: b.squeeze(x, list(dims)), value, axes)
 
     def slice(self, value: int, starts: Sequence[int], strides: Sequence[int], counts: Sequence[int]) -> int:
-        """Take `counts` elements of each axis, from `starts` on, `strides` apart."""
+        """Take `counts` elements of each axis, from `starts` on, `strides` apart (negative ones: backwards)."""
         old = self._axes[value]
-        whole = [self._extent[axis] == n for axis, n in zip(old, counts)]
+        whole = [self._extent[axis] == n and start == 0 for axis, n, start in zip(old, counts, starts)]
 
         def call(b: _core.Builder, to: Sequence[int], x: int) -> int:
             return b.slice(x, list(starts), list(strides), list(to))

@@ -186,8 +186,11 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
 
 def _slice(x: Any, attributes: Any, counts: Sequence[int]) -> Any:
     starts, strides = attributes["starts"], attributes["strides"]
-    ends = [s + (n - 1) * step + 1 if n else s for s, n, step in zip(starts, counts, strides)]
-    return lax.slice(x, starts, ends, strides)
+    backwards = [a for a, step in enumerate(strides) if step < 0]
+    lasts = [s + max(n - 1, 0) * step for s, n, step in zip(starts, counts, strides)]
+    firsts = [min(ends) for ends in zip(starts, lasts)]
+    ends = [max(a, b) + 1 if n else low for a, b, n, low in zip(starts, lasts, counts, firsts)]
+    return lax.rev(lax.slice(x, firsts, ends, [abs(step) for step in strides]), backwards)
 
 
 def _take(x: list[Any], attributes: Any, shape: Sequence[int]) -> Any:

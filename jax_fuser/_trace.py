@@ -34,7 +34,7 @@ from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
 _REASONS = {
     "folds by a function of its own": "reduce",
     "a matrix product": "dot_general ragged_dot_general conv_general_dilated",
-    "moves data between positions": "rev sort tile",
+    "moves data between positions": "sort tile",
     "carries a value along an axis": "reduce_window reduce_window_sum",
     "control flow; what is inside fuses by itself": "scan while cond",
     "has a derivative rule of its own, for the whole call": "custom_vjp_call custom_vjp_call_jaxpr",
@@ -60,12 +60,12 @@ OWN_CALLS: dict[str, str | None] = {}
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
-    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice split stack "
+    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice rev split stack "
     "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
 )
 _OF_FLOAT8 = frozenset(_MOVES.split())
 # What reads a part of a value, or puts parts together; then how many ops a program of those may have.
-_SLICING = frozenset(["slice", "split", "unstack", "pad", "concatenate", "stack"])
+_SLICING = frozenset(["slice", "rev", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
 # Primitives that only call a jaxpr, and the parameter that holds it.
 CALLS: dict[str, str] = {
@@ -258,6 +258,7 @@ RULES: dict[str, Rule] = {
     "transpose": Rule(_trace_moves.transpose, is_view=_always),
     "squeeze": Rule(_trace_moves.squeeze, is_view=_always),
     "slice": Rule(_trace_moves.slice, is_view=_always),
+    "rev": Rule(_trace_moves.rev, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
     PRODUCT: Rule(_trace_ops.grouped_rows, refuse=_trace_ops.refuse_product, fits=False),
     "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),

@@ -44,6 +44,13 @@ def slice(w: Writer, eqn: Equation, x: Ids) -> Ids:
     return [w.builder.slice(x[0], eqn.params["start_indices"], strides, counts)]
 
 
+def rev(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    counts = eqn.outvars[0].aval.shape
+    steps = [-1 if axis in eqn.params["dimensions"] else 1 for axis in range(len(counts))]
+    starts = [max(n - 1, 0) if step < 0 else 0 for n, step in zip(counts, steps)]
+    return [w.builder.slice(x[0], starts, steps, counts)]
+
+
 def split(w: Writer, eqn: Equation, x: Ids) -> Ids:
     axis, begin, parts = eqn.params["axis"], 0, []
     for var in eqn.outvars:

@@ -38,6 +38,42 @@ JF_FUNCTION Part<Stored<M>> read_round(const M* p, long place_step, long turn_st
                               ? read_one(p + rounds.place[start + i] * place_step + rounds.turn[start + i] * turn_step)
                               : Stored<M>(0))...};
 }
+// Turns that follow each other, these or their places backwards: of two vectors, with the first element that is wanted
+// and with the last one.
+template <class T, int kPeriod, bool kPlacesTurn>
+struct Turned {
+  LaneNumber<T> lanes[kPeriod][JF_PART];
+  int first[kPeriod], last[kPeriod];  // elements that are wanted, from place 0 of the first turn on
+  constexpr Turned() : lanes{}, first{}, last{} {
+    for (int start = 0; start < kPeriod; ++start) {
+      int at[JF_PART] = {};
+      for (int l = 0; l < JF_PART; ++l) {
+        const int place = (start + l) % kPeriod, turn = (start + l) / kPeriod;
+        at[l] = kPlacesTurn ? turn * kPeriod - place : place - turn * kPeriod;
+        if (l == 0 || at[l] < first[start]) first[start] = at[l];
+        if (l == 0 || at[l] > last[start]) last[start] = at[l];
+      }
+      for (int l = 0; l < JF_PART; ++l) {
+        const int from_first = at[l] - first[start], from_last = at[l] - (last[start] - JF_PART + 1);
+        lanes[start][l] = LaneNumber<T>(from_first < JF_PART ? from_first : JF_PART + from_last);
+      }
+    }
+  }
+};
+template <class T, int kPeriod, bool kPlacesTurn>
+static constexpr Turned<T, kPeriod, kPlacesTurn> kTurned{};
+template <class T>
+JF_FUNCTION Part<T> lanes_from(const Part<T>& x, const Part<T>& y, const LaneNumber<T>* from) {
+  Part<LaneNumber<T>> lanes;
+  __builtin_memcpy(&lanes, from, sizeof(lanes));
+#if defined(__clang__)
+  Part<T> result{};
+  for (int i = 0; i < JF_PART; ++i) result[i] = lanes[i] < JF_PART ? x[lanes[i]] : y[lanes[i] - JF_PART];
+  return result;
+#else
+  return __builtin_shuffle(x, y, lanes);
+#endif
+}
 // From place 0 of the first turn on.
 template <int kPeriod, long kPlaceStep, long kTurnStep, class T, int W, class M, class On>
 JF_FUNCTION Lanes<T, W> load_round(Type<Lanes<T, W>>, const M* p, int start, On on) {
@@ -53,6 +89,14 @@ JF_FUNCTION Lanes<T, W> load_round(Type<Lanes<T, W>>, const M* p, int start, On 
   } else if constexpr (kPlaceStep == 0 && kTurnStep == 1) {
     const int turns = (start + active<W>(on) - 1) / kPeriod + 1;
     return {lanes_from<T>(decode(M{}, read<JF_PART>(p, One{}, First{turns})), rounds.turn + start)};
+  } else if constexpr (kPlaceStep * kTurnStep == -kPeriod && 2 * kPeriod - 2 <= JF_PART && W == JF_PART &&
+                       is_same<On, All>) {
+    using N = Stored<M>;
+    constexpr const auto& turned = kTurned<N, kPeriod, kPlaceStep == -1>;
+    const M* const first = p + turned.first[start];
+    const M* const second = p + turned.last[start] - (JF_PART - 1);
+    const Part<N> a = read<W>(first, One{}, on), b = read<W>(second, One{}, on);
+    return {decode(M{}, lanes_from<N>(a, b, turned.lanes[start]))};
   } else {
     return {decode(
         M{}, read_round<kPeriod>(p, kPlaceStep, kTurnStep, start, active<W>(on), typename NumbersBelow<W>::Type{}))};

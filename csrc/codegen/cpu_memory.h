@@ -212,6 +212,10 @@ template <int kSteps>
 struct Apart {
   JF_LAMBDA operator long() const { return kSteps; }
 };
+// Backwards.
+struct MinusOne {
+  JF_LAMBDA operator long() const { return -1; }
+};
 template <class Stride>
 inline constexpr int kApart = 0;
 template <int kSteps>
@@ -232,6 +236,13 @@ JF_FUNCTION V read_apart(const E* p, const V& before, Numbers<l...> lanes) {
   }
 }
 
+template <class E, class V, int... l>
+JF_FUNCTION V read_reversed(const E* p, V x, Numbers<l...>) {
+  constexpr int kLast = sizeof...(l) - 1;
+  __builtin_memcpy(&x, p - kLast, sizeof...(l) * sizeof(E));
+  return __builtin_shufflevector(x, x, (kLast - l)...);
+}
+
 // Elements 0, stride, 2 * stride, ... of the active lanes; zero in the others.
 template <int W, class M, class Stride, class On>
 JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
@@ -245,6 +256,8 @@ JF_FUNCTION Part<Stored<M>> read(const M* p, Stride stride, On on) {
     return read_first<Result, sizeof(M)>(p, active<W>(on));
   } else if constexpr (kApart<Stride> > 0 && W == JF_PART && is_same<On, All>) {
     return read_apart<kApart<Stride>, 0>((const Stored<M>*)p, Result{}, typename NumbersBelow<W>::Type{});
+  } else if constexpr (is_same<Stride, MinusOne> && W == JF_PART && is_same<On, All>) {
+    return read_reversed((const Stored<M>*)p, Result{}, typename NumbersBelow<W>::Type{});
   } else {
     return read_lanes(p, stride, active<W>(on), typename NumbersBelow<W>::Type{});
   }
@@ -303,6 +316,10 @@ JF_FUNCTION Lanes<T, W> broadcast_part(Type<Lanes<T, W>>, Part<T> x) {
 template <class L, int kMultiple = 1, class M, class On = All>
 JF_FUNCTION L load(const M* p, long offset, On on = {}) {
   return load_strided(Type<L>{}, p + offset, One{}, on);
+}
+template <class L, int kMultiple = 1, class M, class On = All>
+JF_FUNCTION L load_reversed(const M* p, long offset, On on = {}) {
+  return load_strided(Type<L>{}, p + offset, MinusOne{}, on);
 }
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {

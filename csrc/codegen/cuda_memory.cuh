@@ -239,6 +239,23 @@ template <class L, int kMultiple = 1, class M, class On>
 JF_FUNCTION L load_lasting(const M* p, long offset, On on) {
   return load<L, kMultiple>(p, offset, on);
 }
+// Lane 0 at the offset, each lane before the one before; kMultiple divides the last lane's offset.
+template <int kMultiple, class T, int W, class M>
+JF_FUNCTION Lanes<T, W> load_reversed_lanes(Type<Lanes<T, W>> type, const M* p, All) {
+  const Lanes<T, W> x = load_lanes<kMultiple>(type, p - (W - 1), All{});
+  Lanes<T, W> result;
+#pragma unroll
+  for (int i = 0; i < W; ++i) result.v[i] = x.v[W - 1 - i];
+  return result;
+}
+template <int kMultiple, class T, int W, class M, class On>
+JF_FUNCTION Lanes<T, W> load_reversed_lanes(Type<Lanes<T, W>> type, const M* p, On on) {
+  return load_strided(type, p, -1, on);
+}
+template <class L, int kMultiple = 1, class M, class On = All>
+JF_FUNCTION L load_reversed(const M* p, long offset, On on = {}) {
+  return load_reversed_lanes<kMultiple>(Type<L>{}, p + offset, on);
+}
 template <class L, class M, class On = All>
 JF_FUNCTION L gather(const M* p, long offset, long stride, On on = {}) {
   return load_strided(Type<L>{}, p + offset, stride, on);

@@ -99,7 +99,7 @@ std::optional<int64_t> largest(const IndexPtr& index, const Variables& variables
   if (!a || !b) return std::nullopt;
   switch (index->kind) {
     case IndexKind::kAdd: return *a + *b;
-    case IndexKind::kMul: return *a * *b;
+    case IndexKind::kMul: return std::min(*a, *b) < 0 ? std::nullopt : std::optional(*a * *b);
     case IndexKind::kMod: return std::min(*a, *b - 1);
     case IndexKind::kDiv: return index->b->kind == IndexKind::kConst ? *a / *b : *a;
     default: return std::nullopt;

@@ -101,6 +101,10 @@ void MemoryStatements::operator()(const Load& load) {
     const int64_t n = std::gcd(multiple(load.offset), multiple_of_steps);
     line(definition, n > 1 ? vector_load : "jf::load<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(),
          end);
+  } else if (load.lane_stride == -1 && load.steps.empty()) {
+    // From its last lane on, which has to be aligned.
+    const int64_t n = multiple(loops::moved(load.offset, 1 - kernel.width));
+    line(definition, "jf::load_reversed<", type, n > 1 ? cat(", ", n) : "", ">(", buffer, ", ", at, on(), end);
   } else {
     line(definition, "jf::gather<", type, ">(", buffer, ", ", at, ", ", load.lane_stride, on(), end);
   }

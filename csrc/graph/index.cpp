@@ -441,7 +441,7 @@ std::optional<int64_t> largest(const IndexPtr& index, std::span<const int64_t> e
   const bool by_constant = index->b->kind == loops::IndexKind::kConst;
   switch (index->kind) {
     case IndexKind::kAdd: return *a + *b;
-    case IndexKind::kMul: return *a * *b;
+    case IndexKind::kMul: return std::min(*a, *b) < 0 ? std::nullopt : std::optional(*a * *b);
     case IndexKind::kDiv: return by_constant ? std::optional(*a / *b) : std::nullopt;
     case IndexKind::kMod: return by_constant ? std::optional(std::min(*a, *b - 1)) : std::nullopt;
     case IndexKind::kMin: return std::min(*a, *b);

@@ -277,7 +277,7 @@ ValueId Builder::slice(ValueId x, const Slice& where, std::span<const int64_t> c
   Slice plain = where;
   // A single element is no distance from the next one.
   for (size_t i = 0; i < std::min(counts.size(), plain.strides.size()); ++i) {
-    if (counts[i] == 1 && plain.strides[i] > 0) plain.strides[i] = 1;
+    if (counts[i] == 1 && plain.strides[i] != 0) plain.strides[i] = 1;
   }
   // Nested values are never sliced themselves, but what they are computed from is.
   Fusion dense;
@@ -293,7 +293,7 @@ ValueId Builder::slice_of_concat(const Op& op, const Slice& where, const std::ve
     const int64_t begin = std::get<Place>(definition(placed)->attribute).starts[axis];
     const int64_t size = fusion_.values[placed].axes[axis].extent;
     const int64_t first = where.starts[axis] - begin, last = first + (counts[axis] - 1) * where.strides[axis];
-    if (first < 0 || last >= size) continue;
+    if (std::min(first, last) < 0 || std::max(first, last) >= size) continue;
     Slice inner = where;
     inner.starts[axis] = first;
     return sliced(definition(placed)->inputs[0], inner, counts);
@@ -302,11 +302,18 @@ ValueId Builder::slice_of_concat(const Op& op, const Slice& where, const std::ve
 }
 
 ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
-  if (shape(fusion_.values[x]) == counts) return x;
+  const bool from_start =
+      std::all_of(where.starts.begin(), where.starts.end(), [](int64_t start) { return start == 0; });
+  if (from_start && shape(fusion_.values[x]) == counts) return x;
   std::vector<int64_t> key = where.starts;
   key.insert(key.end(), where.strides.begin(), where.strides.end());
   key.insert(key.end(), counts.begin(), counts.end());
   if (const auto found = slices_.find({x, key}); found != slices_.end()) return found->second;
+  // Whether all elements are there, along one axis backwards.
+  const auto is_backwards = [&](int64_t axis) {
+    return shape(fusion_.values[x]) == counts && where.strides[axis] == -1 &&
+           std::count(where.starts.begin(), where.starts.end(), 0) + 1 == std::ssize(counts);
+  };
   const Deeper deeper(*this);
   const Op* defining = too_deep() ? nullptr : definition(x);
   ValueId result = -1;
@@ -353,6 +360,10 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
         inner.strides[i] *= where.strides[i];
       }
       result = sliced(op.inputs[0], inner, counts);
+    } else if (const auto* scan = std::get_if<Scan>(&op.attribute); scan != nullptr && is_backwards(scan->axis)) {
+      Scan turned = *scan;
+      turned.reverse = !scan->reverse;
+      result = add_op(op.kind, {sliced(op.inputs[0], where, counts)}, turned, DType::kPred, {}, op.label);
     } else if (ragged_axis(fusion_.values[x]) >= 0 &&
                (info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan)) {
       result = slice_of_fold(op, where, counts);

@@ -190,9 +190,7 @@ std::vector<int64_t> Builder::rows_of(const Op& partition) const {
 // The operands of a partition or a stretch where it has some elements only.
 ValueId Builder::slice_of_nested(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
   const Value nested = fusion_.values[op.output];
-  const auto is_whole = [&](int64_t axis) {
-    return where.starts[axis] == 0 && where.strides[axis] == 1 && counts[axis] == nested.axes[axis].extent;
-  };
+  const auto is_whole = [&](int64_t axis) { return where.keeps(axis, counts[axis], nested.axes[axis].extent); };
   const std::vector<int64_t> kept = kept_axes(nested);
   if (std::all_of(kept.begin(), kept.end(), is_whole)) return slice_of_dense(op, where, counts);
   // What says where components are is sliced along their axes; rows that are left out in front, counted off.
@@ -269,7 +267,7 @@ ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vect
   const std::vector<int64_t> from = shape(fusion_.values[op.inputs[0]]);
   if (reduce == nullptr) {
     const Scan& scan = std::get<Scan>(op.attribute);
-    if (counts[scan.axis] != from[scan.axis]) return -1;
+    if (!where.keeps(scan.axis, counts[scan.axis], from[scan.axis])) return -1;
     return add_op(op.kind, {sliced(op.inputs[0], where, counts)}, scan, DType::kPred, {}, op.label);
   }
   if (reduce->parts > 0) return -1;
@@ -311,7 +309,7 @@ ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vect
   const auto* reduce = std::get_if<Reduce>(&op.attribute);
   if (reduce == nullptr) {
     const int64_t axis = std::get<Scan>(op.attribute).axis;
-    if (where.counts[axis] != from[axis] || to[axis] != from[axis]) return -1;
+    if (to[axis] != from[axis] || !where.from.keeps(axis, where.counts[axis], from[axis])) return -1;
     return add_op(op.kind, {spread(op.inputs[0], where, to)}, op.attribute, DType::kPred, {}, op.label);
   }
   if (reduce->parts > 0) return -1;

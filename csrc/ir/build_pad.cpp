@@ -33,11 +33,13 @@ void copy_axis(const Pad& from, size_t a, Pad& to, size_t b) {
 // What `where` takes of `size` elements that begin at element `begin` of the axis, as elements of theirs.
 void clip(Pad& where, size_t axis, int64_t begin, int64_t size) {
   int64_t &start = where.from.starts[axis], &low = where.low[axis], &count = where.counts[axis];
-  const int64_t stride = where.from.strides[axis];
-  auto first_from = [&](int64_t element) {
-    return std::clamp<int64_t>((element - start + stride - 1) / stride, 0, count);
+  const int64_t stride = where.from.strides[axis], step = std::abs(stride);
+  // How many come before so many elements further on.
+  auto before = [&](int64_t distance) {
+    return std::clamp<int64_t>((std::max<int64_t>(distance, 0) + step - 1) / step, 0, count);
   };
-  const int64_t first = first_from(std::max(begin, start)), end = first_from(std::max(begin + size, start));
+  const int64_t ahead = stride > 0 ? begin - start : start - (begin + size - 1);
+  const int64_t first = before(ahead), end = before(ahead + size);
   start += first * stride - begin;
   low += first;
   count = std::max<int64_t>(end - first, 0);
@@ -310,13 +312,12 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
     return spread(op.inputs[0], inner, to);
   }
   if (op.kind == OpKind::kTake) {
-    const std::vector<int64_t> own = shape(fusion_.values[x]);
     for (int64_t dim : std::get<Take>(op.attribute).dims) {
-      if (dim >= 0 && (where.low[dim] != 0 || where.counts[dim] != to[dim] || to[dim] != own[dim])) return -1;
+      if (dim >= 0 && where.counts[dim] != to[dim]) return -1;
     }
     std::vector<ValueId> inputs = op.inputs;
     for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = spread(inputs[i], where, to);
-    return take(std::move(inputs), std::get<Take>(op.attribute), to);
+    return take(std::move(inputs), part_of(std::get<Take>(op.attribute), where.from), to);
   }
   if (op.kind == OpKind::kSearch) return spread_search(op, where, to);
   if (op.kind == OpKind::kPartition || op.kind == OpKind::kStretch) return spread_nested(op, where, to);
@@ -354,9 +355,10 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
 // The operands, each chosen up to where the next one begins.
 ValueId Builder::spread_concat(const Op& op, const Pad& where, const std::vector<int64_t>& to) {
   const int64_t axis = std::get<Dims>(op.attribute).dims[0];
+  const bool backwards = where.from.strides[axis] < 0;
   ValueId result = -1;
-  for (size_t i = op.inputs.size(); i-- > 0;) {
-    const Op& placed = *definition(op.inputs[i]);
+  for (size_t n = op.inputs.size(); n-- > 0;) {
+    const Op& placed = *definition(op.inputs[backwards ? op.inputs.size() - 1 - n : n]);
     const ValueId operand = placed.inputs[0];
     Pad part = where;
     clip(part, axis, std::get<Place>(placed.attribute).starts[axis], fusion_.values[operand].axes[axis].extent);

@@ -17,7 +17,7 @@ ValueId Builder::search(ValueId table, ValueId numbers, Search how, const std::s
 ValueId Builder::slice_of_search(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
   const Search how = std::get<Search>(op.attribute);
   for (int64_t dim : how.dims) {
-    if (counts[dim] != fusion_.values[op.output].axes[dim].extent) return -1;
+    if (!where.keeps(dim, counts[dim], fusion_.values[op.output].axes[dim].extent)) return -1;
   }
   const ValueId table = op.inputs[0];
   return search(table, sliced(op.inputs[1], where, counts), how, op.label);
@@ -27,7 +27,7 @@ ValueId Builder::spread_search(const Op& op, const Pad& where, const std::vector
   const Search how = std::get<Search>(op.attribute);
   for (int64_t dim : how.dims) {
     const int64_t own = fusion_.values[op.output].axes[dim].extent;
-    if (where.low[dim] != 0 || where.counts[dim] != to[dim] || to[dim] != own) return -1;
+    if (to[dim] != own || !where.from.keeps(dim, where.counts[dim], own)) return -1;
   }
   const ValueId table = op.inputs[0];
   return search(table, spread(op.inputs[1], where, to), how, op.label);

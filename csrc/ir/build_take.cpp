@@ -148,18 +148,20 @@ bool Builder::is_elementwise(ValueId x) const {
   return true;
 }
 
-// -1 where the slice goes through a window whose place depends on an index.
-ValueId Builder::slice_of_take(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
-  Take inner = std::get<Take>(op.attribute);
-  const std::vector<int64_t> whole = shape(fusion_.values[op.output]);
-  for (size_t a = 0; a < inner.dims.size(); ++a) {
-    if (inner.dims[a] < 0) continue;
-    inner.starts[a] += where.starts[inner.dims[a]] * inner.strides[a];
-    inner.strides[a] *= where.strides[inner.dims[a]];
+// The same place of what a slice of the result has.
+Take Builder::part_of(Take take, const Slice& where) {
+  for (size_t a = 0; a < take.dims.size(); ++a) {
+    if (take.dims[a] < 0) continue;
+    take.starts[a] += where.starts[take.dims[a]] * take.strides[a];
+    take.strides[a] *= where.strides[take.dims[a]];
   }
+  return take;
+}
+
+ValueId Builder::slice_of_take(const Op& op, const Slice& where, const std::vector<int64_t>& counts) {
   std::vector<ValueId> inputs = op.inputs;
   for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = sliced(inputs[i], where, counts);
-  return take(std::move(inputs), std::move(inner), counts);
+  return take(std::move(inputs), part_of(std::get<Take>(op.attribute), where), counts);
 }
 
 }  // namespace jf::ir

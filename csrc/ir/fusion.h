@@ -101,10 +101,12 @@ struct Dims {
   std::vector<int64_t> dims;
   bool operator==(const Dims&) const = default;
 };
-// Element i of a result axis is element start + i * stride of the operand's.
+// Element i of a result axis is element start + i * stride of the operand's; strides may be negative.
 struct Slice {
   std::vector<int64_t> starts, strides;
   bool operator==(const Slice&) const = default;
+  // Whether `count` elements of an axis are all that it has, in their order.
+  bool keeps(size_t axis, int64_t count, int64_t extent) const { return starts[axis] == 0 && count == extent; }
 };
 // Element low + j of a result axis, for j < counts, is element starts + j * strides of the operand's; where any axis is
 // outside of that, the result is zero and the operand is not read.

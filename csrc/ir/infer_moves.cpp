@@ -14,6 +14,12 @@ std::string print_list(const std::vector<int64_t>& numbers) {
   return cat("[", text, "]");
 }
 
+// Whether so many elements, from a start inside of the axis on, lie inside.
+bool has_room(int64_t start, int64_t stride, int64_t count, int64_t size) {
+  if (stride == 0 || stride == INT64_MIN || std::abs(stride) > std::max<int64_t>(size, 1)) return false;
+  return count == 0 || count - 1 <= (stride > 0 ? size - 1 - start : start) / std::abs(stride);
+}
+
 }  // namespace
 
 Value Inference::broadcast(const Value& stated) const {
@@ -60,9 +66,8 @@ void Inference::check_inside(const Slice& s, const std::vector<int64_t>& counts)
              "] needs a start, a stride and a result axis for each axis of ", type(0));
   for (size_t i = 0; i < rank; ++i) {
     const int64_t extent = counts[i], size = x.axes[i].extent;
-    const bool inside = s.starts[i] >= 0 && s.strides[i] > 0 && s.strides[i] <= std::max<int64_t>(size, 1) &&
-                        extent >= 0 &&
-                        (extent == 0 || (s.starts[i] < size && extent - 1 <= (size - 1 - s.starts[i]) / s.strides[i]));
+    const bool inside = extent >= 0 && s.starts[i] >= 0 && (extent == 0 || s.starts[i] < size) &&
+                        has_room(s.starts[i], s.strides[i], extent, size);
     JF_REQUIRE(inside, "[", op.name, "] axis ", i, " of ", type(0), ": ", extent, " elements from ", s.starts[i],
                " on, ", s.strides[i], " apart, do not lie inside");
   }
@@ -196,10 +201,9 @@ Value Inference::take(const Value& stated) const {
                        (dim < 0 || std::count(t.dims.begin(), t.dims.end(), dim) == 1);
     JF_REQUIRE(known, "[take] dims of ", type(0), " must be axes of the result, each once, or -1, got ", dim);
     const int64_t size = x.axes[a].extent, window = dim < 0 ? 1 : result.axes[dim].extent;
-    const bool inside = t.starts[a] >= 0 && t.starts[a] <= size && t.strides[a] > 0 &&
-                        t.strides[a] <= std::max<int64_t>(size, 1) && last[a] <= size && window <= size + 1 &&
-                        (elements(result) == 0 || (last[a] + t.starts[a] < size &&
-                                                   window - 1 <= (size - 1 - last[a] - t.starts[a]) / t.strides[a]));
+    const bool inside = t.starts[a] >= 0 && t.starts[a] <= size && last[a] <= size && window <= size + 1 &&
+                        (elements(result) == 0 ||
+                         (t.starts[a] < size - last[a] && has_room(t.starts[a], t.strides[a], window, size - last[a])));
     JF_REQUIRE(inside, "[take] axis ", a, " of ", type(0), ": ", window, " elements from ", t.starts[a], " on, ",
                t.strides[a], " apart, with an index up to ", last[a], ", do not lie inside");
     if (dim >= 0) result.axes[dim].kind = AxisKind::kIteration;

@@ -19,18 +19,11 @@ bool is_constant(const IndexPtr& index, int64_t value) { return is_constant(inde
 bool is_zero(const IndexPtr& index) { return is_constant(index, 0); }
 
 IndexPtr constant(int64_t value) {
-  JF_CHECK(value >= 0, "index constant ", value, " is negative");
   return std::make_shared<const Index>(Index{IndexKind::kConst, value, nullptr, nullptr});
 }
 
-IndexPtr moved(IndexPtr offset, int64_t by) {
-  if (by >= 0) return add(std::move(offset), constant(by));
-  return make(IndexKind::kAdd, std::move(offset), std::make_shared<Index>(Index{IndexKind::kConst, by, {}, {}}));
-}
-IndexPtr minus(IndexPtr offset, IndexPtr less) {
-  const IndexPtr sign = std::make_shared<Index>(Index{IndexKind::kConst, -1, {}, {}});
-  return make(IndexKind::kAdd, std::move(offset), make(IndexKind::kMul, std::move(less), sign));
-}
+IndexPtr moved(IndexPtr offset, int64_t by) { return add(std::move(offset), constant(by)); }
+IndexPtr minus(IndexPtr offset, IndexPtr less) { return add(std::move(offset), mul(std::move(less), constant(-1))); }
 IndexPtr variable(int64_t id) { return std::make_shared<const Index>(Index{IndexKind::kVar, id, nullptr, nullptr}); }
 
 // Constants go to the right and gather there: (x + 2) + 3 is x + 5, (x * 2) * 3 is x * 6.
@@ -90,8 +83,8 @@ IndexPtr replace(const IndexPtr& index, int64_t variable, const IndexPtr& by) {
   const IndexPtr a = replace(index->a, variable, by), b = replace(index->b, variable, by);
   if (a == index->a && b == index->b) return index;
   switch (index->kind) {
-    case IndexKind::kAdd: return is_constant(b) ? moved(a, b->value) : add(a, b);
-    case IndexKind::kMul: return is_constant(b, -1) ? make(IndexKind::kMul, a, b) : mul(a, b);
+    case IndexKind::kAdd: return add(a, b);
+    case IndexKind::kMul: return mul(a, b);
     case IndexKind::kDiv: return div(a, b);
     case IndexKind::kMod: return mod(a, b);
     case IndexKind::kXor: return bit_xor(a, b);

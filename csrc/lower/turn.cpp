@@ -111,18 +111,23 @@ class Turner {
     std::optional<int> along;  // the variable of a loop over tiles along rows
     for (Stmt& stmt : vector.body) {
       const auto* load = std::get_if<Load>(&stmt.node);
-      if (load == nullptr || load->lane_stride <= 1 || step_of(load->offset, loop.variable) != 1) continue;
+      if (load == nullptr || std::abs(load->lane_stride) <= 1) continue;
+      const int64_t step = step_of(load->offset, loop.variable).value_or(0);
+      if (step != 1 && (step != -1 || !limits.empty())) continue;
       if (!load->when.empty() || !load->within.empty() || !load->steps.empty() || load->rows) continue;
       const int array = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back(
           {kernel_.buffers[load->buffer].name + "_tile", kernel_.registers[load->result], loop.extent});
-      const IndexPtr first = replace(load->offset, loop.variable, loops::constant(0));
+      // Rows are loaded forwards also where the loop goes backwards.
+      const int64_t last = loop.extent - 1;
+      const IndexPtr place = loops::variable(loop.variable);
+      const IndexPtr first = replace(load->offset, loop.variable, loops::constant(step > 0 ? 0 : last));
       if (const auto tiles = along_rows(*load, loop.extent)) along = tiles;
       filled.body.push_back(
           {loops::TurnedLoad{array, load->buffer, replace(first, vector.variable, loops::variable(filled.variable)),
                              load->lane_stride, ahead(*load, loop.extent), limits}});
       result.push_back({loops::Declare{array, std::nullopt}});
-      stmt = {loops::Get{load->result, array, loops::variable(loop.variable)}};
+      stmt = {loops::Get{load->result, array, step > 0 ? place : minus(loops::constant(last), place)}};
     }
     if (result.empty()) return {};
     if (along && limits.empty()) fetch_next(vector.body, loop.variable, *along);

@@ -101,7 +101,7 @@ class Solver {
       rows_.push_back(std::move(row));
     } else if (const auto* slice = std::get_if<ir::Slice>(&op.attribute)) {
       for (size_t a = 0; a < rank(op.output); ++a) {
-        boxes_.push_back({axis(op.inputs[0], a), axis(op.output, a), slice->starts[a], slice->strides[a]});
+        add_box(axis(op.inputs[0], a), axis(op.output, a), slice->starts[a], slice->strides[a]);
       }
     } else if (const auto* take = std::get_if<ir::Take>(&op.attribute)) {
       const std::vector<int> to = schedule::result_axes(fusion_, op, 0);
@@ -117,10 +117,15 @@ class Solver {
         const int middle = next_middle_ + first_.back() + static_cast<int>(fusion_.values.back().axes.size());
         ++next_middle_;
         extents_[middle] = pad->counts[a];
-        boxes_.push_back({axis(op.inputs[0], a), middle, pad->from.starts[a], pad->from.strides[a]});
+        add_box(axis(op.inputs[0], a), middle, pad->from.starts[a], pad->from.strides[a]);
         boxes_.push_back({axis(op.output, a), middle, pad->low[a], 1});
       }
     }
+  }
+  // Backwards, the same elements.
+  void add_box(int whole, int part, int64_t start, int64_t stride) {
+    if (stride < 0) start += (extents_[part] - 1) * stride;
+    boxes_.push_back({whole, part, start, std::abs(stride)});
   }
   void add_reduce(const Op& op, const ir::Reduce& reduce) {
     size_t next = 0;
@@ -285,6 +290,15 @@ AxisCuts cut_axes(const Fusion& fusion) { return Solver(fusion).result(); }
 
 std::optional<std::vector<PartRange>> part_ranges(const std::vector<int64_t>& parts, int64_t start, int64_t count,
                                                   int64_t stride) {
+  if (stride < 0 && count > 1) {  // the same elements backwards, in every part
+    auto ranges = part_ranges(parts, start + (count - 1) * stride, count, -stride);
+    for (size_t i = 0; ranges && i < ranges->size(); ++i) {
+      PartRange& range = (*ranges)[i];
+      range.start += (range.count - 1) * range.stride;
+      range.stride *= -1;
+    }
+    return ranges;
+  }
   std::vector<PartRange> ranges(parts.size());
   for (size_t i = parts.size(); i-- > 0;) {
     const int64_t extent = parts[i];

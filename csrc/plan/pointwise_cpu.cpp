@@ -27,10 +27,12 @@ constexpr int64_t kLongRowBytes = 1024, kPointwiseVectors = 2;
 // Whether each vector would fill half of a cache line of a result: two of them side by side are stored as one.
 bool stores_halves(const Traffic& traffic, size_t loop) {
   return std::all_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
-    return !access.uses.empty() || access.bytes == 0 ||
-           (access.steps[loop] == 1 && 2 * access.bytes == traffic.widest_lane);
+    return !access.stores || (access.steps[loop] == 1 && 2 * access.bytes == traffic.widest_lane);
   });
 }
+
+// Elements side by side in memory, one way or the other.
+bool is_neighbour(int64_t step) { return std::abs(step) == 1; }
 
 // Rows shorter than a vector as one loop, whose lanes go from row to row: what repeats from row to row or along rows
 // goes round in them. Everything else goes on from row to row; nothing where it does not.
@@ -40,9 +42,10 @@ std::optional<Traffic> join_short_rows(Traffic traffic, int64_t lanes) {
   for (Access& access : traffic.accesses) {
     const bool whole = access.edges.empty() || (access.edges[rows] == 0 && access.edges[row] == 0);
     const int64_t along = access.steps[row], down = access.steps[rows];
-    const bool goes_on = down == along * traffic.extents[row], is_read = !access.uses.empty();
+    const bool goes_on = down == along * traffic.extents[row], is_read = !access.stores && access.bytes > 0;
     const bool repeats = (along == 1 && down == 0) || (along == 0 && down == 1);
-    if (!whole || !(goes_on || (is_read && repeats))) return std::nullopt;
+    const bool turns = is_neighbour(along) && down == -along * traffic.extents[row];  // rows or places backwards
+    if (!whole || !(goes_on || (is_read && (repeats || turns)))) return std::nullopt;
     access.steps[rows] = goes_on ? along : 1;
     access.steps.pop_back();
     if (!access.edges.empty()) access.edges.pop_back();
@@ -66,9 +69,8 @@ CpuPointwise propose_cpu(const Traffic& given, const Target& target) {
   p.collapse = traffic.collapse;
   size_t best = traffic.extents.size() - 1;
   const auto cost = [&](size_t loop) {
-    const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
-      return access.uses.empty() && access.bytes > 0 && access.steps[loop] > 1;
-    });
+    const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(),
+                                         [&](const Access& access) { return access.stores && access.steps[loop] > 1; });
     return lane_cost(traffic, loop, lanes, kPointwiseGatherCost) + kScatterCost * static_cast<double>(scattered);
   };
   for (size_t loop = best; loop-- > 0;) {
@@ -78,8 +80,8 @@ CpuPointwise propose_cpu(const Traffic& given, const Target& target) {
   if (traffic.extents[best] > 1) p.lanes = lanes;
   int64_t line = 1, row_bytes = 0;
   for (const Access& access : traffic.accesses) {
-    if (access.steps[best] <= 1 || access.bytes == 0) continue;
-    const auto contiguous = std::find(access.steps.begin(), access.steps.end(), 1);
+    if (std::abs(access.steps[best]) <= 1 || access.bytes == 0) continue;
+    const auto contiguous = std::find_if(access.steps.begin(), access.steps.end(), is_neighbour);
     // Short loops stay in the cache by themselves.
     if (contiguous == access.steps.end() || traffic.extents[contiguous - access.steps.begin()] <= kSmallTile) continue;
     p.tile_loop = static_cast<int>(contiguous - access.steps.begin());

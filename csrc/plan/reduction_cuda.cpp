@@ -103,9 +103,8 @@ int64_t narrowest(const RowFacts& facts, size_t lane_loop) {
 
 // Whether an element of every row's is stored.
 bool stores_rows(const Traffic& traffic, size_t lane_loop) {
-  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
-    return access.uses.empty() && access.bytes > 0 && access.steps[lane_loop] == 1;
-  });
+  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(),
+                     [&](const Access& access) { return access.stores && access.steps[lane_loop] == 1; });
 }
 
 // Whether elements are read that are the same for every row.
@@ -329,7 +328,7 @@ bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, cons
   // Results are few: their accesses may be several.
   Traffic read = facts.traffic;
   for (Access& access : read.accesses) {
-    if (access.uses.empty()) access.bytes = std::min(access.bytes, bytes);
+    if (access.stores) access.bytes = std::min(access.bytes, bytes);
   }
   const int64_t lanes = vector_lanes(read, shape.lane_loop);
   const Strips strips = strips_of(shape.folded, columns, bytes, target);

@@ -90,7 +90,7 @@ double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gath
   double cost = traffic.cost_per_element;
   for (const Access& access : traffic.accesses) {
     const int64_t step = access.steps[loop];
-    cost += step == 0 ? kSplatCost : step == 1 || access.bytes == 0 ? 1 : gather_cost;
+    cost += step == 0 ? kSplatCost : std::abs(step) == 1 || access.bytes == 0 ? 1 : gather_cost;
   }
   const int64_t extent = traffic.extents[loop];
   const double used = static_cast<double>(extent) / static_cast<double>(divide_up(extent, lanes) * lanes);

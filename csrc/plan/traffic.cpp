@@ -86,6 +86,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     accesses.push_back(
         {along_loops(domain, of_nodes(segment, domain, id, to.weights)), size_of(segment.values[id].dtype), to.offset});
     if (is_input[id]) accesses.push_back(accesses.back());
+    accesses.back().stores = true;
   }
   return accesses;
 }

@@ -15,8 +15,9 @@ struct Access {
   int64_t offset = 0;          // elements, of the first iteration
   // By loop: where elements begin and end is a multiple of this; 0 where every iteration has one.
   std::vector<int64_t> edges = {};
-  // Of an input: the numbers of the ops and operands that read it so.
+  // Of an input: the numbers of the ops and operands that read it so, but for those that read memory alone.
   std::vector<std::pair<size_t, size_t>> uses = {};
+  bool stores = false;
 };
 
 // Neighbouring loop axes of the reference that are one loop for every access and every reduction.

@@ -46,7 +46,7 @@ struct Facts {
 };
 
 bool is_transposed(const Access& access, size_t loop) {
-  return !access.uses.empty() && access.bytes > 0 && access.steps[loop] == 1 && access.steps.back() > 1;
+  return !access.uses.empty() && access.bytes > 0 && access.steps[loop] == 1 && std::abs(access.steps.back()) > 1;
 }
 
 Facts transposed_along(const Traffic& traffic, size_t loop) {

@@ -198,9 +198,9 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
       const bool gone = contains(dims->dims, static_cast<int64_t>(i));
       if (!gone) axes[i] = next++;
     }
-  } else if (op.kind == ir::OpKind::kSlice) {
+  } else if (const auto* slice = std::get_if<ir::Slice>(&op.attribute)) {
     for (size_t i = 0; i < from.size(); ++i) {
-      if (from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
+      if (slice->keeps(i, to[i].extent, from[i].extent)) axes[i] = static_cast<int>(i);
     }
   } else if (const ir::Take* take = std::get_if<ir::Take>(&op.attribute); take != nullptr && operand == 0) {
     for (size_t i = 0; i < from.size(); ++i) {
@@ -212,7 +212,7 @@ std::vector<int> result_axes(const ir::Fusion& fusion, const ir::Op& op, size_t 
     for (size_t i = 0; i < search->dims.size(); ++i) axes[i] = static_cast<int>(search->dims[i]);
   } else if (const ir::Pad* pad = std::get_if<ir::Pad>(&op.attribute)) {
     for (size_t i = 0; i < from.size(); ++i) {
-      const bool whole = pad->low[i] == 0 && pad->from.starts[i] == 0 && pad->counts[i] == from[i].extent;
+      const bool whole = pad->low[i] == 0 && pad->from.keeps(i, pad->counts[i], from[i].extent);
       if (whole && from[i].extent == to[i].extent) axes[i] = static_cast<int>(i);
     }
   } else if (op.kind == ir::OpKind::kSpread) {
