@@ -60,8 +60,9 @@ OWN_CALLS: dict[str, str | None] = {}
 # What takes and makes 8-bit floats: casts, and what moves values.
 _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
-    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice rev split stack "
-    "unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast pbroadcast"
+    "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice rev split "
+    "stack unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast "
+    "pbroadcast"
 )
 _OF_FLOAT8 = frozenset(_MOVES.split())
 # What reads a part of a value, or puts parts together; then how many ops a program of those may have.

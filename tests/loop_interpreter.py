@@ -512,11 +512,11 @@ STATEMENTS = [
         (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d+)(?: less (.+))?)", Block.vector),
         (r"if (.+)", Block.guard),
         (
-            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
+            r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (-?\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
             r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
             Block.load,
         ),
-        (r"store (\w+)\[(.+?)\](?: lane \* (\d+))? = (r\d+)", Block.store),
+        (r"store (\w+)\[(.+?)\](?: lane \* (-?\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
         (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),
         (
@@ -546,7 +546,7 @@ STATEMENTS = [
         (r"(i\d+) = await (\w+)", Block.wait),
         (rf"bulk (\w+)\[(.+?)\] = (\w+)\[(.+?)\]{EXTENT}", Block.bulk_store),
         (
-            r"turn (\w+)\[(.+?) by (\d+)\] = (\w+)\[(.+?) by (\d+)\] \* (\d+)\+(\d+) x \d+"
+            r"turn (\w+)\[(.+?) by (\d+)\] = (\w+)\[(.+?) by (-?\d+)\] \* (\d+)\+(\d+) x \d+"
             r" while (.+?) \+ run < (\d+) and (.+?) \+ run < (\d+)",
             Block.turn,
         ),

@@ -3,6 +3,7 @@
 import arrays
 import jax
 import jax.numpy as jnp
+import loop_interpreter
 import numpy as np
 import pytest
 from jax import lax
@@ -118,6 +119,28 @@ def test_text_and_reference():
     assert "starts=[4,23], strides=[-1,-3]" in str(program)
     x = arrays.array(5, 24)
     assert_close(jf.ir.evaluate(program, x)[0], np.asarray(x)[::-1, ::-3] * 2)
+
+
+TURNED = {
+    "rows backwards": lambda x: x[::-1].T * 2,
+    "columns backwards": lambda x: x[:, ::-1].T * 2,
+    "columns": lambda x: x[:, 32:].T * 2,
+    "rows and columns": lambda x: x[1:, 3:].T * 2,
+    "every other row": lambda x: x[::2].T * 2,
+    "padding": lambda x: jnp.pad(x, ((3, 1), (2, 2))).T * 2,
+    "a part and all": lambda x: x[::-1].T + x.T,
+}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_parts_are_turned_in_shared_memory(name):
+    """A slice of an input is the tile by itself, as a copy of a whole one is."""
+    for shape, dtype in [((96, 64), "float32"), ((103, 69), "bfloat16")]:
+        x = np.random.default_rng(0).standard_normal(shape).astype(jnp.dtype(dtype))
+        schedule = jf.ir.schedule(jf.ir.trace(TURNED[name], jax.ShapeDtypeStruct(shape, dtype)), "transpose", "cuda")
+        [got] = loop_interpreter.run(schedule, x)
+        assert_close(got, np.asarray(TURNED[name](x), np.float64), dtype)
+    assert "shared" in text(TURNED[name], (4096, 4096), platform="cuda")
 
 
 def test_cuda_sources_compile():

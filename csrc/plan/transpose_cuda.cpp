@@ -46,7 +46,8 @@ struct Facts {
 };
 
 bool is_transposed(const Access& access, size_t loop) {
-  return !access.uses.empty() && access.bytes > 0 && access.steps[loop] == 1 && std::abs(access.steps.back()) > 1;
+  const bool has_tile = !access.uses.empty() || access.parts.size() == 1;
+  return has_tile && access.bytes > 0 && std::abs(access.steps[loop]) == 1 && std::abs(access.steps.back()) > 1;
 }
 
 Facts transposed_along(const Traffic& traffic, size_t loop) {
@@ -141,10 +142,15 @@ ValueId add_copy(Fusion& fusion, ValueId input) {
   return static_cast<ValueId>(fusion.values.size()) - 1;
 }
 
+// A slice or a padding of an input is a copy by itself.
 Fusion with_copies(const Fusion& segment, const std::vector<const Access*>& transposed, std::vector<ValueId>& copies) {
   Fusion fusion = segment;
   std::map<size_t, std::vector<Op>> before;
   for (const Access* access : transposed) {
+    if (access->uses.empty()) {
+      copies.push_back(segment.ops[access->parts.front()].output);
+      continue;
+    }
     const auto [first, operand] = *std::min_element(access->uses.begin(), access->uses.end());
     const ValueId input = segment.ops[first].inputs[operand], copy = add_copy(fusion, input);
     for (const auto& [op, used] : access->uses) fusion.ops[op].inputs[used] = copy;
@@ -183,7 +189,11 @@ std::optional<CudaTranspose> propose_transpose(const Fusion& segment, const Targ
   const bool few = p.lanes > 1 && tiles_of(facts, *found, p.tile) < kFewTiles * target.multiprocessors;
   if (few && p.tile / 2 >= kShortest && p.tile == kRowBytes / widest) p.tile /= 2;
   p.threads = std::clamp(p.tile * p.tile / (p.lanes * (few ? kFewVectors : kVectors)), 2 * kWarp, 16 * kWarp);
-  if (p.lanes == 1) turn_in_vectors(facts, *found, p, target);
+  const bool forwards = std::all_of(found->transposed.begin(), found->transposed.end(), [&](const Access* access) {
+    return access->steps[found->across] == 1 &&
+           std::count(access->edges.begin(), access->edges.end(), 0) == std::ssize(access->edges);
+  });
+  if (p.lanes == 1 && forwards) turn_in_vectors(facts, *found, p, target);
   if (shared_bytes(*found, p) > kMaxSharedBytes) return std::nullopt;
   return p;
 }
