@@ -18,6 +18,7 @@ from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._fuse import fuse
+from jax_fuser._known import known
 from jax_fuser._static_sizes import check_sizes
 
 # Up to here each choice has a reduction of its own along the experts, in the kernel that makes the scores.
@@ -138,8 +139,9 @@ def _route(how: _How, logits: jax.Array, bias: Any, mask: Any, scale: Any) -> tu
     scale, bias = jnp.asarray(scale, wide), None if bias is None else jnp.asarray(bias, wide)
     mask = None if mask is None else jnp.asarray(mask, bool)
     choose = fuse(functools.partial(_choose, how), name="route")
-    experts, load, *known = choose(*jax.lax.stop_gradient((logits, scale, bias, mask)))
-    weights, score_sums, z = _weighed(how, logits, scale, mask, experts, known)
+    experts, load, *values = choose(*jax.lax.stop_gradient((logits, scale, bias, mask)))
+    masks = [] if mask is None else [mask]
+    weights, score_sums, z = known(_weighed, how, values, logits, scale, experts, *masks)
     tokens = jnp.asarray(max(z.size, 1), wide) if mask is None else jnp.maximum(jnp.sum(mask, dtype=wide), 1)
     shares = load.astype(wide) / (tokens * how.top_k)
     balance = logits.shape[-1] * jnp.sum(shares * (score_sums / tokens))
@@ -168,20 +170,10 @@ class _How:
         return logits if self.scores == "topk_softmax" else self.score(logits)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _weighed(how: _How, logits: jax.Array, scale: jax.Array, mask: Any, experts: jax.Array, known: Any) -> Any:
-    """Return what `_weigh` does, which is `known`."""
-    return known
-
-
-@_weighed.defjvp
-def _weighed_jvp(how: _How, primals: Any, tangents: Any) -> Any:
-    logits, scale, mask, experts, _ = primals
-
-    def weigh(logits: jax.Array, scale: jax.Array) -> Any:
-        return list(fuse(functools.partial(_weigh, how), name="route")(logits, scale, mask, experts))
-
-    return _weighed(how, *primals), jax.jvp(weigh, (logits, scale), tangents[:2])[1]
+def _weighed(how: _How, logits: jax.Array, scale: jax.Array, experts: jax.Array, *masks: Any) -> Any:
+    """Return what `_weigh` does, in a kernel of its own."""
+    [mask] = masks or [None]
+    return fuse(functools.partial(_weigh, how), name="route")(logits, scale, mask, experts)
 
 
 def _choose(how: _How, logits: jax.Array, scale: jax.Array, bias: Any, mask: Any) -> tuple[jax.Array, ...]:

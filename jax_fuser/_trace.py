@@ -240,6 +240,7 @@ RULES: dict[str, Rule] = {
     "argmax": Rule(_trace_folds.argument("reduce_max"), refuse=_trace_folds.refuse, fits=False),
     "argmin": Rule(_trace_folds.argument("reduce_min"), refuse=_trace_folds.refuse, fits=False),
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
+    "jax_fuser_known": Rule(lambda w, eqn, x: x[-eqn.params["count"] :], is_view=_always, fits=False),
     "jax_fuser_reciprocal": _pointwise("reciprocal"),
     "integer_pow": Rule(_trace_ops.integer_pow),
     "pow": Rule(_trace_ops.power),

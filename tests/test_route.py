@@ -133,6 +133,35 @@ def test_scan_and_checkpoint(device):
         assert_close(a, b, "float32", scale=4)
 
 
+@pytest.mark.parametrize("scores", ["softmax", "topk_softmax", "sigmoid"])
+def test_derivatives_of_derivatives_in_scan(scores):
+    """Also where the first derivative does not go by the router: its values are known then, not how they change."""
+    x, ws = random(5, 6), random(2, 6, 6)
+
+    def run(route, loop, step):
+        if loop:
+            return jax.lax.scan(lambda c, w: (step(route, c, w), None), x, ws)[0].sum()
+        return functools.reduce(functools.partial(step, route), ws, x).sum()
+
+    def curved(route, loop):
+        def f(x):
+            step = lambda route, c, w: c * route(x @ w)[:, :1]  # noqa: E731
+            return run(route, loop, step)
+
+        return jax.jvp(jax.grad(f), (x,), (x,))[1]
+
+    def through_a_gradient(route, loop):
+        def inner(a, v):
+            step = lambda route, c, w: c + jnp.sin(c * a) * route(x @ (w * v))[:, :1]  # noqa: E731
+            return run(route, loop, step)
+
+        return jax.grad(lambda v: jax.grad(inner)(1.0, v) ** 2)(0.5)
+
+    ours = lambda logits: jf.moe.route(logits, 2, scores=scores)[0]  # noqa: E731
+    for f in (curved, through_a_gradient):
+        assert_close(f(ours, True), f(lambda logits: plain(logits, 2, scores)[0], False), "float32", scale=20)
+
+
 def test_shard_map():
     mesh = meshes.mesh(data=4)
     logits, spec = random(4 * TOKENS, EXPERTS), P("data")
