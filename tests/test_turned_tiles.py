@@ -92,3 +92,15 @@ def test_turned_tiles_on_a_gpu(name):
         args = [jnp.asarray(a) for a in arrays(sizes, dtype)]
         for got, want in zip(jax.tree.leaves(jax.jit(jf.fuse(f))(*args)), jax.tree.leaves(f(*args)), strict=True):
             assert_close(got, np.asarray(want))
+
+
+def test_an_array_meets_its_own_transpose():
+    """Two reads of one input say nothing of each other's places."""
+    f = lambda x: (x + x.T) * 0.5  # noqa: E731
+    for n in (96, 67):
+        x = np.random.default_rng(0).standard_normal((n, n)).astype(np.float32)
+        [got] = loop_interpreter.run(jf.ir.schedule(jf.ir.trace(f, x), "transpose", "cuda"), x)
+        assert_close(got, f(x))
+    x = jax.ShapeDtypeStruct((2, 512, 512), "bfloat16")
+    text = jf.fuse(lambda x: x + x.swapaxes(1, 2)).lower(x).as_text("loops", platform="cuda")
+    assert text.count("kernel ") == 1

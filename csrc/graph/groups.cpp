@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "base/union_find.h"
 
 namespace jf::graph {
@@ -185,7 +186,7 @@ class Naming {
 
 }  // namespace
 
-IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& schedule) {
+IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& schedule, bool through_inputs) {
   int count = 0;
   for (size_t id = 0; id < fusion.values.size(); ++id) {
     trees_.push_back(schedule::replay(schedule.domains[id], fusion.values[id].name));
@@ -197,6 +198,7 @@ IndexGraph::IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& sched
   for (const ir::Op& op : fusion.ops) {
     for (size_t i = 0; i < op.inputs.size(); ++i) {
       const ir::ValueId operand = op.inputs[i];
+      if (!through_inputs && contains(fusion.inputs, operand)) continue;
       const std::vector<int> axes = schedule::result_axes(fusion, op, i);
       const std::vector<int> nodes = schedule::axis_nodes(fusion, schedule.domains[operand], operand);
       // The roots of a reduction are the operand's axes, kinds and all.

@@ -32,7 +32,8 @@ struct AxisId {
 
 class IndexGraph {
  public:
-  IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& schedule);
+  // Without `through_inputs`, two reads of one input say nothing of each other: they may be at different places.
+  IndexGraph(const ir::Fusion& fusion, const schedule::Schedule& schedule, bool through_inputs = true);
 
   bool mapped(Mapping mapping, AxisId a, AxisId b) const { return group(mapping, a) == group(mapping, b); }
   // Equal numbers for axes of one group; kLoop has groups of loop axes only.

@@ -166,7 +166,7 @@ void check_same_place(const Fusion& segment, const Op& op, size_t operand) {
 // A value must have the index that its consumer reads: in the loops that they share, and, where it is kept in registers
 // between loops of their own, in those too.
 void check_reads(const Fusion& segment, const Schedule& schedule) {
-  const graph::IndexGraph graph(segment, schedule);
+  const graph::IndexGraph graph(segment, schedule, false);
   const std::vector<bool> unclear = maps_itself(segment, schedule, graph);
   std::vector<bool> computed(segment.values.size(), false);
   for (const Op& op : segment.ops) {
