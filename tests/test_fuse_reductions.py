@@ -371,3 +371,33 @@ def test_around_a_product(device):
     assert_close(jf.fuse(f)(x, w), f(x, w), scale=2)
     for got, want in zip(vjp(jf.fuse(f))(x, w), vjp(f)(x, w)):
         assert_close(got, want, scale=4)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_heads_move_in_the_kernel_of_their_norm(platform):
+    """Rows are stored elsewhere as a whole: a transpose that leaves the last axis belongs to the kernel before it."""
+
+    def norm(x):
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+    f = lambda x: jnp.tanh(norm(x).transpose(0, 2, 1, 3)) * 2  # noqa: E731
+    x = jax.ShapeDtypeStruct((2, 64, 4, 128), "float32")
+    text = jf.fuse(f).lower(x).as_text("loops", platform=platform)
+    assert text.count("kernel ") == 1
+    # Here rows would be stored element by element.
+    text = jf.fuse(lambda x: norm(x).transpose(0, 1, 3, 2)).lower(x).as_text("loops", platform=platform)
+    assert text.count("kernel ") == 2
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4, 33), (2, 4, 4, 64)])
+def test_values_of_norms_whose_heads_move(device, shape):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), "float32")
+    y = jnp.asarray(np.random.default_rng(1).standard_normal(shape), "float32")
+
+    def f(x, y):
+        p = jax.nn.softmax(x, -1)
+        heads = p.transpose(0, 2, 1, 3)
+        return heads + y.transpose(0, 2, 1, 3), p, heads.sum(-1) + 1, heads.transpose(1, 0, 2, 3) * x[0, 0, 0]
+
+    for got, want in zip(jf.fuse(f)(x, y), f(x, y), strict=True):
+        assert_close(got, want)

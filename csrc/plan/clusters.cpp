@@ -25,6 +25,8 @@ constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughBlocks = 100, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
+// Bytes of what a transpose leaves side by side, for rows that a kernel of reductions stores so.
+constexpr int64_t kLeastRun = 64;
 constexpr ValueId kAnySource = -1;
 // Of what a value is computed from, so many arrays are looked at for kernels that read them, too.
 constexpr size_t kMaxSources = 8;
@@ -298,7 +300,7 @@ class Finder {
   // Where the result is in the cluster's space, from the operands that the cluster computes. New axes of a broadcast
   // are axes of the space that the operand lacks, in their order. Nothing where they are none.
   std::optional<Place> place_in(const Op& op, int cluster) const {
-    if (op.kind == OpKind::kTranspose || ir::reads_memory(op.kind) || op.kind == OpKind::kConcat) return std::nullopt;
+    if (ir::reads_memory(op.kind) || op.kind == OpKind::kConcat) return std::nullopt;
     const Space& space = building_[cluster].cluster.space;
     const std::vector<ir::Axis>& axes = fusion_.values[op.output].axes;
     std::optional<Place> found;
@@ -329,10 +331,23 @@ class Finder {
         if (next >= end) return std::nullopt;
         axis = next;
       }
-      if (axis < next) return std::nullopt;
+      if (axis < next && op.kind == OpKind::kBroadcast) return std::nullopt;
       next = axis + 1;
     }
+    if (op.kind == OpKind::kTranspose && !stores_runs(op, *found, space)) return std::nullopt;
     return lies_along_rows(*found, space) ? found : std::nullopt;
+  }
+
+  static bool in_order(Place place) {
+    std::erase(place, -1);
+    return std::is_sorted(place.begin(), place.end());
+  }
+
+  // Whether rows go elsewhere as a whole, or in long runs: their last axis stays the last one.
+  bool stores_runs(const Op& op, const Place& place, const Space& space) const {
+    const int last = static_cast<int>(space.extents.size()) - 1;
+    return !place.empty() && place.back() == last &&
+           space.extents[last] * size_of(fusion_.values[op.output].dtype) >= kLeastRun;
   }
 
   // Whether a value has all folded axes or none of them: one with some, say what broadcasts a result along one axis of
@@ -347,7 +362,7 @@ class Finder {
     const Op& op = fusion_.ops[number];
     const std::vector<int64_t> along_dims = along(op)->dims;
     const ValueId operand = op.inputs[0];
-    const int own = sealed_[operand] ? -1 : bound_to(operand);
+    const int own = sealed_[operand] || !in_order(result_.places[operand]) ? -1 : bound_to(operand);
     // What each part of a scan begins with waits for what the part is scanned from, so it starts a kernel.
     const bool alone = along(op)->direction != 0 && along(op)->parts > 0;
     if (!alone && own >= 0 && fold(number, own, result_.places[operand])) return;

@@ -186,11 +186,13 @@ class Splitter {
   // Whether the input has every element of the iteration domain and every use in the rows has the same element.
   bool is_row_of(ValueId input) const {
     int64_t size = 0;
-    std::optional<std::vector<int64_t>> seen;
+    std::vector<bool> turned(segment_.values.size(), false);  // values that have its axes in another order
     for (const Op& op : segment_.ops) {
-      if (op.kind == OpKind::kTranspose) return false;
+      turned[op.output] = op.kind == OpKind::kTranspose ||
+                          std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return turned[id]; });
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         if (op.inputs[i] != input || is_memory(op, i)) continue;
+        if (turned[op.output]) return false;
         const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
         const OpClass op_class = ir::info(op.kind).op_class;
         const bool same_axes = reduce != nullptr || op_class == OpClass::kPointwise || op_class == OpClass::kScan;

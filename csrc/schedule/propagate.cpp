@@ -96,6 +96,10 @@ class Aligner {
     for (const ir::Op& op : fusion.ops) {
       if (ir::info(op.kind).op_class == ir::OpClass::kReduce) by_position(op.output);
     }
+    // What is turned has its axes in the order of the others' before.
+    for (const ir::Op& op : fusion.ops) {
+      if (op.kind == ir::OpKind::kTranspose && !found_[op.output]) by_position(op.inputs[0]);
+    }
     for (ValueId id : fusion.outputs) by_position(id);
   }
 
