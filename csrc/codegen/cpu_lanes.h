@@ -6,6 +6,10 @@
 #ifndef JF_PART
 #error "define JF_PART, the lanes of one machine vector, before including this header"
 #endif
+// The lanes of a pred: as wide as the widest others of a kernel, so that masks go with them, but not wider than f32.
+#ifndef JF_PRED
+#define JF_PRED s32
+#endif
 
 #if defined(__GNUC__) && !defined(__clang__)
 // Nothing here is called across a library boundary.
@@ -38,7 +42,9 @@ struct bf16 {
   u16 bits;
 };
 
-// The machine vector of a lane type. A pred is a mask, 0 or -1, as wide as f32, its commonest partner.
+// A pred is a mask, 0 or -1.
+using Mask = JF_PRED;
+// The machine vector of a lane type.
 template <class T>
 struct PartOf;
 #define JF_PART_OF(T, E)                                              \
@@ -46,7 +52,7 @@ struct PartOf;
   struct PartOf<T> {                                                  \
     typedef E Type __attribute__((vector_size(JF_PART * sizeof(E)))); \
   };
-JF_PART_OF(pred, s32)
+JF_PART_OF(pred, Mask)
 JF_PART_OF(s8, s8)
 JF_PART_OF(s16, s16)
 JF_PART_OF(s32, s32)
@@ -112,7 +118,7 @@ struct LaneNumberOf {
 };
 template <>
 struct LaneNumberOf<pred> {
-  using Type = s32;
+  using Type = Mask;
 };
 template <class T>
 using LaneNumber = typename LaneNumberOf<T>::Type;
@@ -124,6 +130,28 @@ inline constexpr T kLargest = T(~kSmallest<T>);
 
 constexpr double kInfinity = __builtin_inf();
 constexpr double kNaN = __builtin_nan("");
+
+// The elements of a machine vector, and integers of another size with as much sign.
+template <class E>
+struct Bare {
+  using Type = E;
+};
+template <class E>
+struct Bare<E&> : Bare<E> {};
+template <class E>
+struct Bare<const E> : Bare<E> {};
+template <class V>
+using Element = typename Bare<decltype(V{}[0])>::Type;
+template <bool kSigned, int kBytes>
+struct IntegerLike {
+  using Type = typename IntegerOf<kBytes>::Unsigned;
+};
+template <int kBytes>
+struct IntegerLike<true, kBytes> {
+  using Type = typename IntegerOf<kBytes>::Signed;
+};
+template <class E, int kBytes>
+using Integer = typename IntegerLike<is_signed<E>, kBytes>::Type;
 
 // Applies f to the parts of its arguments.
 template <class R, class F, class T, int W, class... More>
@@ -151,10 +179,82 @@ template <class T>
 JF_FUNCTION Part<T> splat(T x) {
   return x - Part<T>{};
 }
+typedef u64 Words __attribute__((vector_size(16)));
+
+// Integers of another width in one instruction: g++ takes several to double or halve it, and often goes further one by
+// one.
+template <int kFromBytes, int kToBytes, int kLanes>
+struct Resizing {
+  static constexpr bool kExists = false;
+};
+#if !defined(__clang__) && defined(__AVX2__)
+constexpr int register_bytes(int bytes) { return bytes < 16 ? 16 : bytes; }
+#define JF_RESIZING(From, To, lanes, signed_name, unsigned_name, ...)                               \
+  template <>                                                                                       \
+  struct Resizing<sizeof(From), sizeof(To), lanes> {                                                \
+    typedef From Input __attribute__((vector_size(register_bytes(lanes * sizeof(From)))));          \
+    typedef To Output __attribute__((vector_size(register_bytes(lanes * sizeof(To)))));             \
+    static constexpr bool kExists = true;                                                           \
+    JF_FUNCTION auto of_signed(Input x) { return __builtin_ia32_##signed_name(x __VA_ARGS__); }     \
+    JF_FUNCTION auto of_unsigned(Input x) { return __builtin_ia32_##unsigned_name(x __VA_ARGS__); } \
+  };
+#define JF_WIDENING(From, To, lanes, name, ...) JF_RESIZING(From, To, lanes, pmovsx##name, pmovzx##name, __VA_ARGS__)
+JF_WIDENING(char, short, 16, bw256)
+JF_WIDENING(char, int, 8, bd256)
+JF_WIDENING(short, int, 8, wd256)
+JF_WIDENING(int, long long, 4, dq256)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define JF_ALL_OF , Output{}, -1
+JF_WIDENING(char, short, 32, bw512_mask, JF_ALL_OF)
+JF_WIDENING(char, int, 16, bd512_mask, JF_ALL_OF)
+JF_WIDENING(short, int, 16, wd512_mask, JF_ALL_OF)
+JF_WIDENING(int, long long, 8, dq512_mask, JF_ALL_OF)
+JF_RESIZING(int, char, 16, pmovdb512_mask, pmovdb512_mask, JF_ALL_OF)
+JF_RESIZING(int, char, 8, pmovdb256_mask, pmovdb256_mask, JF_ALL_OF)
+JF_RESIZING(short, char, 16, pmovwb256_mask, pmovwb256_mask, JF_ALL_OF)
+#undef JF_ALL_OF
+#endif
+#undef JF_WIDENING
+#undef JF_RESIZING
+#endif
+template <class R, class From, class To, class V>
+JF_FUNCTION auto resized(const V& x) {
+  typename R::Input input;
+  if constexpr (sizeof(V) < sizeof(input)) {
+    input = (typename R::Input)Words{(Unsigned<V>)x, 0};
+  } else {
+    input = (typename R::Input)x;
+  }
+  typename R::Output output;
+  if constexpr (is_signed<From>) {
+    output = (typename R::Output)R::of_signed(input);
+  } else {
+    output = (typename R::Output)R::of_unsigned(input);
+  }
+  if constexpr (sizeof(Part<To>) < sizeof(output)) {
+    return (Part<To>)Unsigned<Part<To>>(((Words)output)[0]);
+  } else {
+    return (Part<To>)output;
+  }
+}
+
 // Parts of another element type: by value, and with the same bits. Vectors wider than the machine's are passed by
 // reference.
 template <class T, class V>
 JF_FUNCTION Part<T> value_as(const V& x) {
+#if !defined(__clang__)
+  using From = Element<V>;
+  using R = Resizing<sizeof(From), sizeof(T), JF_PART>;
+  if constexpr (!is_float<T> && !is_float<From>) {
+    if constexpr (R::kExists) return resized<R, From, T>(x);
+    if constexpr (!R::kExists && sizeof(T) > 2 * sizeof(From)) {
+      return value_as<T>(value_as<Integer<From, 2 * sizeof(From)>>(x));
+    }
+    if constexpr (!R::kExists && 2 * sizeof(T) < sizeof(From)) {
+      return value_as<T>(value_as<Integer<From, sizeof(From) / 2>>(x));
+    }
+  }
+#endif
   return __builtin_convertvector(x, Part<T>);
 }
 template <class T, class V>
@@ -164,7 +264,7 @@ JF_FUNCTION Part<T> bits_as(const V& x) {
 // A comparison gives a mask as wide as what it compared.
 template <class V>
 JF_FUNCTION Part<pred> to_pred(V mask) {
-  return __builtin_convertvector(mask, Part<pred>);
+  return value_as<Mask>(mask);
 }
 // Whether a mask holds in any lane.
 #if defined(__clang__)
@@ -184,7 +284,7 @@ JF_FUNCTION bool any(const Part<s32>& mask) {
 // true_value where the pred holds.
 template <class T>
 JF_FUNCTION Part<T> pick(Part<pred> where, Part<T> true_value, Part<T> false_value) {
-  if constexpr (is_same<T, pred> || sizeof(T) == sizeof(s32)) {
+  if constexpr (is_same<T, pred> || sizeof(T) == sizeof(Mask)) {
     return where ? true_value : false_value;
   } else {
     return value_as<Signed<T>>(where) ? true_value : false_value;

@@ -14,8 +14,6 @@ struct AnyPointer {
   }
 };
 
-typedef u64 Words __attribute__((vector_size(16)));
-
 // load and store touch the first `count` elements alone; a load gives zeros for the others. kExists tells whether the
 // machine has them for this size of an element and of a vector.
 template <int kElementBytes, int kVectorBytes>

@@ -41,16 +41,6 @@ struct StoredAs<pred> {
 template <class M>
 using Stored = typename StoredAs<M>::Type;
 
-// g++ widens sixteen lanes in two halves.
-JF_FUNCTION Part<u32> widened(Part<u16> x) {
-#if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
-  typedef short Half __attribute__((vector_size(32)));
-  typedef int Whole __attribute__((vector_size(64)));
-  return (Part<u32>)__builtin_ia32_pmovzxwd512_mask((Half)x, Whole{}, -1);
-#else
-  return value_as<u32>(x);
-#endif
-}
 #if !defined(__clang__) && defined(__AVX512BW__) && JF_PART == 16 && __has_builtin(__builtin_ia32_permvarhi512_mask)
 // Each word becomes the upper half of a lane, in one permutation.
 JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) {
@@ -62,7 +52,7 @@ JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) {
   return (Part<f32>)__builtin_ia32_permvarhi512_mask(words, kFrom, Words32{}, 0xaaaaaaaa);
 }
 #else
-JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(widened(x) << 16); }
+JF_FUNCTION Part<f32> decode(bf16, Part<u16> x) { return bits_as<f32>(value_as<u32>(x) << 16); }
 #endif
 JF_FUNCTION Part<u16> encode_exactly(bf16, Part<f32> x) {
   const Part<u32> bits = bits_as<u32>(x);
@@ -503,7 +493,8 @@ JF_FUNCTION L from_index(long base, long stride) {
 template <class T, int W, class V>
 JF_FUNCTION Lanes<T, W> constant_lanes(Type<Lanes<T, W>> type, V value) {
   if constexpr (is_same<T, pred>) {
-    return broadcast_part(type, Part<pred>{} - s32(value != 0));
+    const Mask mask = value != 0 ? -1 : 0;
+    return broadcast_part(type, Part<pred>{} + mask);
   } else {
     return broadcast_part(type, splat(T(value)));
   }

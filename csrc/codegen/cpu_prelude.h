@@ -281,8 +281,6 @@ JF_FUNCTION Part<Compute<M>> converted(Part<From> x) {
     return value_as<To>(x & 1);
   } else if constexpr (is_float<From> && !is_float<To>) {
     return saturated<To, From>(x);
-  } else if constexpr (sizeof(From) == 1 && sizeof(To) > sizeof(s16)) {
-    return converted<M, s16>(value_as<s16>(x));  // g++ widens bytes further than that one by one
   } else if constexpr (is_float<To> && sizeof(From) < sizeof(s32)) {
     return value_as<To>(value_as<s32>(x));
   } else {

@@ -10,20 +10,23 @@
 namespace jf::codegen {
 namespace {
 
-// Bytes of a lane. A pred is a 32-bit mask in CPU lanes.
-int64_t lane_bytes(DType dtype) { return dtype == DType::kPred ? 4 : size_of(compute_dtype(dtype)); }
-
-// All types of a kernel have equally many lanes in a machine vector, so the widest type decides. 16 bytes are the least
-// that every machine has.
+// All types of a kernel have equally many lanes in a machine vector, so the widest type decides; preds are masks as
+// wide as that. 16 bytes are the least that every machine has.
 std::string cpu_settings(const std::vector<loops::Kernel>& kernels, const Target& target) {
   int64_t widest = 1, width = 1;
+  bool masks = false;
+  const auto widen = [&](DType dtype) {
+    widest = std::max(widest, size_of(compute_dtype(dtype)));
+    masks |= dtype == DType::kPred;
+  };
   for (const loops::Kernel& kernel : kernels) {
     width = std::max<int64_t>(width, kernel.width);
-    for (DType dtype : kernel.registers) widest = std::max(widest, lane_bytes(dtype));
-    for (const loops::Array& array : kernel.arrays) widest = std::max(widest, lane_bytes(array.dtype));
+    for (DType dtype : kernel.registers) widen(dtype);
+    for (const loops::Array& array : kernel.arrays) widen(array.dtype);
   }
   const int64_t most = target.vector_bytes / widest, least = 16 / widest;
-  return cat("#define JF_PART ", std::clamp(width, least, std::max(least, most)), "  // lanes of a machine vector\n");
+  return cat("#define JF_PART ", std::clamp(width, least, std::max(least, most)), "  // lanes of a machine vector\n",
+             masks && widest < 4 ? cat("#define JF_PRED s", 8 * widest, "\n") : "");
 }
 
 // Whether tiles in registers make a large result: to ask for each vector whether it goes past the caches costs a

@@ -11,7 +11,6 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxPointwiseLanes = 16;
 // A gathered vector costs about this many contiguous ones, and one that is stored so, which no tile mends, as many
 // more.
 constexpr double kPointwiseGatherCost = 6, kScatterCost = 20;
@@ -63,20 +62,21 @@ CpuPointwise propose_cpu(const Traffic& given, const Target& target) {
   CpuPointwise p;
   p.collapse = given.collapse;
   if (given.extents.empty()) return p;
-  const int64_t lanes = std::clamp<int64_t>(target.vector_bytes / given.widest_lane, 2, kMaxPointwiseLanes);
-  const std::optional<Traffic> joined = join_short_rows(given, lanes);
+  const std::optional<Traffic> joined = join_short_rows(given, most_shuffled_lanes(given, target));
   const Traffic& traffic = joined ? *joined : given;
   p.collapse = traffic.collapse;
   size_t best = traffic.extents.size() - 1;
   const auto cost = [&](size_t loop) {
     const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(),
                                          [&](const Access& access) { return access.stores && access.steps[loop] > 1; });
-    return lane_cost(traffic, loop, lanes, kPointwiseGatherCost) + kScatterCost * static_cast<double>(scattered);
+    return lane_cost(traffic, loop, register_lanes(traffic, loop, target), kPointwiseGatherCost) +
+           kScatterCost * static_cast<double>(scattered);
   };
   for (size_t loop = best; loop-- > 0;) {
     if (cost(loop) < cost(best)) best = loop;
   }
   p.lane_loop = static_cast<int>(best);
+  const int64_t lanes = joined ? most_shuffled_lanes(given, target) : register_lanes(traffic, best, target);
   if (traffic.extents[best] > 1) p.lanes = lanes;
   int64_t line = 1, row_bytes = 0;
   for (const Access& access : traffic.accesses) {

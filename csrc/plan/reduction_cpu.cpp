@@ -9,15 +9,15 @@ namespace {
 using schedule::Parallel;
 using schedule::Scheduler;
 
-constexpr int64_t kMaxFoldLanes = 16;
 // A gathered vector costs about this many contiguous ones, where no cache line is used again.
 constexpr double kFoldGatherCost = 20;
 // Folding the lanes of a register costs about this many accesses.
 constexpr double kCombineCost = 10;
 // Scanning the lanes of a register, about as many.
 constexpr double kScanCost = 4;
-// A fold waits for its last result; two registers side by side hide that, where a row has many.
-constexpr int64_t kLongRowVectors = 16;
+// A fold waits for its last result; two registers side by side hide that, where a row has many. Bytes, of which one
+// register has as many as a vector axis may, are folded in a cycle each.
+constexpr int64_t kLongRowVectors = 16, kMostFoldLanes = 64;
 // Rows side by side hide it, too, and touch the folds across them once. More of them, a multiple of 4 KB apart, do not
 // stay in the first-level cache together, and those of 16 bits are not worth it: with two instead of four, and one of
 // 16 bits, a core takes 0.72 to 0.79 of the time for norms' derivatives of 4096 columns.
@@ -43,12 +43,13 @@ int64_t iterations(const Traffic& traffic, bool folded) {
   return count;
 }
 
-size_t choose_lane_loop(const Traffic& traffic, int64_t lanes) {
+size_t choose_lane_loop(const Traffic& traffic, const Target& target) {
   size_t best = traffic.extents.size();
   double best_cost = 0;
   for (size_t loop = traffic.extents.size(); loop-- > 0;) {
     const int64_t extent = traffic.extents[loop];
     if (extent == 1 || traffic.across[loop]) continue;
+    const int64_t lanes = register_lanes(traffic, loop, target);
     double cost = lane_cost(traffic, loop, lanes, kFoldGatherCost);
     if (traffic.folded[loop]) cost += kCombineCost / static_cast<double>(divide_up(extent, lanes));
     if (traffic.folded[loop] && traffic.scans) cost += kScanCost;
@@ -77,13 +78,14 @@ int64_t rows_side_by_side(const Traffic& traffic, size_t lane_loop) {
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target) {
   const Traffic& traffic = facts.traffic;
   CpuReduction p;
-  p.lanes = std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMaxFoldLanes);
-  const size_t lane_loop = choose_lane_loop(traffic, p.lanes);
+  const size_t lane_loop = choose_lane_loop(traffic, target);
+  p.lanes = register_lanes(traffic, lane_loop, target);
   p.lane_loop = static_cast<int>(lane_loop);
   while (p.lanes > 1 && p.lanes / 2 >= traffic.extents[lane_loop]) p.lanes /= 2;
   const bool along_row = traffic.folded[lane_loop];
   if (along_row) p.rows = rows_side_by_side(traffic, lane_loop);
-  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRowVectors * p.lanes) p.lanes *= 2;
+  if (along_row && traffic.extents[lane_loop] >= 2 * kLongRowVectors * p.lanes)
+    p.lanes = std::min(2 * p.lanes, kMostFoldLanes);
   p.tasks = task_count(traffic);
 
   const Phases dear = facts.phases(Keep::kDear);

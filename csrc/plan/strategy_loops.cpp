@@ -17,6 +17,11 @@ constexpr int64_t kMovedBytes = 2, kWordBytes = 4;
 constexpr double kTaskCost = 256 << 10;
 // A few for each core of a large machine, so that uneven ones balance.
 constexpr int64_t kMaxTasks = 64;
+// Lanes that go round, or are every few elements of memory, are shuffled by their numbers: in one instruction 16 bytes,
+// and no more of them.
+constexpr int64_t kMostShuffled = 16;
+// To fold the lanes of a register of bytes takes as long as some registers: rows have so many of narrower ones.
+constexpr int64_t kRegistersOfRow = 4;
 // A repeated element costs a fraction of a vector.
 constexpr double kSplatCost = 0.25;
 
@@ -84,6 +89,22 @@ int64_t moved_lanes(const Traffic& traffic, size_t loop) {
     row = &access;
   }
   return row == nullptr ? 1 : kMaxVectorBytes / bytes;
+}
+
+int64_t most_shuffled_lanes(const Traffic& traffic, const Target& target) {
+  return std::clamp<int64_t>(target.vector_bytes / traffic.widest_lane, 2, kMostShuffled);
+}
+
+int64_t register_lanes(const Traffic& traffic, size_t loop, const Target& target) {
+  const int64_t least = most_shuffled_lanes(traffic, target);
+  const bool shuffles = std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
+    return access.bytes > 0 && std::abs(access.steps[loop]) > 1;
+  });
+  if (shuffles) return least;
+  const int64_t extent = traffic.extents[loop];
+  int64_t lanes = std::max(target.vector_bytes / traffic.widest_lane, least);
+  while (lanes > least && (traffic.folded[loop] ? extent < kRegistersOfRow * lanes : extent <= lanes / 2)) lanes /= 2;
+  return lanes;
 }
 
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost) {

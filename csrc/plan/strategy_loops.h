@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/integers.h"
+#include "base/target.h"
 #include "plan/traffic.h"
 #include "schedule/schedule.h"
 
@@ -22,6 +23,10 @@ int64_t moved_lanes(const Traffic& traffic, size_t loop);
 // so that lanes may move for whatever these fold.
 bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes);
 
+// CPU: lanes of one register along a loop, by the widest type of the kernel; fewer where the loop is short.
+int64_t register_lanes(const Traffic& traffic, size_t loop, const Target& target);
+// At most so many where lanes are not side by side in memory.
+int64_t most_shuffled_lanes(const Traffic& traffic, const Target& target);
 // CPU: machine work per element when `loop` runs in lanes. A gathered vector costs `gather_cost` contiguous ones.
 double lane_cost(const Traffic& traffic, size_t loop, int64_t lanes, double gather_cost);
 // CPU: calls that are worth a thread of their own.

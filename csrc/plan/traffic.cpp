@@ -169,9 +169,7 @@ Traffic traffic(const Fusion& segment, ValueId reference) {
     result.cost_per_element += info.operands == ir::OperandTypes::kFloating ? kFloatingOp : kSimpleOp;
   }
   for (const ir::Value& value : segment.values) {
-    // A pred in lanes is as wide as f32.
-    const int64_t lane = value.dtype == DType::kPred ? 4 : size_of(compute_dtype(value.dtype));
-    result.widest_lane = std::max(result.widest_lane, lane);
+    result.widest_lane = std::max<int64_t>(result.widest_lane, size_of(compute_dtype(value.dtype)));
   }
   return result;
 }
