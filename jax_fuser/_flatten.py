@@ -8,10 +8,26 @@ from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
-from jax_fuser import _random, _trace, _unroll
+from jax_fuser import _batch_indices, _random, _trace, _unroll
 
-# Primitives that we compute in another way: what makes a closed jaxpr without constants of an equation, or None.
-OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {"random_bits": _random.opened, "scan": _unroll.opened}
+
+def _opened_branch(eqn: JaxprEqn) -> Any | None:
+    """Return the branch of `lax.platform_dependent` that is taken wherever XLA compiles; None where there are several.
+
+    `jnp.diagonal` has one for Mosaic, which is no platform of XLA's.
+    """
+    branch: Any = eqn.params["branches"][-1]
+    is_default = eqn.params.get("branches_platforms") == (("mosaic",), None)
+    return branch if is_default and not branch.consts and not eqn.effects else None
+
+
+# Primitives that we compute in another way: what makes a closed jaxpr without constants, of the last operands of an
+# equation, or None.
+OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {
+    "random_bits": _random.opened,
+    "scan": _unroll.opened,
+    "cond": _opened_branch,
+}
 
 
 @dataclass
@@ -64,7 +80,8 @@ def flatten(closed: Any, *, constants: bool = True) -> Flat:
             opened = OPENED[name](eqn) if name in OPENED else None
             if opened is not None:
                 inner = opened.jaxpr
-                env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, invars)), [info.name_stack])))
+                operands = invars[len(invars) - len(inner.invars) :]
+                env.update(zip(eqn.outvars, open_call(inner, dict(zip(inner.invars, operands)), [info.name_stack])))
                 continue
             outvars = [v if isinstance(v, DropVar) else new_var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars))
@@ -72,5 +89,6 @@ def flatten(closed: Any, *, constants: bool = True) -> Flat:
         return [read(v) for v in jaxpr.outvars]
 
     flat.outvars = open_call(jaxpr, {v: v for v in (*jaxpr.constvars, *jaxpr.invars)}, [])
+    flat.eqns = _batch_indices.batched(flat.eqns)
     flat.invars = [*constvars, *jaxpr.invars]
     return flat

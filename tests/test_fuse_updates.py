@@ -207,6 +207,67 @@ def test_general_scatters_stay_with_xla():
         assert_close(jf.fuse(f)(x, i), f(x, i), "float32")
 
 
+def spread(x):
+    """Pull the diagonal to 1 and the rest to 0."""
+    return ((jnp.diagonal(x) - 1) ** 2).sum() + ((x * (1 - jnp.eye(x.shape[0]))) ** 2).sum() / 8
+
+
+@pytest.mark.parametrize("n", [1, 3, 17])
+def test_a_diagonal_and_its_derivative_are_one_fusion(device, n):
+    x = array(n, n)
+    off = np.asarray(x, np.float64) * (1 - np.eye(n))
+    want = np.diag(2 * (np.diag(np.asarray(x, np.float64)) - 1)) + off / 4
+    for f, args, of_x in (
+        (jax.grad(spread), x, want),
+        (jax.vmap(jax.grad(spread)), jnp.stack([x, x]), np.stack([want, want])),
+    ):
+        report = jf.explain(f)(args)
+        assert len(report.regions) == 1 and not report.cuts
+        assert_close(jf.fuse(f)(args), of_x, "float32")
+    assert_close(jax.grad(jf.fuse(spread))(x), want, "float32")
+    assert_close(jf.fuse(jnp.trace)(x), np.trace(x), "float32")
+
+
+def test_a_function_with_a_diagonal_is_exported_for_every_platform():
+    exported = jax.export.export(
+        jax.jit(jf.fuse(jax.grad(spread))),
+        platforms=["cpu", "cuda", "tpu"],
+        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jax_fuser.program")],
+    )(array(17, 17))
+    module = exported.mlir_module()
+    assert module.count("jax_fuser.program") >= 2 and "scatter" in module  # kernels; ops of XLA for TPUs
+
+
+# Of x: [33, 70], with an index for each row or column.
+COUNTED = {
+    "set": lambda x, j: twice(x).at[jnp.arange(33), j].set(x[:, 2]),
+    "add": lambda x, j: twice(x).at[jnp.arange(33), j].add(1.0),
+    "columns": lambda x, j: twice(x).at[j[0] + jnp.arange(70) % 5, jnp.arange(70)].mul(3.0),
+    "unsigned": lambda x, j: twice(x).at[jnp.arange(33, dtype=jnp.uint8), j].min(x[:, 0]),
+    "planes": lambda x, j: twice(jnp.stack([x, -x])).at[:, jnp.arange(33), j].add(x[:, 4]),
+    "dropped": lambda x, j: twice(x).at[jnp.arange(33), j + 40].set(0.0, mode="drop"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counted_indices_are_the_axis_of_a_batch(device, name):
+    f, x, j = (lambda x, j: twice(COUNTED[name](x, j))), array(*SHAPE), jnp.arange(33) * 7 % 31 - 4
+    assert {c.primitive for c in jf.explain(f)(x, j).cuts} == set()
+    np.testing.assert_array_equal(jf.fuse(f)(x, j), f(x, j))
+
+
+def test_what_counts_something_else_is_no_batch():
+    x, j = array(*SHAPE), jnp.arange(33)
+    for f in (
+        lambda x, j: twice(twice(x).at[jnp.arange(33) + 1, j].set(1.0)),
+        lambda x, j: twice(twice(x).at[jnp.arange(20), j[:20]].set(1.0)),
+        lambda x, j: twice(twice(x).at[jnp.arange(33)[:, None], j].add(1.0)),
+        lambda x, j: twice(jnp.tile(x, (9, 1)).at[jnp.arange(297).astype(jnp.uint8), jnp.tile(j, 9)].set(1.0)),
+    ):
+        assert "writes to several places" in str(jf.explain(f)(x, j)) or "adds up" in str(jf.explain(f)(x, j))
+        np.testing.assert_array_equal(jf.fuse(f)(x, j), f(x, j))
+
+
 def test_a_mesh_splits_what_the_update_does_not_cross():
     mesh = meshes.mesh(d=2)
     x, u, f = array(34, 70), array(5, 70), CASES["slice of rows"]
