@@ -15,6 +15,7 @@ from jax_fuser import (
     _bodies,
     _core,
     _ffi,
+    _fused_by_xla,
     _quantized_product,
     _random,
     _regions,
@@ -223,6 +224,7 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
     reasons = [_trace.unsupported(eqn) for eqn in jaxpr.eqns]
     cut = [reason is not None for reason in reasons]
     reduced = _regions.feeds_reductions(jaxpr.eqns, cut, {v for v in jaxpr.outvars if isinstance(v, Var)})
+    beside = _fused_by_xla.beside(jaxpr.eqns, cut)
     for i, (eqn, reason) in enumerate(zip(jaxpr.eqns, reasons)):
         name = eqn.primitive.name
         if _is_fused(eqn, platform) or _is_passed(eqn):
@@ -247,6 +249,8 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
             reason = "moves or casts data between ops of XLA"
         elif reason is None and any(0 in v.aval.shape for v in eqn.outvars):
             reason = "has no element"
+        elif reason is None and i in beside:
+            reason = "fused by XLA with complex numbers or windows beside it"
         elif reason is None and name in _trace.PRODUCTS:
             reason = "a grouped product whose result is needed as it is"
         elif reason is None:

@@ -78,7 +78,7 @@ def fused_jaxpr(
             }
             last = step.eqns[-1]
             step = new_jaxpr_eqn(step.invars, step.outvars, fused_p, params, frozenset(), last.source_info, last.ctx)
-        else:
+        elif _trace.unsupported(step) is not None:  # else XLA fuses it with its neighbours
             step = _bodies.fused(step, fuse_body)
         eqns.append(step)
     return _jaxpr(flat.invars, flat.outvars, eqns)

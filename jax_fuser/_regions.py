@@ -18,7 +18,8 @@
 5. Scalars that depend on no array of a region have regions of their own, to be arrays under `vmap`; XLA runs them as
    they are otherwise. Unrelated parts of a region become separate programs when their shapes differ, and no program has
    more than MAX_BUFFERS arguments and results.
-6. A region that only moves or converts data, or holds no element, stays with XLA.
+6. A region that only moves or converts data, or holds no element, stays with XLA. So does one that XLA fuses as well,
+   together with complex numbers or windows beside it, where at least a third of its bytes would go from one to the other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn, Var
 
-from jax_fuser import _random, _trace, _trace_updates, _trace_writer
+from jax_fuser import _fused_by_xla, _random, _trace, _trace_updates, _trace_writer
 from jax_fuser._flatten import Flat
 
 # Arguments of one program: CUDA kernels take 4 KiB of parameters, and registers run out before that.
@@ -65,8 +66,12 @@ def shrinks(eqn: JaxprEqn) -> bool:
     return _largest(eqn.invars) > _largest(eqn.outvars)
 
 
+def _bytes(v: Any) -> int:
+    return math.prod(shape(v)) * int(v.aval.dtype.itemsize)
+
+
 def _largest_bytes(values: Iterable[Any]) -> int:
-    return max(math.prod(shape(v)) * v.aval.dtype.itemsize for v in values)
+    return max(map(_bytes, values))
 
 
 def _largest(values: Iterable[Any]) -> int:
@@ -147,6 +152,7 @@ class _Partition:
         for i, eqn in enumerate(self.eqns):
             if eqn.primitive.name in _trace.PRODUCTS and (leave_products or linear_values or not self._has_tail(i)):
                 self.cut[i] = True
+        self.fusing = {i for i, cut in enumerate(self.cut) if cut and _fused_by_xla.fuses(self.eqns[i])}
         self.view = self._views()
         self.drawn = self._draws()
         self.depth = self._depths()
@@ -292,6 +298,8 @@ class _Partition:
         needed = self._collect(self._results(members), {*members})
         programs: dict[Any, list[list[int]]] = defaultdict(list)
         for part in self._parts([i for i in members if i in needed]):
+            if self._is_fused_by_xla(self._region(part, again)):
+                continue
             values = (v for i in part for v in (*self.operands[i], *self.eqns[i].outvars))
             largest = max(map(shape, values), key=math.prod)
             packed = programs[largest]
@@ -307,6 +315,20 @@ class _Partition:
                     regions.append(region)
                     self.fused.update(piece)
         return regions
+
+    def _is_fused_by_xla(self, region: Region) -> bool:
+        """Whether XLA computes a region as well, and much of what this reads and writes is between XLA's ops and it."""
+        if not self.fusing or not _fused_by_xla.is_simple(region.eqns):
+            return False
+
+        def is_read(v: Var) -> bool:
+            return any(
+                j in self.fusing or (self.view[j] and any(map(is_read, self.eqns[j].outvars))) for j in self.readers[v]
+            )
+
+        between = [v for v in region.invars if self.maker.get(v) in self.fusing]
+        between += [v for v in region.outvars if is_read(v)]
+        return 3 * sum(map(_bytes, between)) >= sum(map(_bytes, (*region.invars, *region.outvars)))
 
     def _parts(self, members: list[int]) -> list[list[int]]:
         """Return the members in connected parts: a part shares no array with another one."""
