@@ -28,13 +28,7 @@ def fuses(eqn: Equation) -> bool:
         return True
     dtypes = [getattr(v.aval, "dtype", None) for v in (*eqn.invars, *eqn.outvars)]
     is_complex = any(dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes)
-    return is_complex and (name in _OF_COMPLEX or _is_elementwise(eqn))
-
-
-def _is_elementwise(eqn: Equation) -> bool:
-    name = eqn.primitive.name
-    rule = _trace.RULES.get(name)
-    return rule is not None and rule.fits and name not in _trace.SCANS
+    return is_complex and (name in _OF_COMPLEX or _trace.is_elementwise(eqn))
 
 
 def is_simple(eqns: Sequence[Equation]) -> bool:
@@ -48,7 +42,7 @@ def is_simple(eqns: Sequence[Equation]) -> bool:
         if _random.draws(_trace_writer.label(eqn)):
             return False
         folds = name in _trace.REDUCTIONS
-        if not (is_simple(body[0].eqns) if body else folds or name in _JOINING or _is_elementwise(eqn)):
+        if not (is_simple(body[0].eqns) if body else folds or name in _JOINING or _trace.is_elementwise(eqn)):
             return False
         small = [v for v in eqn.invars if not isinstance(v, Literal) and v in folded]
         if small and _elements(eqn.outvars) > _elements(small):

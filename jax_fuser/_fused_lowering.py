@@ -66,7 +66,7 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Call
         # what reads a product by itself. Packed weights that no kernel takes are unpacked where they are multiplied.
         linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
         flat = _flatten.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
-        inner = fused_jaxpr(flat, params["name"], linear, draws, leave_products=True)
+        inner = fused_jaxpr(flat, params["name"], linear, "left" if draws else "apart", leave_products=True)
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
     if on_a_mesh and not operands:
         return _lower_as_xla(ctx, *operands, **params)  # nothing says how to split it

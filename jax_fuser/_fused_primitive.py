@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _bodies, _flatten, _regions, _split, _trace
+from jax_fuser import _bodies, _flatten, _random, _regions, _split, _trace, _trace_writer
 from jax_fuser._eager import one_operation
 from jax_fuser._fused_lowering import plain, register_lowerings
 
@@ -52,22 +52,19 @@ def fused_jaxpr(
     flat: _flatten.Flat,
     name: str,
     linear: Sequence[Var],
-    leave_draws: bool = False,
+    draws: _regions.Draws = "with readers",
     leave_products: bool = False,
     min_elements: int = 0,
 ) -> Jaxpr:
-    """Return the jaxpr in which each region is one equation of `fused_p`.
-
-    `leave_draws`: no random bits in them; `leave_products`: no grouped products.
-    """
+    """Return the jaxpr in which each region is one equation of `fused_p`; the rest is as for `_regions.partition`."""
     depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
-    how = (leave_draws, leave_products, min_elements)
+    how = (draws, leave_products, min_elements)
 
     def fuse_body(body: _flatten.Flat) -> Jaxpr:
         return fused_jaxpr(body, name, (), *how)
 
     eqns = []
-    for step in _regions.partition(flat, linear, leave_draws, leave_products):
+    for step in _regions.partition(flat, linear, draws, leave_products):
         if isinstance(step, _regions.Region):
             params = {
                 "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns), ()),
@@ -128,14 +125,13 @@ def _merged(size: int, *parts: tuple[Sequence[int], Sequence[Any]]) -> list[Any]
 def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     jaxpr, name = params["jaxpr"], params["name"]
     has_product = _trace.has_product(jaxpr.jaxpr) and "program" not in params
-    results = [] if has_product else fused_p.bind(*primals, **params)
     zeros: list[Any] = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.out_avals]
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     reached = _regions.dependent(jaxpr.jaxpr.eqns, {jaxpr.jaxpr.invars[i] for i in moving})
     outvars = enumerate(jaxpr.jaxpr.outvars)
     changing = [k for k, v in outvars if v in reached and zeros[k].aval.dtype != jax.dtypes.float0]
     if not changing:
-        return fused_p.bind(*primals, **params) if has_product else results, zeros
+        return fused_p.bind(*primals, **params), zeros
     rest = [i for i in range(len(primals)) if i not in moving]
 
     def tangents_out(*args: Any) -> Any:
@@ -150,11 +146,37 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         return [*results, *(out[k] for k in changing)] if has_product else out
 
     args = (*primals, *(tangents[i] for i in moving))
+    closed = jax.make_jaxpr(tangents_out)(*args)
+    apart = None if has_product else _with_draws_apart(closed.jaxpr, params)
+    if apart is not None:
+        fixed = [primals[i] for i in rest]
+
+        def of_moving(*moved: Any) -> list[Any]:
+            return jax.core.eval_jaxpr(apart, (), *_merged(len(primals), (rest, fixed), (moving, moved)))
+
+        results, out = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+        return results, _merged(len(zeros), (range(len(zeros)), zeros), (changing, [out[k] for k in changing]))
+    results = [] if has_product else fused_p.bind(*primals, **params)
     moved = range(len(primals), len(args))
-    out = run(jax.make_jaxpr(tangents_out)(*args), args, f"{name}_jvp", moved, params["min_elements"])
+    out = run(closed, args, f"{name}_jvp", moved, params["min_elements"])
     if has_product:
         results, out = out[: len(zeros)], out[len(zeros) :]
     return results, _merged(len(zeros), (range(len(zeros)), zeros), (changing, out))
+
+
+def _with_draws_apart(tangents: Jaxpr, params: Any) -> Jaxpr | None:
+    """Return a region as several, that of random bits for itself, where its tangents need what is made of them.
+
+    They would be drawn a second time; None where there is nothing to part.
+    """
+    needed = _regions.live(tangents.eqns, tangents.outvars)
+    if "program" in params or not any(_random.draws(_trace_writer.label(eqn)) for eqn in needed):
+        return None
+    jaxpr = params["jaxpr"].jaxpr
+    flat = _flatten.Flat(jaxpr.invars, jaxpr.outvars, jaxpr.eqns, [])
+    linear = [v for v, is_linear in zip(jaxpr.invars, params["linear"]) if is_linear]
+    apart = fused_jaxpr(flat, params["name"], linear, "apart", min_elements=params["min_elements"])
+    return apart if len(apart.eqns) > 1 else None
 
 
 def _transpose(cotangents: Any, *args: Any, jaxpr: Any, name: str, min_elements: int, **_: Any) -> list[Any]:

@@ -1,8 +1,9 @@
 """Random bits inside fusions: threefry2x32 counts, so that every element's bits are integer arithmetic on its index.
 
-`random_bits` with a threefry key is opened into that arithmetic, which gives the very bits of `jax.random`. What is
-made of nothing but bits (a dropout mask, normal noise) is a program of its own: 100 integer ops an element are dear to
-repeat, and a derivative then reads the stored mask, of one byte an element, as XLA's would.
+`random_bits` with a threefry key is opened into that arithmetic, which gives the very bits of `jax.random`. 100 integer
+ops an element are dear to repeat: what is made of nothing but bits (a dropout mask, normal noise) is computed by its
+readers where they are one region, element by element, and is a program of its own else. A derivative that needs it
+makes it one, too, and reads the stored mask, of one byte an element, as XLA's would.
 """
 
 from __future__ import annotations

@@ -18,18 +18,20 @@
 5. Scalars that depend on no array of a region have regions of their own, to be arrays under `vmap`; XLA runs them as
    they are otherwise. Unrelated parts of a region become separate programs when their shapes differ, and no program has
    more than MAX_BUFFERS arguments and results.
-6. A region that only moves or converts data, or holds no element, stays with XLA. So does one that XLA fuses as well,
-   together with complex numbers or windows beside it, where at least a third of its bytes would go from one to the other.
+   Random bits, and what is made of nothing else, are in the region that reads them where that computes each once; else
+   they are a region of their own.
+6. A region that only moves or converts data, or holds no element, stays with XLA. So does one that XLA fuses as well
+   with complex numbers or windows beside it, where at least a third of its bytes would go from one to the other.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jax.extend.core import JaxprEqn, Var
 
@@ -117,20 +119,25 @@ def feeds_reductions(eqns: Sequence[JaxprEqn], cut: Sequence[bool], returned: se
     return found
 
 
+# What makes random bits is with the one region that reads them where that computes them once, is always a region of
+# its own, or is left to XLA.
+Draws = Literal["with readers", "apart", "left"]
+
+
 def partition(
-    flat: Flat, linear: Iterable[Var] = (), leave_draws: bool = False, leave_products: bool = False
+    flat: Flat, linear: Iterable[Var] = (), draws: Draws = "with readers", leave_products: bool = False
 ) -> list[Region | JaxprEqn]:
     """Return regions and left equations, in an order that defines everything before its use.
 
-    `leave_draws`: what makes random bits is left, too; `leave_products`: grouped products are.
+    `leave_products`: grouped products are left, too.
     """
-    return _Partition(flat, linear, leave_draws, leave_products).steps()
+    return _Partition(flat, linear, draws, leave_products).steps()
 
 
 class _Partition:
     """Equations go by their number; `members` are computing equations."""
 
-    def __init__(self, flat: Flat, linear: Iterable[Var], leave_draws: bool, leave_products: bool):
+    def __init__(self, flat: Flat, linear: Iterable[Var], draws: Draws, leave_products: bool):
         self.eqns = live(flat.eqns, flat.outvars)
         self.returned = {v for v in flat.outvars if isinstance(v, Var)}
         self.operands = [variables(eqn) for eqn in self.eqns]
@@ -147,7 +154,7 @@ class _Partition:
             self.cut[i] = True
         for i in _trace_updates.in_place(self.eqns, self.returned, self.cut, _trace.is_view):
             self.cut[i] = True
-        if leave_draws:
+        if draws == "left":
             self.cut = [cut or _random.draws(_trace_writer.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
         for i, eqn in enumerate(self.eqns):
             if eqn.primitive.name in _trace.PRODUCTS and (leave_products or linear_values or not self._has_tail(i)):
@@ -159,6 +166,8 @@ class _Partition:
         self.holds_arrays = self._array_holders()
         self._sink()
         self.fused: set[int] = set()
+        if draws == "with readers":
+            self._join_draws()
 
     def _has_tail(self, product: int) -> bool:
         """Whether all that reads a grouped product is computed in regions, row by row: its kernel may go on with that.
@@ -212,6 +221,34 @@ class _Partition:
                 bits.update(eqn.outvars)
             drawn.append(own)
         return drawn
+
+    def _join_draws(self) -> None:
+        """Let bits go to what reads them, where that is one region which computes each element once, and has room."""
+        count = Counter(depth for depth, cut, drawn in zip(self.depth, self.cut, self.drawn) if not cut and not drawn)
+        for part in self._parts([i for i, drawn in enumerate(self.drawn) if drawn], by_sources=False):
+            depth, size = self.depth[part[0]], len(self._collect(self._results(part), {*part}))
+            if count[depth] + size <= MAX_EQUATIONS and self._is_read_in_place(part):
+                count[depth] += size
+                for i in part:
+                    self.drawn[i] = False
+
+    def _is_read_in_place(self, drawn: list[int]) -> bool:
+        """Whether all that depends on these equations, up to cuts, is of one region, its elements in the same order."""
+        size = _largest(v for i in drawn for v in self.eqns[i].outvars)
+        members, todo = {*drawn}, [*drawn]
+        while todo:
+            i = todo.pop()
+            if self.drawn[i] and self._is_stored(i):
+                return False
+            readers = {j for v in self.eqns[i].outvars for j in self.readers[v] if not self.cut[j]} - members
+            for eqn in (self.eqns[j] for j in readers):
+                moves = eqn.primitive.name in ("transpose", "rev") or _largest(eqn.outvars) != size
+                if moves or not _trace.is_elementwise(eqn):
+                    return False
+            members |= readers
+            todo += readers
+        computing = [i for i in members if not self.view[i]]
+        return len({(self.depth[i], self.holds_arrays[i], self.linear[i]) for i in computing}) == 1
 
     def _array_holders(self) -> list[bool]:
         """Return which equations have an array or depend on one that a region makes."""
@@ -330,8 +367,8 @@ class _Partition:
         between += [v for v in region.outvars if is_read(v)]
         return 3 * sum(map(_bytes, between)) >= sum(map(_bytes, (*region.invars, *region.outvars)))
 
-    def _parts(self, members: list[int]) -> list[list[int]]:
-        """Return the members in connected parts: a part shares no array with another one."""
+    def _parts(self, members: list[int], by_sources: bool = True) -> list[list[int]]:
+        """Return the members in connected parts: no part makes an array for another, or (`by_sources`) shares one."""
         parent = {i: i for i in members}
 
         def root(i: int) -> int:
@@ -346,7 +383,7 @@ class _Partition:
                 maker = self.maker.get(source)
                 if maker in parent:
                     parent[root(i)] = root(maker)
-                elif shape(source) and (maker is None or not self.view[maker]):
+                elif by_sources and shape(source) and (maker is None or not self.view[maker]):
                     parent[root(i)] = root(first_reader.setdefault(source, i))
         parts: dict[int, list[int]] = defaultdict(list)
         for i in members:

@@ -313,6 +313,14 @@ def is_view(eqn: Equation) -> bool:
     return RULES[eqn.primitive.name].is_view(eqn)
 
 
+def is_elementwise(eqn: Equation) -> bool:
+    """Whether each element of an equation's result is a function of few elements of its operands; views are, too."""
+    rule, body = RULES.get(eqn.primitive.name), body_of(eqn)
+    if body is not None:
+        return all(map(is_elementwise, body[0].eqns))
+    return rule is not None and rule.fits and eqn.primitive.name not in SCANS
+
+
 def reductions(jaxpr: Any) -> list[str]:
     """Return the names of the reductions and scans of an open jaxpr and of the bodies it calls."""
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""`jax.random` inside fused functions: the same bits as outside, drawn in kernels of their own."""
+"""`jax.random` inside fused functions: the same bits as outside, drawn by their reader or in a kernel of their own."""
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +114,80 @@ def test_dropout_does_not_cut_what_is_around_it():
         return x + jnp.where(jax.random.bernoulli(key, 0.9, x.shape), y, 0)
 
     report = jf.explain(block)(KEY, X, ARGS[3])
-    assert len(report.regions) == 2 and len([s for r in report.regions for s in r.segments]) == 2
+    assert len([s for r in report.regions for s in r.segments]) == 1
     assert_close(jf.fuse(block)(KEY, X, ARGS[3]), block(KEY, X, ARGS[3]))
+
+
+def dropout(key, x):
+    return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+
+
+def noise(key, x):
+    return x + 0.1 * jax.random.normal(key, x.shape, x.dtype)
+
+
+def tokens(key, x):
+    u = jax.random.uniform(key, x.shape)
+    return jnp.where(u < 0.12, 103, jnp.where(u < 0.135, 7, x))
+
+
+def two(key, x):
+    a, b = jax.random.split(key)
+    return jnp.tanh(dropout(a, x)) * jax.nn.relu(noise(b, x)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("f, shape", [(dropout, (3, 17, 41)), (noise, (1025,)), (tokens, (1, 1031)), (two, (33, 65))])
+def test_one_reader_draws_its_bits(device, f, shape):
+    x = jnp.cos(jnp.arange(np.prod(shape)).reshape(shape) * 9.0)
+    [region] = jf.explain(f)(KEY, x).regions
+    assert region.draws == (2 if f is two else 1) and len(region.segments) == 1
+    assert_close(jf.fuse(f)(KEY, x), f(KEY, x))
+    slope = jax.vjp(f, KEY, x)[1](x)[1]
+    assert_close(jax.vjp(jf.fuse(f), KEY, x)[1](x)[1], slope)
+    assert_close(jf.fuse(lambda key, x: jax.vjp(f, key, x)[1](x)[1])(KEY, x), slope)
+
+
+def test_derivatives_draw_no_bits_again():
+    def slope(f):
+        return lambda key, x: jax.value_and_grad(lambda x: jf.fuse(f)(key, x).sum())(x)
+
+    assert [draws(slope(f), KEY, X) for f in (dropout, noise, two)] == [1, 1, 2]
+    kept = jax.tree.leaves(jax.vjp(jf.fuse(dropout), KEY, X)[1])
+    assert [(a.dtype, a.shape) for a in kept if getattr(a, "shape", ()) == SHAPE] == [(jnp.bool_, SHAPE)]
+    assert not [a for a in jax.tree.leaves(jax.vjp(lambda x: jf.fuse(noise)(KEY, x), X)[1]) if a.shape == SHAPE]
+
+
+def test_what_would_be_drawn_twice_is_stored():
+    def before_and_after(keep, x):
+        return jnp.where(keep, jnp.where(keep, x, 0) @ jnp.eye(60), 1)
+
+    def rows_again(keep, x):
+        return jax.nn.softmax(x * keep)
+
+    def in_two_orders(keep, x):
+        return x * keep, (x * keep).T * 2
+
+    def moved(keep, x):
+        return jnp.roll(x * keep, 1, 0) * 2 + x
+
+    def by_xla(keep, x):
+        return jnp.where(keep, x, 0) + (keep.astype(float) @ jnp.eye(60))
+
+    def many(keep, x):
+        for i in range(500):
+            x = jnp.sin(x) + i
+        return x * keep
+
+    for f in (before_and_after, rows_again, in_two_orders, moved, by_xla, many):
+        of_key = lambda key, x, f=f: f(jax.random.bernoulli(key, 0.7, x.shape), x)  # noqa: E731
+        report = jf.explain(of_key)(KEY, X)
+        [bits] = [region for region in report.regions if region.draws]
+        assert bits.bytes_in <= 16 and bits.bytes_out == X.size
+        if f is not many:
+            for got, want in zip(
+                jax.tree.leaves(jf.fuse(of_key)(KEY, X)), jax.tree.leaves(of_key(KEY, X)), strict=True
+            ):
+                assert_close(got, want)
 
 
 def test_a_threshold_that_the_function_computes(device):
