@@ -210,8 +210,9 @@ struct Checker {
   void operator()(const CudaReduction& p, const Traffic& facts) const {
     reduction(p.lane_loop, p.lanes, facts);
     const bool folded = facts.folded[p.lane_loop], columns = p.along == ThreadsAlong::kColumns;
-    JF_REQUIRE(folded != columns, "[reduction] lane_loop: loop ", p.lane_loop, folded ? " is folded" : " is kept",
-               "; threads along ", columns ? "columns need a loop that is kept" : "rows need one that is folded");
+    JF_REQUIRE(folded != columns || p.along == ThreadsAlong::kRows, "[reduction] lane_loop: loop ", p.lane_loop,
+               folded ? " is folded" : " is kept", "; threads along ",
+               columns ? "columns need a loop that is kept" : "a row need one that is folded");
     const bool kept = contains(facts.folded, false);
     JF_REQUIRE(kept || p.along != ThreadsAlong::kRows, "[reduction] along: there is one row; expected row");
     // Warps fold among themselves.

@@ -54,6 +54,9 @@ constexpr int64_t kMovedWords = kMaxVectorBytes / 4, kFewestMovedWords = 4;
 constexpr double kPreference = 0.02;
 // A row of as few vectors is one thread's, when there are rows for every thread.
 constexpr int64_t kRowOfThread = 8, kManyRows = 32 << 10;
+// Rows that one thread folds where there are columns for every thread: others would wait for it in shared memory for no
+// more than a few rows each.
+constexpr int64_t kRowsOfColumn = 64;
 // Rows of as few vectors share a warp, each thread having at most so many of them: 128 bf16 to 8-bit floats took 0.19
 // ms so and 0.34 in warps of their own, 64 bf16 normed 0.25 ms and 0.81 in threads of their own.
 constexpr int64_t kRowOfPart = 32, kVectorsOfPart = 4;
@@ -341,11 +344,29 @@ bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, cons
   return true;
 }
 
+// Few rows of many columns: threads go along all columns there are, of which each folds its own.
+bool in_columns_of_threads(const RowFacts& facts, const Shape& shape, CudaReduction& p) {
+  const bool in_parts = std::any_of(facts.segment.ops.begin(), facts.segment.ops.end(), [](const ir::Op& op) {
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    return reduce != nullptr && reduce->parts > 0;
+  });
+  if (in_parts || shape.across > 1 || shape.folded > kRowsOfColumn || shape.kept / p.lanes < kManyRows) return false;
+  CudaReduction own = p;
+  own.along = ThreadsAlong::kRows;
+  own.threads = kSmallBlock;
+  own.unroll = std::min(shape.folded, 2 * kFoldVectors);
+  keep_rows(facts, own, shape.folded);
+  if (own.keep == Keep::kNothing && facts.phases(Keep::kRows).kept_bytes > 0) return false;  // it would be read again
+  p = own;
+  return true;
+}
+
 CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
   CudaReduction p;
   p.along = ThreadsAlong::kColumns;
   p.lane_loop = static_cast<int>(shape.lane_loop);
   p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
+  if (in_columns_of_threads(facts, shape, p)) return p;
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];
   while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;

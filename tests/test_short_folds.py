@@ -1,0 +1,84 @@
+"""CUDA: folds of few elements, each by one thread or as part of what needs it, and results of few elements a row."""
+
+import jax
+import jax.numpy as jnp
+import loop_interpreter
+import numpy as np
+import pytest
+from arrays import numbers
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+S = jax.ShapeDtypeStruct
+
+
+def chosen(f, *operands):
+    return jf.ir.compute_heuristics(jf.ir.trace(f, *operands), "reduction", "cuda")
+
+
+def planned(f, *operands):
+    return [schedule.fusion for schedule in jf.ir.propose(jf.ir.trace(f, *operands), "cuda")]
+
+
+def check(f, *operands, kernels=1):
+    """The planned kernels, run one after the other, leave what `f` does; their loops."""
+    fusion = jf.ir.trace(f, *operands)
+    known = dict(zip(fusion.inputs, operands, strict=True))
+    made, text = [], ""
+    schedules = jf.ir.propose(fusion, "cuda")
+    for schedule in schedules:
+        results = loop_interpreter.run(schedule, *[known[name] for name in schedule.fusion.inputs])
+        known.update(zip(schedule.fusion.outputs, results, strict=True))
+        made += results
+        text += jf.ir.lower(schedule, "cuda").as_text("loops")
+    assert len(schedules) == kernels
+    want = jax.tree.leaves(f(*[np.asarray(x, np.float64) for x in operands]))
+    for g, w in zip(made, want, strict=True):
+        assert_close(g.reshape(w.shape), np.asarray(w).astype(g.dtype))
+    return text
+
+
+def pool(x):
+    return x.reshape(x.shape[0], x.shape[1] // 2, 2, x.shape[2] // 2, 2, x.shape[3]).sum((2, 4))
+
+
+@pytest.mark.parametrize(
+    ("f", "operands", "lanes"),
+    [
+        (lambda x: x.sum(1), [S((4096, 2, 1024), "float32")], 4),
+        (lambda x: x.max(1), [S((4096, 7, 1024), "bfloat16")], 8),
+        (lambda x: x.sum((0, 2)), [S((2, 2048, 3, 4097), "float32")], 1),
+        (pool, [S((64, 112, 112, 64), "bfloat16")], 8),
+        (lambda x: jax.nn.softmax(x, 1), [S((4096, 3, 1024), "float32")], 4),
+    ],
+)
+def test_each_thread_folds_its_own_columns(f, operands, lanes):
+    parameters = chosen(f, *operands)
+    assert (parameters["along"], parameters["lanes"], parameters["threads_y"]) == ("rows", lanes, 1)
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [
+        S((64, 2, 1024), "float32"),  # too few columns for every thread
+        S((4096, 65, 1024), "float32"),  # many rows
+        S((65536, 768), "bfloat16"),
+    ],
+)
+def test_other_columns_are_folded_by_several(operand):
+    parameters = chosen(lambda x: x.sum(operand.ndim - 2), operand)
+    assert parameters["along"] == "columns" and parameters["threads_y"] > 1
+
+
+@pytest.mark.parametrize("folded", [2, 3, 17])
+@pytest.mark.parametrize(("columns", "lanes"), [(1, 1), (17, 1), (24, 4)])
+def test_columns_of_threads(folded, columns, lanes):
+    x = numbers(9, folded, columns)
+    for f in (lambda x: x.sum(1), lambda x: (x.max(1), x - x.min(1, keepdims=True))):
+        fusion = jf.ir.trace(f, x)
+        wide = columns > 1
+        given = {"along": "rows", "lane_loop": 2 if wide else 0, "lanes": lanes, "threads": 32, "unroll": 8}
+        schedule = jf.ir.schedule(fusion, "reduction", "cuda", parameters={**given, "threads_y": 1})
+        for g, w in zip(loop_interpreter.run(schedule, x), jax.tree.leaves(f(x)), strict=True):
+            assert_close(g, np.asarray(w))
