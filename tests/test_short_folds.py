@@ -82,3 +82,12 @@ def test_columns_of_threads(folded, columns, lanes):
         schedule = jf.ir.schedule(fusion, "reduction", "cuda", parameters={**given, "threads_y": 1})
         for g, w in zip(loop_interpreter.run(schedule, x), jax.tree.leaves(f(x)), strict=True):
             assert_close(g, np.asarray(w))
+
+
+def test_strided_elements_leave_threads_side_by_side():
+    pack = lambda x: x[:, ::2].astype(jnp.uint8) | (x[:, 1::2].astype(jnp.uint8) << 4)  # noqa: E731
+    fusion = jf.ir.trace(pack, S((8192, 8192), "float32"))
+    assert jf.ir.compute_heuristics(fusion, "pointwise", "cuda")["lanes"] == 1
+    halves = lambda x: x[:, :4096].astype(jnp.uint8) | (x[:, 4096:].astype(jnp.uint8) << 4)  # noqa: E731
+    fusion = jf.ir.trace(halves, S((8192, 8192), "float32"))
+    assert jf.ir.compute_heuristics(fusion, "pointwise", "cuda")["lanes"] == 4

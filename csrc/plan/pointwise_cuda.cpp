@@ -57,6 +57,7 @@ CudaPointwise propose_cuda(const Traffic& traffic, const Target& target) {
     streamed.extents[0] = round_up(streamed.extents[0], kMaxVectorBytes);
   // Small problems need threads more than wide accesses.
   p.lanes = vector_lanes(streamed, traffic.extents.size() - 1);
+  p.lanes = coalesced_lanes(traffic, traffic.extents.size() - 1, p.lanes);
   // Lanes that move need a vector more along the row than its elements ask for.
   const size_t inner = traffic.extents.size() - 1;
   bool moves = false;

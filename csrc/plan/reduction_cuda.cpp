@@ -63,15 +63,17 @@ constexpr int64_t kRowOfPart = 32, kVectorsOfPart = 4;
 
 struct Shape {
   size_t lane_loop = 0;
+  int64_t lanes = 1;
   int64_t kept = 1, across = 1, folded = 1;
 };
 
-// Bytes that neighbouring threads along a loop read and write side by side, for each iteration of all loops.
+// Bytes that neighbouring threads along a loop read and write of lines in common, for each iteration of all loops.
 double contiguous_bytes(const Traffic& traffic, size_t loop) {
   double bytes = 0;
   for (const Access& access : traffic.accesses) {
-    if (access.steps[loop] != 1) continue;
-    double share = static_cast<double>(access.bytes);
+    const int64_t step = std::abs(access.steps[loop]);
+    if (step == 0 || (step > 1 && step * access.bytes > kLine / 2)) continue;
+    double share = static_cast<double>(access.bytes) / static_cast<double>(step);
     for (size_t other = 0; other < access.steps.size(); ++other) {
       if (access.steps[other] == 0) share /= static_cast<double>(std::max<int64_t>(traffic.extents[other], 1));
     }
@@ -92,6 +94,7 @@ Shape shape_of(const Traffic& traffic) {
     most = bytes;
     shape.lane_loop = loop;
   }
+  shape.lanes = coalesced_lanes(traffic, shape.lane_loop, vector_lanes(traffic, shape.lane_loop));
   return shape;
 }
 
@@ -247,7 +250,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   CudaReduction p;
   p.cluster = cluster;
   p.lane_loop = static_cast<int>(shape.lane_loop);
-  p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
+  p.lanes = shape.lanes;
   if (cluster == 1 && in_parts_of_warps(facts, shape, p)) return p;
   if (cluster == 1 && shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && shape.kept >= kManyRows) {
     p.along = ThreadsAlong::kRows;
@@ -365,7 +368,7 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   CudaReduction p;
   p.along = ThreadsAlong::kColumns;
   p.lane_loop = static_cast<int>(shape.lane_loop);
-  p.lanes = vector_lanes(facts.traffic, shape.lane_loop);
+  p.lanes = shape.lanes;
   if (in_columns_of_threads(facts, shape, p)) return p;
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];

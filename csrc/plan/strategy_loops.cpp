@@ -53,6 +53,37 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop) {
   return lanes;
 }
 
+namespace {
+
+// Lines that a warp's access touches, for each of its elements.
+double lines_of_element(int64_t step, int64_t bytes, int64_t lanes) {
+  const double apart = static_cast<double>(std::abs(step) * bytes) / kLine, alone = 1.0 / kWarp;
+  if (std::abs(step) < 2) return std::max(apart, alone / static_cast<double>(lanes));
+  return std::clamp(apart * static_cast<double>(lanes), alone, 1.0);
+}
+
+}  // namespace
+
+int64_t coalesced_lanes(const Traffic& traffic, size_t loop, int64_t lanes) {
+  int64_t best = lanes;
+  double fewest = 0;
+  for (int64_t each = lanes; each > 0; each /= 2) {
+    double lines = 0;
+    for (const Access& access : traffic.accesses) {
+      double share = access.bytes > 0 ? 1 : 0;
+      for (size_t other = 0; other < access.steps.size(); ++other) {
+        // Read before the fold.
+        if (access.steps[other] == 0 && traffic.folded[other]) share /= static_cast<double>(traffic.extents[other]);
+      }
+      lines += share * lines_of_element(access.steps[loop], access.bytes, each);
+    }
+    if (each < lanes && lines >= fewest) continue;
+    best = each;
+    fewest = lines;
+  }
+  return best;
+}
+
 bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes) {
   const Access* first = nullptr;
   for (const Access& access : traffic.accesses) {

@@ -11,10 +11,17 @@
 
 namespace jf::plan {
 
+// Bytes of a line of a GPU's caches.
+constexpr int64_t kLine = 128;
+
 // CUDA: the largest power of two at which every access along a loop is a whole aligned vector.
 int64_t vector_lanes(const Traffic& traffic, size_t loop);
 
-// The same where rows along the loop begin anywhere, and lanes may move to where vectors of them are aligned
+// CUDA: of so many lanes as many as leave neighbouring threads near each other. An access of every other element is one
+// for each lane, and the more lanes, the farther apart what the threads of a warp read together.
+int64_t coalesced_lanes(const Traffic& traffic, size_t loop, int64_t lanes);
+
+// The largest vectors where rows along the loop begin anywhere, and lanes may move to where vectors of them are aligned
 // (lower/aligned_rows.h): elements of 2 or of 4 bytes, the same everywhere, of arrays of such rows, and of one
 // row.
 int64_t moved_lanes(const Traffic& traffic, size_t loop);

@@ -3,11 +3,12 @@
 #include <algorithm>
 
 #include "base/integers.h"
+#include "base/target.h"
+#include "plan/strategy_loops.h"
 
 namespace jf::plan {
 namespace {
 
-constexpr int64_t kLine = 128;
 // Of a block, and how many blocks a multiprocessor has at once. Left to itself the compiler makes room for four of them
 // (32 registers) and has 3 or 4 of a thread's 8 accesses on their way.
 constexpr int64_t kStripThreads = 512, kBlocks = 2;
