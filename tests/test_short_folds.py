@@ -84,6 +84,29 @@ def test_columns_of_threads(folded, columns, lanes):
             assert_close(g, np.asarray(w))
 
 
+def squares(a, b):
+    return ((a[:, None] - b[None]) ** 2).sum(-1)
+
+
+def test_no_kernel_stores_what_pairs_fold():
+    a, b = numbers(101, 3), numbers(131, 3)
+    check(squares, a, b)
+    check(lambda a, b: jnp.exp(-squares(a, b)).sum(1), a, b)
+    check(lambda a, b: (squares(a, b).min(0), squares(a, b).min(1)), a, b, kernels=2)
+    a, m = numbers(131, 3), np.abs(numbers(131))
+    attract = lambda x, m: (  # noqa: E731
+        (x[None] - x[:, None]) * (m[None] / (squares(x, x) + 1))[..., None]
+    ).sum(1)
+    check(attract, a, m)
+
+
+def test_folds_of_what_is_no_larger_are_kernels():
+    assert " = reduce" in str(planned(lambda x: (x * x).sum(-1), S((4096, 3), "float32"))[0])
+    assert " = reduce" in str(planned(squares, S((64, 3), "float32"), S((64, 3), "float32"))[0])
+    assert " = reduce" in str(planned(squares, S((4096, 9), "float32"), S((4096, 9), "float32"))[0])
+    assert " = reduce" not in str(planned(squares, S((4096, 8), "float32"), S((4096, 8), "float32"))[0])
+
+
 def test_strided_elements_leave_threads_side_by_side():
     pack = lambda x: x[:, ::2].astype(jnp.uint8) | (x[:, 1::2].astype(jnp.uint8) << 4)  # noqa: E731
     fusion = jf.ir.trace(pack, S((8192, 8192), "float32"))

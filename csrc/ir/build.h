@@ -100,6 +100,8 @@ class Builder {
   // The same, but that concats of few parts whose elements memory would see as short pieces are choices between them,
   // which are stored in whole lines.
   static Fusion with_chosen_pieces(const Fusion& fusion);
+  // The same, but that folds of few elements, `written_out` by value, are ops on one element after the other.
+  static Fusion with_folds_written_out(const Fusion& fusion, const std::vector<bool>& written_out);
 
  private:
   // What was built; nothing is left.
@@ -129,8 +131,10 @@ class Builder {
   ValueId sum_of_parts(std::span<const ValueId> inputs);
   void join_read_concats();
   // Adds all of another fusion that is live. What reads a concat reads a choice between its operands; those that are
-  // `chosen` are such choices wherever they are read or stored.
-  void rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen);
+  // `chosen` are such choices wherever they are read or stored, folds that are `written_out` ops on their elements.
+  void rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen,
+               const std::vector<bool>& written_out);
+  ValueId fold_written_out(const Op& op, ValueId operand, DType dtype);
   ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   // The index along an axis is below `bound`.

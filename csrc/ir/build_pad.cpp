@@ -1,6 +1,7 @@
 // Padding in the builder: what a value is computed from is padded instead, and what comes of that outside is replaced.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "base/error.h"
 #include "base/lists.h"
@@ -195,7 +196,8 @@ void Builder::join_read_concats() {
       any = any || (is_concat[op->inputs[i]] && !reads_whole(*op, i));
     }
   }
-  if (any) rebuild(take_fusion(), live, std::vector<bool>(live.size(), false));
+  const std::vector<bool> none(live.size(), false);
+  if (any) rebuild(take_fusion(), live, none, none);
 }
 
 Fusion Builder::with_chosen_pieces(const Fusion& old) {
@@ -216,11 +218,41 @@ Fusion Builder::with_chosen_pieces(const Fusion& old) {
   }
   if (!contains(chosen, true)) return old;
   Builder builder(old.name);
-  builder.rebuild(old, std::vector<bool>(old.values.size(), true), chosen);
+  const std::vector<bool> all(old.values.size(), true), none(old.values.size(), false);
+  builder.rebuild(old, all, chosen, none);
   return builder.finish();
 }
 
-void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen) {
+Fusion Builder::with_folds_written_out(const Fusion& old, const std::vector<bool>& written_out) {
+  if (!contains(written_out, true)) return old;
+  Builder builder(old.name);
+  const std::vector<bool> all(old.values.size(), true), none(old.values.size(), false);
+  builder.rebuild(old, all, none, written_out);
+  return builder.finish();
+}
+
+ValueId Builder::fold_written_out(const Op& op, ValueId x, DType dtype) {
+  const std::vector<int64_t>& dims = std::get<Reduce>(op.attribute).dims;
+  const std::vector<int64_t> whole = shape(fusion_.values[x]);
+  std::vector<int64_t> one = whole;
+  int64_t elements = 1;
+  for (int64_t dim : dims) elements *= std::exchange(one[dim], 1);
+  ValueId result = -1;
+  for (int64_t i = 0; i < elements; ++i) {
+    Slice where{std::vector<int64_t>(whole.size(), 0), std::vector<int64_t>(whole.size(), 1)};
+    int64_t rest = i;
+    for (int64_t dim : dims) {
+      where.starts[dim] = rest % whole[dim];
+      rest /= whole[dim];
+    }
+    const ValueId next = convert(squeeze(slice(x, where, one), dims), compute_dtype(dtype));
+    result = result < 0 ? next : pointwise(fold_of(op.kind), std::array{result, next}, op.label);
+  }
+  return convert(result, dtype);
+}
+
+void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen,
+                      const std::vector<bool>& written_out) {
   fusion_.name = old.name;
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
@@ -252,6 +284,8 @@ void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const st
       renamed[op.output] = inputs[0];  // concat places it anew
     } else if (op.kind == OpKind::kConcat) {
       renamed[op.output] = concat(inputs, std::get<Dims>(op.attribute).dims[0]);
+    } else if (written_out[op.output]) {
+      renamed[op.output] = fold_written_out(op, inputs[0], type.dtype);
     } else {
       renamed[op.output] = add_op(op.kind, std::move(inputs), op.attribute, type.dtype, type.axes, op.label);
     }
