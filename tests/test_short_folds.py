@@ -107,6 +107,15 @@ def test_folds_of_what_is_no_larger_are_kernels():
     assert " = reduce" not in str(planned(squares, S((4096, 8), "float32"), S((4096, 8), "float32"))[0])
 
 
+def test_folds_of_short_folds_are_one():
+    twice = lambda x: x.sum(3).sum(1)  # noqa: E731
+    check(twice, numbers(5, 2, 7, 3, 4))
+    assert len(planned(twice, S((64, 2, 64, 2, 32), "float32"))) == 1
+    assert len(planned(twice, S((64, 2, 64, 2, 32), "bfloat16"))) == 2  # what lies between is rounded
+    assert len(planned(twice, S((64, 2, 64, 17, 32), "float32"))) == 2
+    assert len(planned(lambda x: (x.sum(3), x.sum(3).sum(1)), S((64, 2, 64, 2, 32), "float32"))) == 2
+
+
 def test_strided_elements_leave_threads_side_by_side():
     pack = lambda x: x[:, ::2].astype(jnp.uint8) | (x[:, 1::2].astype(jnp.uint8) << 4)  # noqa: E731
     fusion = jf.ir.trace(pack, S((8192, 8192), "float32"))

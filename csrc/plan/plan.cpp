@@ -10,6 +10,7 @@
 #include "ir/unused.h"
 #include "plan/after_folds.h"
 #include "plan/extract.h"
+#include "plan/joined_folds.h"
 #include "plan/linear_sums.h"
 #include "plan/merged_axes.h"
 #include "plan/pair_folds.h"
@@ -108,7 +109,7 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));
-  const ir::Fusion linear = with_linear_sums(cut);
+  const ir::Fusion linear = with_linear_sums(chooses ? with_joined_folds(cut) : cut);
   Plan result{in_two_stages(linear, target), {}};
   const ir::Fusion& whole = result.fusion;
   std::vector<Draft> drafts = draft_segments(whole, target);
