@@ -123,3 +123,18 @@ def test_strided_elements_leave_threads_side_by_side():
     halves = lambda x: x[:, :4096].astype(jnp.uint8) | (x[:, 4096:].astype(jnp.uint8) << 4)  # noqa: E731
     fusion = jf.ir.trace(halves, S((8192, 8192), "float32"))
     assert jf.ir.compute_heuristics(fusion, "pointwise", "cuda")["lanes"] == 4
+
+
+@pytest.mark.parametrize("parts", [2, 5, 16])
+def test_stacks_of_single_elements_are_stored_in_whole_vectors(parts):
+    text = check(lambda *a: jnp.stack(a, -1), *[numbers(3, 17) + i for i in range(parts)])
+    assert text.count("store") == 1
+
+
+def test_butterflies_read_each_element_once():
+    def level(z, h):
+        y = z.reshape(z.shape[0], -1, 2, h)
+        return jnp.concatenate([y[:, :, :1] + y[:, :, 1:], y[:, :, :1] - y[:, :, 1:]], 2).reshape(z.shape)
+
+    text = check(lambda x: level(level(level(x, 1), 2), 4), numbers(3, 24))
+    assert text.count("load") == 8

@@ -124,6 +124,8 @@ class Builder {
   ValueId slice_of_view(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
   // A value of `shape` that has the elements which `where` says, and anything elsewhere.
   ValueId spread(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
+  // The same of one element along an axis, which is everywhere along it.
+  ValueId spread_everywhere(ValueId value, const ir::Pad& where, int64_t axis, const std::vector<int64_t>& shape);
   ValueId spread_anew(ValueId value, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId chosen(ValueId inside, ValueId outside, const ir::Pad& where);
   void note_part(ValueId padded, ValueId value, const ir::Pad& where);

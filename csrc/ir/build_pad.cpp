@@ -1,6 +1,7 @@
 // Padding in the builder: what a value is computed from is padded instead, and what comes of that outside is replaced.
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -9,6 +10,9 @@
 
 namespace jf::ir {
 namespace {
+
+// An axis that a thread may have as a whole.
+constexpr int64_t kFewElements = 16;
 
 // No element is moved or left out, and none is added.
 bool is_identity(const Pad& where, const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
@@ -201,14 +205,20 @@ void Builder::join_read_concats() {
 }
 
 Fusion Builder::with_chosen_pieces(const Fusion& old) {
-  // Parts, each of which is computed for all elements; bytes in a row that are stored as well as more are.
+  // Parts, each of which is computed for all elements, or where they are single elements for all of a thread, if no
+  // fold makes them; bytes in a row that are stored as well as more are.
   constexpr size_t kMostParts = 4;
   constexpr int64_t kLeastBytes = 32;
-  std::vector<bool> chosen(old.values.size(), false);
+  std::vector<bool> chosen(old.values.size(), false), folded(old.values.size(), false);
   for (const Op& op : old.ops) {
-    if (op.kind != OpKind::kConcat || op.inputs.size() > kMostParts) continue;
+    folded[op.output] =
+        info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan ||
+        std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return static_cast<bool>(folded[id]); });
+    if (op.kind != OpKind::kConcat || std::ssize(op.inputs) > kFewElements) continue;
     const int64_t axis = std::get<Dims>(op.attribute).dims[0];
-    int64_t least = kLeastBytes;
+    int64_t least = kLeastBytes, elements = 1;
+    for (size_t a = axis; a < old.values[op.output].axes.size(); ++a) elements *= old.values[op.output].axes[a].extent;
+    if (op.inputs.size() > kMostParts && (elements != std::ssize(op.inputs) || folded[op.output])) continue;
     for (ValueId part : op.inputs) {
       int64_t bytes = size_of(old.values[part].dtype);
       for (size_t a = axis; a < old.values[part].axes.size(); ++a) bytes *= old.values[part].axes[a].extent;
@@ -386,7 +396,17 @@ ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int6
   return transpose(spread(op.inputs[0], inner, inner_shape), dims);
 }
 
-// The operands, each chosen up to where the next one begins.
+ValueId Builder::spread_everywhere(ValueId x, const Pad& asked, int64_t axis, const std::vector<int64_t>& to) {
+  Pad where = asked;
+  where.low[axis] = 0;
+  std::vector<int64_t> one = to, dims(to.size());
+  one[axis] = 1;
+  std::iota(dims.begin(), dims.end(), 0);
+  return broadcast(spread(x, where, one), to, dims);
+}
+
+// The operands, each chosen up to where the next one begins. One of a single element along a short axis is the same
+// anywhere, so that what is computed from neighbours reads each of them once.
 ValueId Builder::spread_concat(const Op& op, const Pad& where, const std::vector<int64_t>& to) {
   const int64_t axis = std::get<Dims>(op.attribute).dims[0];
   const bool backwards = where.from.strides[axis] < 0;
@@ -398,7 +418,8 @@ ValueId Builder::spread_concat(const Op& op, const Pad& where, const std::vector
     clip(part, axis, std::get<Place>(placed.attribute).starts[axis], fusion_.values[operand].axes[axis].extent);
     if (part.counts[axis] == 0) continue;
     const int64_t end = part.low[axis] + part.counts[axis];
-    const ValueId inside = spread(operand, part, to);
+    const bool everywhere = part.counts[axis] == 1 && 1 < to[axis] && to[axis] <= kFewElements;
+    const ValueId inside = everywhere ? spread_everywhere(operand, part, axis, to) : spread(operand, part, to);
     result = result < 0 ? inside : pointwise(OpKind::kSelect, std::array{is_below(to, axis, end), inside, result});
   }
   if (result < 0) result = full(fusion_.values[op.output].dtype, to, zero_of(fusion_.values[op.output].dtype));
