@@ -56,6 +56,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "min": np.minimum,
     "neg": np.negative,
     "abs": np.abs,
+    "floor": np.floor,
     "sign": np.sign,
     "square": np.square,
     "tanh": np.tanh,

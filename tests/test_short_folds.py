@@ -116,6 +116,17 @@ def test_folds_of_short_folds_are_one():
     assert len(planned(lambda x: (x.sum(3), x.sum(3).sum(1)), S((64, 2, 64, 2, 32), "float32"))) == 2
 
 
+def counts(x):
+    return (jnp.floor(x[..., None] * 8).astype(jnp.int32) == jnp.arange(8)).sum(-2)
+
+
+def test_counts_read_each_element_once():
+    text = check(counts, np.abs(numbers(139, 301)) % 1)
+    assert "width=8" in text and text.count("load x0") == 1
+    parameters = chosen(counts, S((8192, 4097), "float32"))
+    assert (parameters["along"], parameters["lanes"], parameters["threads"]) == ("columns", 8, 1)
+
+
 def test_strided_elements_leave_threads_side_by_side():
     pack = lambda x: x[:, ::2].astype(jnp.uint8) | (x[:, 1::2].astype(jnp.uint8) << 4)  # noqa: E731
     fusion = jf.ir.trace(pack, S((8192, 8192), "float32"))

@@ -82,6 +82,13 @@ double contiguous_bytes(const Traffic& traffic, size_t loop) {
   return bytes;
 }
 
+// Whether all elements along the loop are computed from the same that is read.
+bool reads_nothing_along(const Traffic& traffic, size_t loop) {
+  return std::all_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
+    return access.stores || access.bytes == 0 || access.steps[loop] == 0;
+  });
+}
+
 Shape shape_of(const Traffic& traffic) {
   Shape shape;
   double most = -1;
@@ -95,6 +102,16 @@ Shape shape_of(const Traffic& traffic) {
     shape.lane_loop = loop;
   }
   shape.lanes = coalesced_lanes(traffic, shape.lane_loop, vector_lanes(traffic, shape.lane_loop));
+  if (traffic.extents.empty() || !traffic.folded[shape.lane_loop]) return shape;
+  // Counts of a few kinds: each element that is read is part of all of them.
+  for (size_t loop = traffic.extents.size(); loop-- > 0;) {
+    const int64_t extent = traffic.extents[loop], lanes = extent & -extent;
+    if (extent == 1 || traffic.folded[loop] || traffic.across[loop]) continue;
+    if (extent > kMaxVectorBytes || lanes == 1 || !reads_nothing_along(traffic, loop)) break;
+    shape.lane_loop = loop;
+    shape.lanes = lanes;
+    break;
+  }
   return shape;
 }
 
