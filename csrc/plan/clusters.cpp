@@ -415,7 +415,11 @@ class Finder {
     std::vector<bool> others = space.folded;
     others.flip();
     const bool whole = folded == space.folded;
-    const bool across = reduce.parts > 0 && reduce.direction == 0 && folded == others && building.reductions > 0;
+    // What has no columns, say a loss of each row, has loops of its own.
+    const bool has_columns =
+        std::any_of(operand.begin(), operand.end(), [&](int axis) { return axis >= 0 && space.folded[axis]; });
+    const bool across =
+        reduce.parts > 0 && reduce.direction == 0 && folded == others && has_columns && building.reductions > 0;
     if (!whole && !across) return false;
     // One kernel goes along its rows one way.
     if (reduce.direction * building.cluster.direction < 0) return false;

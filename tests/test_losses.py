@@ -1,0 +1,66 @@
+"""Losses and their gradients: every array is read and written as often as the results need it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tolerances import assert_close
+
+import jax_fuser as jf
+
+
+def mean_logsumexp(x):
+    return jax.nn.logsumexp(x, -1).mean()
+
+
+def operands(f, rows, columns):
+    """Return arguments of float64 and integers."""
+    rng = np.random.default_rng(rows + columns)
+    x = rng.standard_normal((rows, columns))
+    return (x,)
+
+
+def shapes_of(f, rows, columns):
+    given = operands(f, 1, columns)
+    return [
+        jax.ShapeDtypeStruct(
+            tuple(rows if extent == 1 else extent for extent in a.shape),
+            jnp.float32 if a.dtype == np.float64 else a.dtype,
+        )
+        for a in given
+    ]
+
+
+def moved(f, *shapes):
+    """Return the kernels of a plan for CUDA, the bytes that they read and write, and those of operands and results."""
+    kernels = [s for r in jf.explain(f, platform="cuda")(*shapes).regions for s in r.segments]
+    arrays = [*shapes, *jax.tree.leaves(jax.eval_shape(f, *shapes))]
+    return (
+        len(kernels),
+        sum(k.bytes_read + k.bytes_written for k in kernels),
+        sum(a.size * a.dtype.itemsize for a in arrays),
+    )
+
+
+@pytest.mark.parametrize("rows", [819_199, 819_200, 4_000_001])
+def test_mean_of_very_many_rows(rows):
+    kernels, bytes_moved, least = moved(mean_logsumexp, *shapes_of(mean_logsumexp, rows, 32))
+    assert kernels == 3
+    assert bytes_moved < 1.07 * least
+
+
+@pytest.mark.parametrize("f", [mean_logsumexp])
+@pytest.mark.parametrize("size", [(1, 3), (17, 5), (65_536, 3), (70_001, 4)])
+def test_values(f, size):
+    args = operands(f, *size)
+    single = [jnp.asarray(a, jnp.float32) if a.dtype == np.float64 else jnp.asarray(a) for a in args]
+    value, gradient = jax.jit(jf.fuse(jax.value_and_grad(f)))(*single)
+    with jax.enable_x64():
+        want_value, want_gradient = jax.value_and_grad(f)(*(jnp.asarray(a) for a in args))
+    assert_close(value, np.asarray(want_value))
+    assert_close(gradient, np.asarray(want_gradient))
+
+
+def test_nothing():
+    assert np.isnan(jf.fuse(mean_logsumexp)(jnp.ones((0, 3))))
+    assert jax.jit(jf.fuse(jax.grad(mean_logsumexp)))(jnp.ones((0, 3))).shape == (0, 3)
