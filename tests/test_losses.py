@@ -13,11 +13,17 @@ def mean_logsumexp(x):
     return jax.nn.logsumexp(x, -1).mean()
 
 
+def weighted_logistic(x, y, w):
+    return -(w * y * jax.nn.log_sigmoid(x) + (1 - y) * jax.nn.log_sigmoid(-x)).mean()
+
+
 def operands(f, rows, columns):
     """Return arguments of float64 and integers."""
     rng = np.random.default_rng(rows + columns)
     x = rng.standard_normal((rows, columns))
-    return (x,)
+    if f is mean_logsumexp:
+        return (x,)
+    return x, rng.random((rows, columns)) < 0.5, rng.uniform(0.5, 1.5, columns)
 
 
 def shapes_of(f, rows, columns):
@@ -49,7 +55,15 @@ def test_mean_of_very_many_rows(rows):
     assert bytes_moved < 1.07 * least
 
 
-@pytest.mark.parametrize("f", [mean_logsumexp])
+@pytest.mark.parametrize("columns", [2048, 2049])
+def test_gradient_of_rows_that_vectors_do_not_divide(columns):
+    gradient = jax.value_and_grad(weighted_logistic)
+    kernels, bytes_moved, least = moved(gradient, *shapes_of(weighted_logistic, 16384, columns))
+    assert kernels == 2
+    assert bytes_moved < 1.01 * least
+
+
+@pytest.mark.parametrize("f", [mean_logsumexp, weighted_logistic])
 @pytest.mark.parametrize("size", [(1, 3), (17, 5), (65_536, 3), (70_001, 4)])
 def test_values(f, size):
     args = operands(f, *size)

@@ -203,10 +203,11 @@ class Finder {
     }
     return -1;
   }
-  // Kernels of reductions in parts take half as long again to store rows of odd lengths.
+  // Kernels of sums across rows in parts take half as long again to store rows of odd lengths. What folds everything
+  // goes through memory as it lies.
   bool stores_well(int cluster, size_t value) const {
     const Space& space = building_[cluster].cluster.space;
-    return building_[cluster].cluster.parts == 0 ||
+    return building_[cluster].cluster.parts == 0 || !contains(space.folded, false) ||
            space.extents.back() * size_of(fusion_.values[value].dtype) % 16 == 0;
   }
 
