@@ -13,6 +13,16 @@ def mean_logsumexp(x):
     return jax.nn.logsumexp(x, -1).mean()
 
 
+def smooth_l1(x, y, w):  # the mean of what counts
+    d = jnp.abs(x - y)
+    return (jnp.where(d < 1, 0.5 * d * d, d - 0.5) * w[:, None]).sum() / w.sum()
+
+
+def masked_cross_entropy(x, labels):
+    z, m = 30 * jnp.tanh(x / 30), (labels > 1).astype(x.dtype)
+    return ((jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, labels[:, None], -1)[:, 0]) * m).sum() / m.sum()
+
+
 def weighted_logistic(x, y, w):
     return -(w * y * jax.nn.log_sigmoid(x) + (1 - y) * jax.nn.log_sigmoid(-x)).mean()
 
@@ -23,6 +33,10 @@ def operands(f, rows, columns):
     x = rng.standard_normal((rows, columns))
     if f is mean_logsumexp:
         return (x,)
+    if f is masked_cross_entropy:
+        return x, rng.integers(0, columns, rows).astype(np.int32)
+    if f is smooth_l1:
+        return x, 2 * rng.standard_normal((rows, columns)), rng.uniform(0.5, 1, rows)
     return x, rng.random((rows, columns)) < 0.5, rng.uniform(0.5, 1.5, columns)
 
 
@@ -55,6 +69,23 @@ def test_mean_of_very_many_rows(rows):
     assert bytes_moved < 1.07 * least
 
 
+def test_gradient_waits_for_the_weights_alone():
+    kernels, bytes_moved, least = moved(jax.value_and_grad(smooth_l1), *shapes_of(smooth_l1, 4_000_001, 4))
+    assert kernels == 4
+    assert bytes_moved < 1.1 * least  # the weights are read twice
+
+
+def test_gradient_of_masked_rows_is_their_kernels():
+    gradient = jax.value_and_grad(masked_cross_entropy)
+    kernels, bytes_moved, least = moved(gradient, *shapes_of(masked_cross_entropy, 2048, 32000))
+    assert kernels == 3
+    assert bytes_moved < 1.01 * least
+
+
+def test_weights_share_a_kernel_where_nothing_large_needs_them():
+    assert moved(masked_cross_entropy, *shapes_of(masked_cross_entropy, 2048, 32000))[0] == 2
+
+
 @pytest.mark.parametrize("columns", [2048, 2049])
 def test_gradient_of_rows_that_vectors_do_not_divide(columns):
     gradient = jax.value_and_grad(weighted_logistic)
@@ -63,10 +94,12 @@ def test_gradient_of_rows_that_vectors_do_not_divide(columns):
     assert bytes_moved < 1.01 * least
 
 
-@pytest.mark.parametrize("f", [mean_logsumexp, weighted_logistic])
+@pytest.mark.parametrize("f", [mean_logsumexp, smooth_l1, masked_cross_entropy, weighted_logistic])
 @pytest.mark.parametrize("size", [(1, 3), (17, 5), (65_536, 3), (70_001, 4)])
 def test_values(f, size):
     args = operands(f, *size)
+    if f is masked_cross_entropy:
+        args[1][0] = 2
     single = [jnp.asarray(a, jnp.float32) if a.dtype == np.float64 else jnp.asarray(a) for a in args]
     value, gradient = jax.jit(jf.fuse(jax.value_and_grad(f)))(*single)
     with jax.enable_x64():

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/lists.h"
 #include "plan/even_rows.h"
+#include "plan/recompute.h"
 #include "schedule/axes.h"
 
 namespace jf::plan {
@@ -95,7 +96,15 @@ class Finder {
   }
 
   Clusters finish() && {
-    for (size_t id = 0; id < fusion_.values.size(); ++id) result_.beside.push_back(cluster_beside(id));
+    result_.beside.assign(fusion_.values.size(), -1);
+    for (size_t id = 0; id < fusion_.values.size(); ++id) {
+      const int cluster = cluster_beside(id);
+      if (cluster < 0) continue;
+      const Bits before = all_before(static_cast<ValueId>(id));
+      if (before.test(cluster)) continue;
+      result_.beside[id] = cluster;
+      if (contains(fusion_.outputs, static_cast<ValueId>(id))) wait(cluster, before);
+    }
     std::vector<int> number(building_.size(), -1);
     auto renumber = [&](int& cluster) {
       if (cluster < 0) return;
@@ -156,6 +165,7 @@ class Finder {
     return first.cluster.space == second.cluster.space && !first.waits_for.test(b) && !second.waits_for.test(a) &&
            first.cluster.parts == 0 && second.cluster.parts == 0 &&
            first.cluster.direction * second.cluster.direction >= 0 &&
+           !delays({a, -1, first.waits_for}, {b, -1, second.waits_for}) &&
            first.reductions + second.reductions <= kMaxReductions && first.ops + second.ops <= kMaxOps;
   }
   void merge(int into, int from) {
@@ -191,14 +201,13 @@ class Finder {
   int cluster_beside(size_t id) const {
     // What follows a grouped product may become a part of its kernel.
     if (result_.of[id] >= 0 || from_product_[id]) return -1;
-    std::vector<int64_t> extents;
-    for (const ir::Axis& axis : fusion_.values[id].axes) {
-      if (axis.extent != 1) extents.push_back(axis.extent);
-    }
+    const std::vector<int64_t> extents = iteration_shape(fusion_.values[id]);
     for (const ValueId source : sources_[id]) {
       const auto found = siblings_.lower_bound({extents, {}, source});
       for (auto sibling = found; sibling != siblings_.end() && std::get<0>(sibling->first) == extents; ++sibling) {
-        if (std::get<2>(sibling->first) == source && stores_well(find(sibling->second), id)) return sibling->second;
+        if (std::get<2>(sibling->first) == source && stores_well(find(sibling->second), id)) {
+          return find(sibling->second);
+        }
       }
     }
     return -1;
@@ -252,7 +261,67 @@ class Finder {
     }
   }
 
-  // Joins the latest cluster that can take the op, after merging those of its operands where that is possible.
+  // The elements of the largest space that a cluster goes through or waits for.
+  int64_t largest(int cluster) const {
+    int64_t most = elements(building_[cluster].cluster.space);
+    building_[cluster].waits_for.each(
+        [&](int other) { most = std::max(most, elements(building_[find(other)].cluster.space)); });
+    return most;
+  }
+  // What may share a kernel: a cluster, or a reduction that is in none yet, and what it waits for.
+  struct Member {
+    int cluster;
+    ValueId value;
+    Bits before;
+  };
+  // Whether two had better have kernels of their own, since they are small and large values would come late.
+  bool delays(const Member& a, const Member& b) const {
+    return elements(building_[a.cluster].cluster.space) <= kSmallSpace && (comes_late(a, b) || comes_late(b, a));
+  }
+  // What a broadcast repeats counts once.
+  bool is_large(ValueId value) const {
+    int64_t count = 1;
+    for (const ir::Axis& axis : fusion_.values[value].axes) {
+      if (axis.kind != ir::AxisKind::kBroadcast) count *= axis.extent;
+    }
+    return count > kSmallSpace;
+  }
+  // Whether large results, or what is folded, need `member`, but not `other`, and are none that follow a large kernel
+  // that `other` alone waits for; they may be that kernel's.
+  bool comes_late(const Member& member, const Member& other) const {
+    std::vector<int> large;
+    other.before.each([&](int cluster) {
+      const bool alone = find(cluster) == cluster && !member.before.test(cluster);
+      if (alone && elements(building_[cluster].cluster.space) > kSmallSpace) large.push_back(cluster);
+    });
+    if (large.empty()) return false;
+    const auto from = [&](const auto& is_source) {
+      std::vector<bool> found(fusion_.values.size(), false);
+      for (const Op& op : fusion_.ops) {
+        found[op.output] = is_source(op.output) ||
+                           std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return found[id]; });
+      }
+      return found;
+    };
+    const auto from_member = [&](const Member& m) {
+      return from([&](ValueId id) { return id == m.value || (m.cluster >= 0 && bound_to(id) == m.cluster); });
+    };
+    const std::vector<bool> needs = from_member(member), waits = from_member(other),
+                            follows = from([&](ValueId id) { return contains(large, bound_to(id)); });
+    const auto is_late = [&](ValueId id) {
+      const std::vector<int64_t> shape = iteration_shape(fusion_.values[id]);
+      return needs[id] && !waits[id] && is_large(id) &&
+             (!follows[id] || std::any_of(large.begin(), large.end(), [&](int cluster) {
+               return building_[cluster].cluster.space.extents == shape;
+             }));
+    };
+    return std::any_of(fusion_.outputs.begin(), fusion_.outputs.end(), is_late) ||
+           std::any_of(fusion_.ops.begin(), fusion_.ops.end(),
+                       [&](const Op& op) { return along(op).has_value() && is_late(op.inputs[0]); });
+  }
+
+  // Joins the latest cluster that can take the op, and a large one rather than one that would have to wait for it;
+  // after merging those of its operands where that is possible.
   bool join_operands(const Op& op) {
     std::vector<int> candidates;
     for (ValueId id : op.inputs) {
@@ -261,7 +330,8 @@ class Finder {
         candidates.push_back(cluster);
       }
     }
-    std::sort(candidates.begin(), candidates.end());
+    std::sort(candidates.begin(), candidates.end(),
+              [&](int a, int b) { return std::pair(largest(a), a) < std::pair(largest(b), b); });
     while (!candidates.empty()) {
       const int cluster = candidates.back();
       candidates.pop_back();
@@ -379,7 +449,10 @@ class Finder {
     }
     auto fold_in_sibling = [&](const std::vector<bool>& folded, ValueId source) {
       const auto sibling = siblings_.find({space.extents, folded, source});
-      return sibling != siblings_.end() && fold(number, find(sibling->second), place);
+      if (sibling == siblings_.end()) return false;
+      const int cluster = find(sibling->second);
+      const Bits& before = building_[cluster].waits_for;
+      return !delays({cluster, -1, before}, {-1, op.output, all_before(operand)}) && fold(number, cluster, place);
     };
     std::vector<bool> others = space.folded;
     others.flip();

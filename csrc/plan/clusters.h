@@ -38,7 +38,8 @@ struct Clusters {
   std::vector<int> of;            // by value: the cluster that computes it; -1 for free values
   std::vector<Place> places;      // by value of a cluster
   std::map<size_t, Place> folds;  // by number of a reduction: the axes of the space that its dims are
-  // By free value: a cluster of its iteration domain that reads what most of the value comes from; -1 for none.
+  // By free value: a cluster of its iteration domain that reads what most of the value comes from, and that it does not
+  // come from; -1 for none. Such clusters can wait for results of the fusion.
   std::vector<int> beside;
 };
 

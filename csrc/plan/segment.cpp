@@ -137,6 +137,13 @@ class Drafter {
       rose = rose || level > level_[op.output];
       level_[op.output] = level;
     }
+    // A result is stored by the kernel that reads the same, which then runs when the rest is there.
+    for (ValueId id : fusion_.outputs) {
+      const int cluster = clusters_.beside[id];
+      if (cluster < 0 || cluster_level_[cluster] >= level_[id]) continue;
+      cluster_level_[cluster] = level_[id];
+      rose = true;
+    }
     return rose && !clusters_.all.empty();
   }
 
