@@ -23,6 +23,10 @@ def masked_cross_entropy(x, labels):
     return ((jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, labels[:, None], -1)[:, 0]) * m).sum() / m.sum()
 
 
+def chosen_log_softmax(x, labels):
+    return -jnp.take_along_axis(jax.nn.log_softmax(x, -1), labels[:, None], -1).mean()
+
+
 def weighted_logistic(x, y, w):
     return -(w * y * jax.nn.log_sigmoid(x) + (1 - y) * jax.nn.log_sigmoid(-x)).mean()
 
@@ -33,7 +37,7 @@ def operands(f, rows, columns):
     x = rng.standard_normal((rows, columns))
     if f is mean_logsumexp:
         return (x,)
-    if f is masked_cross_entropy:
+    if f in (masked_cross_entropy, chosen_log_softmax):
         return x, rng.integers(0, columns, rows).astype(np.int32)
     if f is smooth_l1:
         return x, 2 * rng.standard_normal((rows, columns)), rng.uniform(0.5, 1, rows)
@@ -86,6 +90,42 @@ def test_weights_share_a_kernel_where_nothing_large_needs_them():
     assert moved(masked_cross_entropy, *shapes_of(masked_cross_entropy, 2048, 32000))[0] == 2
 
 
+@pytest.mark.parametrize("f", [chosen_log_softmax, jax.value_and_grad(chosen_log_softmax)])
+def test_what_is_taken_of_a_softmax_is_all_that_is_computed(f):
+    kernels, bytes_moved, least = moved(f, *shapes_of(chosen_log_softmax, 2048, 32001))
+    assert kernels < 4
+    assert bytes_moved < 1.01 * least
+
+
+TAKEN = {
+    "a column of each row": lambda x, i: jnp.take_along_axis(jax.nn.log_softmax(x, -1), i[:, None], -1),
+    "rows": lambda x, i: jnp.take(jax.nn.log_softmax(x, -1), i, 0),
+    "columns": lambda x, i: jnp.take(jax.nn.log_softmax(x, -1), i, 1),
+    "columns, turned": lambda x, i: jnp.take(jax.nn.softmax(x, -1), i, 1).T,
+    "of one that is turned": lambda x, i: jnp.take(jax.nn.softmax(x, 0).T, i, 0),
+    "part of them": lambda x, i: jnp.take(jax.nn.softmax(x, -1), i, 1)[1:, ::2],
+    "of part": lambda x, i: jnp.take(jax.nn.softmax(x, -1)[::2], i, 1),
+    "one place": lambda x, i: jax.nn.softmax(x, -1)[i[0], i[1]],
+    "a window": lambda x, i: jax.lax.dynamic_slice(jax.nn.softmax(x, -1), (i[0], i[1]), (x.shape[0] // 2, 1)),
+    "more than there is": lambda x, i: jnp.take(jax.nn.softmax(x, -1), jnp.tile(i, 3), 1),
+    "and the whole": lambda x, i: (lambda y: (y, jnp.take(y, i, 1)))(jax.nn.softmax(x, -1)),
+    "of what rows have in common": lambda x, i: jnp.take(x * x.sum(0), i, 1) + jnp.take(x - x.max(1)[:, None], i, 1),
+}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (17, 3), (5, 33)])
+@pytest.mark.parametrize("f", TAKEN.values(), ids=TAKEN)
+def test_taken(f, size):
+    rng = np.random.default_rng(7)
+    x, indices = rng.standard_normal(size).astype(np.float32), rng.integers(-2, size[1], size[0]).astype(np.int32)
+    indices = np.resize(indices, max(2, size[0]))
+    got = jax.jit(jf.fuse(f))(jnp.asarray(x), jnp.asarray(indices))
+    with jax.enable_x64():
+        want = f(jnp.asarray(x, np.float64), jnp.asarray(indices))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert_close(g, np.asarray(w))
+
+
 @pytest.mark.parametrize("columns", [2048, 2049])
 def test_gradient_of_rows_that_vectors_do_not_divide(columns):
     gradient = jax.value_and_grad(weighted_logistic)
@@ -94,7 +134,7 @@ def test_gradient_of_rows_that_vectors_do_not_divide(columns):
     assert bytes_moved < 1.01 * least
 
 
-@pytest.mark.parametrize("f", [mean_logsumexp, smooth_l1, masked_cross_entropy, weighted_logistic])
+@pytest.mark.parametrize("f", [mean_logsumexp, smooth_l1, masked_cross_entropy, chosen_log_softmax, weighted_logistic])
 @pytest.mark.parametrize("size", [(1, 3), (17, 5), (65_536, 3), (70_001, 4)])
 def test_values(f, size):
     args = operands(f, *size)

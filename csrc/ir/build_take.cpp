@@ -65,9 +65,7 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
       for (int64_t& axis : inner.axes) axis = order[axis];
       return again(std::move(inner));
     }
-    if (op.kind == OpKind::kBroadcast) {
-      if (const ValueId once = taken_once(op, inputs, where, to); once >= 0) return once;
-    }
+    if (op.kind == OpKind::kBroadcast) return taken_once(op, std::move(inputs), where, to);
     if (op.kind == OpKind::kSqueeze) {
       for (int64_t dim : std::get<Dims>(op.attribute).dims) {
         where.dims.insert(where.dims.begin() + dim, -1);
@@ -89,15 +87,11 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
     }
     int64_t count = 1;
     for (int64_t extent : to) count *= extent;
-    const bool cheap =
-        info(op.kind).operands != OperandTypes::kFloating || count <= elements(fusion_.values[inputs[0]]);
-    if (info(op.kind).op_class == OpClass::kPointwise && cheap && is_elementwise(inputs[0])) {
+    const bool few = count <= elements(fusion_.values[inputs[0]]);
+    const bool cheap = info(op.kind).operands != OperandTypes::kFloating || few;
+    if (info(op.kind).op_class == OpClass::kPointwise && cheap && is_elementwise(inputs[0], few)) {
       std::vector<ValueId> operands;
       for (ValueId id : op.inputs) {
-        if (const Op* inner = definition(id); inner != nullptr && inner->kind == OpKind::kBroadcast) {
-          operands.push_back(broadcast(inner->inputs[0], to, {}));
-          continue;
-        }
         inputs[0] = id;
         operands.push_back(take(inputs, where, to));
       }
@@ -107,7 +101,7 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
   return add_op(OpKind::kTake, std::move(inputs), std::move(where), dtype, axes_of(to), "");
 }
 
-// From what a broadcast repeats. -1 where no index counts then.
+// From what a broadcast repeats.
 ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where,
                             const std::vector<int64_t>& to) {
   const std::vector<int64_t>& dims = std::get<Dims>(op.attribute).dims;
@@ -126,19 +120,41 @@ ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Tak
       indices.push_back(inputs[k + 1]);
     }
   }
-  if (indices.empty()) return -1;
+  if (indices.empty()) return part_once(op.inputs[0], inner, to);
   inputs.assign(1, op.inputs[0]);
   inputs.insert(inputs.end(), indices.begin(), indices.end());
   return take(std::move(inputs), std::move(inner), to);
 }
 
-// Whether a value is computed element by element from inputs and scalars alone.
-bool Builder::is_elementwise(ValueId x) const {
+// Where no index counts.
+ValueId Builder::part_once(ValueId x, const Take& where, const std::vector<int64_t>& to) {
+  std::vector<int64_t> counts, single, places, order;
+  for (size_t i = 0; i < where.dims.size(); ++i) {
+    const int64_t dim = where.dims[i];
+    counts.push_back(dim < 0 ? 1 : to[dim]);
+    if (dim < 0) {
+      single.push_back(static_cast<int64_t>(i));
+    } else {
+      order.push_back(static_cast<int64_t>(places.size()));
+      places.push_back(dim);
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return places[a] < places[b]; });
+  std::sort(places.begin(), places.end());
+  return broadcast(transpose(squeeze(slice(x, {where.starts, where.strides}, counts), single), order), to, places);
+}
+
+// Whether a value is computed element by element from inputs and scalars alone, or else from what broadcasts repeat.
+bool Builder::is_elementwise(ValueId x, bool or_repeated) const {
   std::vector<ValueId> todo = {x};
   std::vector<bool> seen(fusion_.values.size(), false);
   for (size_t i = 0; i < todo.size(); ++i) {
     const Op* op = definition(todo[i]);
-    if (op == nullptr || (op->kind == OpKind::kBroadcast && fusion_.values[op->inputs[0]].axes.empty())) continue;
+    const bool repeated =
+        op != nullptr && op->kind == OpKind::kBroadcast &&
+        (fusion_.values[op->inputs[0]].axes.empty() ||
+         (or_repeated && elements(fusion_.values[op->inputs[0]]) < elements(fusion_.values[op->output])));
+    if (op == nullptr || repeated) continue;
     if (info(op->kind).op_class != OpClass::kPointwise) return false;
     for (ValueId id : op->inputs) {
       if (!seen[id]) todo.push_back(id);
