@@ -150,3 +150,6 @@ def test_cuda_sources_compile():
     for dtype in ("float32", "bfloat16"):
         program = str(jf.ir.trace(f, jax.ShapeDtypeStruct((512, 768), dtype)))
         assert _core.compile_cuda(program, _core.cuda_target_for(90))
+    g = lambda x: [turned(x) for turned in TURNED.values()]  # noqa: E731
+    for shape, dtype in [((512, 768), "float32"), ((1030, 690), "bfloat16")]:
+        assert _core.compile_cuda(str(jf.ir.trace(g, jax.ShapeDtypeStruct(shape, dtype))), _core.cuda_target_for(90))

@@ -40,16 +40,16 @@ JF_FUNCTION Part<Stored<M>> read_round(const M* p, long place_step, long turn_st
 }
 // Turns that follow each other, these or their places backwards: of two vectors, with the first element that is wanted
 // and with the last one.
-template <class T, int kPeriod, bool kPlacesTurn>
-struct Turned {
+template <class T, int kPeriod, bool kPlaces>
+struct Backwards {
   LaneNumber<T> lanes[kPeriod][JF_PART];
   int first[kPeriod], last[kPeriod];  // elements that are wanted, from place 0 of the first turn on
-  constexpr Turned() : lanes{}, first{}, last{} {
+  constexpr Backwards() : lanes{}, first{}, last{} {
     for (int start = 0; start < kPeriod; ++start) {
       int at[JF_PART] = {};
       for (int l = 0; l < JF_PART; ++l) {
         const int place = (start + l) % kPeriod, turn = (start + l) / kPeriod;
-        at[l] = kPlacesTurn ? turn * kPeriod - place : place - turn * kPeriod;
+        at[l] = kPlaces ? turn * kPeriod - place : place - turn * kPeriod;
         if (l == 0 || at[l] < first[start]) first[start] = at[l];
         if (l == 0 || at[l] > last[start]) last[start] = at[l];
       }
@@ -60,8 +60,8 @@ struct Turned {
     }
   }
 };
-template <class T, int kPeriod, bool kPlacesTurn>
-static constexpr Turned<T, kPeriod, kPlacesTurn> kTurned{};
+template <class T, int kPeriod, bool kPlaces>
+static constexpr Backwards<T, kPeriod, kPlaces> kBackwards{};
 template <class T>
 JF_FUNCTION Part<T> lanes_from(const Part<T>& x, const Part<T>& y, const LaneNumber<T>* from) {
   Part<LaneNumber<T>> lanes;
@@ -92,11 +92,11 @@ JF_FUNCTION Lanes<T, W> load_round(Type<Lanes<T, W>>, const M* p, int start, On 
   } else if constexpr (kPlaceStep * kTurnStep == -kPeriod && 2 * kPeriod - 2 <= JF_PART && W == JF_PART &&
                        is_same<On, All>) {
     using N = Stored<M>;
-    constexpr const auto& turned = kTurned<N, kPeriod, kPlaceStep == -1>;
-    const M* const first = p + turned.first[start];
-    const M* const second = p + turned.last[start] - (JF_PART - 1);
+    constexpr const auto& backwards = kBackwards<N, kPeriod, kPlaceStep == -1>;
+    const M* const first = p + backwards.first[start];
+    const M* const second = p + backwards.last[start] - (JF_PART - 1);
     const Part<N> a = read<W>(first, One{}, on), b = read<W>(second, One{}, on);
-    return {decode(M{}, lanes_from<N>(a, b, turned.lanes[start]))};
+    return {decode(M{}, lanes_from<N>(a, b, backwards.lanes[start]))};
   } else {
     return {decode(
         M{}, read_round<kPeriod>(p, kPlaceStep, kTurnStep, start, active<W>(on), typename NumbersBelow<W>::Type{}))};

@@ -361,9 +361,9 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
       }
       result = sliced(op.inputs[0], inner, counts);
     } else if (const auto* scan = std::get_if<Scan>(&op.attribute); scan != nullptr && is_backwards(scan->axis)) {
-      Scan turned = *scan;
-      turned.reverse = !scan->reverse;
-      result = add_op(op.kind, {sliced(op.inputs[0], where, counts)}, turned, DType::kPred, {}, op.label);
+      Scan from_end = *scan;
+      from_end.reverse = !scan->reverse;
+      result = add_op(op.kind, {sliced(op.inputs[0], where, counts)}, from_end, DType::kPred, {}, op.label);
     } else if (ragged_axis(fusion_.values[x]) >= 0 &&
                (info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan)) {
       result = slice_of_fold(op, where, counts);

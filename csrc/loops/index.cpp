@@ -14,6 +14,12 @@ IndexPtr make(IndexKind kind, IndexPtr a, IndexPtr b) {
 bool is_constant(const IndexPtr& index) { return index->kind == IndexKind::kConst; }
 bool is_constant(const IndexPtr& index, int64_t value) { return is_constant(index) && index->value == value; }
 
+// C++ rounds quotients to zero, indices need floors.
+void check_division(const IndexPtr& a, const IndexPtr& b) {
+  JF_CHECK(!is_constant(b, 0), "an index is divided by zero");
+  JF_CHECK(!is_constant(a) || a->value >= 0, "the negative index ", a->value, " is divided");
+}
+
 }  // namespace
 
 bool is_zero(const IndexPtr& index) { return is_constant(index, 0); }
@@ -49,14 +55,14 @@ IndexPtr mul(IndexPtr a, IndexPtr b) {
 }
 
 IndexPtr div(IndexPtr a, IndexPtr b) {
-  JF_CHECK(!is_constant(b, 0), "index division by zero");
+  check_division(a, b);
   if (is_constant(b, 1) || is_constant(a, 0)) return a;
   if (is_constant(a) && is_constant(b)) return constant(a->value / b->value);
   return make(IndexKind::kDiv, std::move(a), std::move(b));
 }
 
 IndexPtr mod(IndexPtr a, IndexPtr b) {
-  JF_CHECK(!is_constant(b, 0), "index remainder by zero");
+  check_division(a, b);
   if (is_constant(b, 1)) return constant(0);
   if (is_constant(a, 0)) return a;
   if (is_constant(a) && is_constant(b)) return constant(a->value % b->value);

@@ -20,7 +20,7 @@
 
 namespace jf::loops {
 
-// Non-negative integer arithmetic over loop variables.
+// Integer arithmetic over loop variables. What is divided is not negative; offsets and steps may be.
 struct Index;
 using IndexPtr = std::shared_ptr<const Index>;
 enum class IndexKind : uint8_t { kConst, kVar, kAdd, kMul, kDiv, kMod, kXor, kMin };

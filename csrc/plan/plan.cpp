@@ -113,11 +113,7 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   Plan result{in_two_stages(linear, target), {}};
   const ir::Fusion& whole = result.fusion;
   std::vector<Draft> drafts = draft_segments(whole, target);
-  const bool in_parts = std::any_of(whole.ops.begin(), whole.ops.end(), [](const ir::Op& op) {
-    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    return reduce != nullptr && reduce->parts > 0;
-  });
-  if (in_parts && target.platform == Platform::kCuda) {
+  if (has_parts(whole) && target.platform == Platform::kCuda) {
     const std::vector<Draft> others = draft_segments(whole, other_cuda_target(target));
     result.differs = !std::equal(drafts.begin(), drafts.end(), others.begin(), others.end(),
                                  [](const Draft& a, const Draft& b) { return a.ops == b.ops; });

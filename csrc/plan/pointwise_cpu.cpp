@@ -43,8 +43,8 @@ std::optional<Traffic> join_short_rows(Traffic traffic, int64_t lanes) {
     const int64_t along = access.steps[row], down = access.steps[rows];
     const bool goes_on = down == along * traffic.extents[row], is_read = !access.stores && access.bytes > 0;
     const bool repeats = (along == 1 && down == 0) || (along == 0 && down == 1);
-    const bool turns = is_neighbour(along) && down == -along * traffic.extents[row];  // rows or places backwards
-    if (!whole || !(goes_on || (is_read && (repeats || turns)))) return std::nullopt;
+    const bool backwards = is_neighbour(along) && down == -along * traffic.extents[row];  // rows or places backwards
+    if (!whole || !(goes_on || (is_read && (repeats || backwards)))) return std::nullopt;
     access.steps[rows] = goes_on ? along : 1;
     access.steps.pop_back();
     if (!access.edges.empty()) access.edges.pop_back();

@@ -5,6 +5,7 @@
 #include "plan/reduction_platforms.h"
 #include "plan/strategy_loops.h"
 #include "plan/strips.h"
+#include "plan/two_stages.h"
 
 namespace jf::plan {
 namespace {
@@ -366,11 +367,8 @@ bool in_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, cons
 
 // Few rows of many columns: threads go along all columns there are, of which each folds its own.
 bool in_columns_of_threads(const RowFacts& facts, const Shape& shape, CudaReduction& p) {
-  const bool in_parts = std::any_of(facts.segment.ops.begin(), facts.segment.ops.end(), [](const ir::Op& op) {
-    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    return reduce != nullptr && reduce->parts > 0;
-  });
-  if (in_parts || shape.across > 1 || shape.folded > kRowsOfColumn || shape.kept / p.lanes < kManyRows) return false;
+  if (has_parts(facts.segment) || shape.across > 1) return false;
+  if (shape.folded > kRowsOfColumn || shape.kept / p.lanes < kManyRows) return false;
   CudaReduction own = p;
   own.along = ThreadsAlong::kRows;
   own.threads = kSmallBlock;
@@ -394,12 +392,11 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   while (p.lanes > 1 && blocks() < target.multiprocessors) p.lanes /= 2;
   // What the kernel before has left in the caches comes soon: fewer blocks of more rows, in whole lines.
   const int64_t bytes = narrowest(facts, shape.lane_loop);
-  bool in_parts = false, in_turn = false;
-  for (const ir::Op& op : facts.segment.ops) {
+  const bool in_parts = has_parts(facts.segment);
+  const bool in_turn = std::any_of(facts.segment.ops.begin(), facts.segment.ops.end(), [](const ir::Op& op) {
     const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
-    in_parts |= reduce != nullptr && reduce->parts > 0;
-    in_turn |= reduce != nullptr && reduce->in_turn;
-  }
+    return reduce != nullptr && reduce->in_turn;
+  });
   const bool once = facts.phases(Keep::kNothing).count == 1 && !in_parts && !facts.traffic.scans;
   const bool few = once && shape.folded * shape.kept * bytes <= kCachedBytes;
   if (once && !few && in_strips(facts, shape, p, target)) return p;

@@ -66,7 +66,7 @@ std::vector<Access> find_accesses(const Fusion& segment, const schedule::Schedul
     }
     const ir::OpKind kind = segment.ops[number].kind;
     if (operand > 0 || !ir::reads_memory(kind)) accesses[entry->second].uses.emplace_back(number, operand);
-    if (kind == ir::OpKind::kSlice || kind == ir::OpKind::kPad) accesses[entry->second].parts.push_back(number);
+    if (kind == ir::OpKind::kSlice || kind == ir::OpKind::kPad) accesses[entry->second].slices.push_back(number);
   };
   for (size_t number = 0; number < segment.ops.size(); ++number) {
     const Op& op = segment.ops[number];

@@ -18,7 +18,7 @@ struct Access {
   // Of an input: the numbers of the ops and operands that read it so, but for those that read memory alone.
   std::vector<std::pair<size_t, size_t>> uses = {};
   // Of an input: the numbers of slices and paddings, which read memory alone.
-  std::vector<size_t> parts = {};
+  std::vector<size_t> slices = {};
   bool stores = false;
 };
 

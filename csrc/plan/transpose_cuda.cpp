@@ -46,7 +46,7 @@ struct Facts {
 };
 
 bool is_transposed(const Access& access, size_t loop) {
-  const bool has_tile = !access.uses.empty() || access.parts.size() == 1;
+  const bool has_tile = !access.uses.empty() || access.slices.size() == 1;
   return has_tile && access.bytes > 0 && std::abs(access.steps[loop]) == 1 && std::abs(access.steps.back()) > 1;
 }
 
@@ -148,7 +148,7 @@ Fusion with_copies(const Fusion& segment, const std::vector<const Access*>& tran
   std::map<size_t, std::vector<Op>> before;
   for (const Access* access : transposed) {
     if (access->uses.empty()) {
-      copies.push_back(segment.ops[access->parts.front()].output);
+      copies.push_back(segment.ops[access->slices.front()].output);
       continue;
     }
     const auto [first, operand] = *std::min_element(access->uses.begin(), access->uses.end());

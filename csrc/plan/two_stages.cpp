@@ -448,6 +448,13 @@ class StageRewriter {
 
 }  // namespace
 
+bool has_parts(const Fusion& fusion) {
+  return std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
+    const auto* reduce = std::get_if<ir::Reduce>(&op.attribute);
+    return reduce != nullptr && reduce->parts > 0;
+  });
+}
+
 Fusion in_two_stages(const Fusion& fusion, const Target& target) {
   const bool any = std::any_of(fusion.ops.begin(), fusion.ops.end(), [](const Op& op) {
     return std::holds_alternative<Reduce>(op.attribute) || std::holds_alternative<ir::Scan>(op.attribute);

@@ -14,4 +14,7 @@ namespace jf::plan {
 // target: on CUDA a part has those that begin alike in memory, where rows begin anywhere.
 ir::Fusion in_two_stages(const ir::Fusion& fusion, const Target& target);
 
+// Whether it has reductions of parts.
+bool has_parts(const ir::Fusion& fusion);
+
 }  // namespace jf::plan
