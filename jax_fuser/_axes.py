@@ -346,7 +346,7 @@ class Builder:
 
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""
-        program = finished(self._core, self.inputs, values)
+        program = self._program({}, [], values, (self._core, {value: value for value in self._calls}))
         self.outputs = [values[i] for i in program.first]
         return program
 
@@ -400,6 +400,27 @@ class Builder:
 
         Its arguments are the inputs and the `given` reductions.
         """
+        return self._program(extents, given, wanted, self._again(extents, given))
+
+    def _program(
+        self,
+        extents: Mapping[int, int],
+        given: Sequence[int],
+        wanted: Sequence[int],
+        made: tuple[_core.Builder, dict[int, int]],
+    ) -> Program:
+        """Finish what was made; it is made again where some values are stored."""
+        builder, values = made
+        repeated = {*builder.repeated([*values.values()], [values[value] for value in wanted])}
+        if repeated:
+            builder, values = self._again(extents, given, {v for v in values if values[v] in repeated})
+        arguments = [values[value] for value in (*self.inputs, *given)]
+        return finished(builder, arguments, [values[value] for value in wanted])
+
+    def _again(
+        self, extents: Mapping[int, int], given: Sequence[int], stored: Collection[int] = ()
+    ) -> tuple[_core.Builder, dict[int, int]]:
+        """Make all values again on a new builder, which has them under other numbers; slices read the stored ones."""
         builder = _core.Builder(self._name)
         values: dict[int, int] = {}
         for value in self.inputs:
@@ -410,8 +431,9 @@ class Builder:
         for result, (call, operands) in self._calls.items():
             if result not in values:
                 values[result] = call(builder, self.shape(result, extents), *(values[x] for x in operands))
-        arguments = [values[value] for value in (*self.inputs, *given)]
-        return finished(builder, arguments, [values[value] for value in wanted])
+            if result in stored:
+                builder.store(values[result])
+        return builder, values
 
     def _add(self, call: Callable[..., int], operands: Sequence[int], shape: Sequence[int]) -> int:
         value = call(self._core, list(shape), *operands)

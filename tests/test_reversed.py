@@ -57,6 +57,16 @@ def test_gradients(device, name):
     assert_close(jax.jit(jax.grad(loss(jf.fuse(f))))(x), jax.jit(jax.grad(loss(f)))(x), "float32", scale=5)
 
 
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+def test_scans_from_the_end_cut_nothing_off(length):
+    """As `jax.lax.associative_scan` does: slices of no elements, of what is backwards."""
+    x = arrays.array(3, length, dtype="float32")
+    f = lambda x: jax.lax.associative_scan(jnp.add, x, reverse=True, axis=1) * 2  # noqa: E731
+    assert_close(jf.fuse(f)(x), 2 * np.cumsum(np.asarray(x, np.float64)[:, ::-1], 1)[:, ::-1])
+    nothing = lambda x: jnp.concatenate([x[:, ::-1][:, length:] * 3, x], 1)  # noqa: E731
+    assert_close(jf.fuse(nothing)(x), x)
+
+
 def text(f, *shapes, stage="loops", platform="cpu", dtype="float32"):
     args = (jax.ShapeDtypeStruct(s, dtype) for s in shapes)
     return jf.fuse(f).lower(*args).as_text(stage, platform=platform)

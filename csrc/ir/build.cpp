@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/infer.h"
 #include "ir/text.h"
 #include "ir/unused.h"
@@ -188,6 +189,10 @@ const Op* Builder::definition(ValueId id) const {
   return defined_by_[id] < 0 ? nullptr : &fusion_.ops[defined_by_[id]];
 }
 
+const Op* Builder::inner_definition(ValueId id) const {
+  return too_deep() || stored_.count(id) > 0 ? nullptr : definition(id);
+}
+
 std::vector<ValueId> Builder::parts(ValueId id) const {
   std::vector<ValueId> result;
   const Op* op = definition(id);
@@ -305,6 +310,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
   const bool from_start =
       std::all_of(where.starts.begin(), where.starts.end(), [](int64_t start) { return start == 0; });
   if (from_start && shape(fusion_.values[x]) == counts) return x;
+  if (contains(counts, int64_t{0})) return full(fusion_.values[x].dtype, counts, zero_of(fusion_.values[x].dtype));
   std::vector<int64_t> key = where.starts;
   key.insert(key.end(), where.strides.begin(), where.strides.end());
   key.insert(key.end(), counts.begin(), counts.end());
@@ -315,7 +321,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
            std::count(where.starts.begin(), where.starts.end(), 0) + 1 == std::ssize(counts);
   };
   const Deeper deeper(*this);
-  const Op* defining = too_deep() ? nullptr : definition(x);
+  const Op* defining = inner_definition(x);
   ValueId result = -1;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
@@ -374,6 +380,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
     result = add_op(OpKind::kSlice, {x}, where, fusion_.values[x].dtype, axes_of(counts), "");
   }
   slices_.emplace(std::make_pair(x, std::move(key)), result);
+  note_origin(result, x, where);
   return result;
 }
 
@@ -435,6 +442,8 @@ Fusion Builder::take_fusion() {
   padded_.clear();
   takes_.clear();
   partitions_.clear();
+  origin_.clear();
+  stored_.clear();
   return made;
 }
 

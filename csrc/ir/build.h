@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,6 +94,11 @@ class Builder {
 
   void output(ValueId value);
   const Fusion& fusion() const { return fusion_; }
+  // Those of `values` of which so many slices and paddings compute them again for what is wanted that storing them
+  // takes less time.
+  std::vector<ValueId> repeated(std::span<const ValueId> values, std::span<const ValueId> wanted) const;
+  // Makes later slices and paddings of the value read it from memory.
+  void store(ValueId value);
   bool is_full() const { return fusion_.ops.size() >= max_ops_; }
   // Drops ops that reach no output and verifies. The builder is empty afterwards.
   Fusion finish();
@@ -107,6 +113,10 @@ class Builder {
   // What was built; nothing is left.
   Fusion take_fusion();
   const Op* definition(ValueId value) const;
+  // The same, but nothing where slices and paddings go no further.
+  const Op* inner_definition(ValueId value) const;
+  // The part is a slice or a padding of the whole, which may be a part of another value.
+  void note_origin(ValueId part, ValueId whole, const ir::Slice& where);
   // The values that a concat was made of, where the value is one.
   std::vector<ValueId> parts(ValueId value) const;
   // The operand's columns where it is a concat of a few of them along `axis`, or the same along it; empty for others.
@@ -212,6 +222,12 @@ class Builder {
   std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_, reshapes_;
+  struct Origin {
+    ValueId whole;  // no part itself
+    bool has_steps = false;
+  };
+  std::map<ValueId, Origin> origin_;  // by part
+  std::set<ValueId> stored_;
   // A value is zero along `axis` but for these parts of it, in their order.
   struct Parts {
     int64_t axis;

@@ -290,6 +290,7 @@ void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const st
       const ValueId id = op.inputs[i];
       inputs.push_back(reads_whole(op, i) && !chosen[id] ? renamed[id] : read(id));
     }
+    if (op.kind == OpKind::kSlice || op.kind == OpKind::kPad) stored_.insert(inputs[0]);
     if (op.kind == OpKind::kPlace) {
       renamed[op.output] = inputs[0];  // concat places it anew
     } else if (op.kind == OpKind::kConcat) {
@@ -329,13 +330,14 @@ ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>&
   ValueId result = spread_anew(x, where, to);
   if (result < 0) result = add_op(OpKind::kPad, {x}, where, dtype, axes_of(to), "");
   spreads_.emplace(std::make_pair(x, std::move(key)), result);
+  note_origin(result, x, where.from);
   return result;
 }
 
 // -1 where the value itself has to be read.
 ValueId Builder::spread_anew(ValueId x, const Pad& where, const std::vector<int64_t>& to) {
   const Deeper deeper(*this);
-  const Op* defining = too_deep() ? nullptr : definition(x);
+  const Op* defining = inner_definition(x);
   if (defining == nullptr) return -1;
   const Op op = *defining;  // which adding ops may move
   const DType dtype = fusion_.values[x].dtype;

@@ -71,7 +71,7 @@ ValueId Builder::partitioned(ValueId x, ValueId starts, ValueId extents, int64_t
   const bool plain = outer == 0;  // the same components wherever the axis stands
   ValueId result = -1;
   const Deeper deeper(*this);
-  if (const Op* defining = too_deep() ? nullptr : definition(x); defining != nullptr) {
+  if (const Op* defining = inner_definition(x); defining != nullptr) {
     const Op op = *defining;  // which adding ops may move
     const auto* dims = std::get_if<Dims>(&op.attribute);
     if (op.kind == OpKind::kSelect && is_true(again(op.inputs[0], axis))) {

@@ -45,7 +45,7 @@ ValueId Builder::take(std::vector<ValueId> inputs, Take where, const std::vector
 
 ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& to) {
   const Deeper deeper(*this);
-  const Op* defining = too_deep() ? nullptr : definition(inputs[0]);
+  const Op* defining = inner_definition(inputs[0]);
   const DType dtype = fusion_.values[inputs[0]].dtype;
   if (defining != nullptr) {
     const Op op = *defining;  // which adding ops may move

@@ -158,6 +158,9 @@ class ReshapeRewriter {
       }
       append(result, to[a]);
     }
+    const Op* computed = definition(whole_, op.inputs[0]);
+    const bool stored = computed != nullptr && ir::info(computed->kind).op_class == ir::OpClass::kPointwise;
+    if (stored) builder_.store(x);
     return builder_.reshape(builder_.slice(x, inner, counts), result);
   }
 

@@ -81,6 +81,13 @@ void bind_builder(nb::module_& m) {
       .def(nb::init<std::string, size_t>(), "name"_a, "max_ops"_a = size_t{Builder::kMaxOps})
       .def_prop_ro("is_full", &Builder::is_full)
       .def(
+          "repeated",
+          [](const Builder& b, const std::vector<ir::ValueId>& values, const std::vector<ir::ValueId>& wanted) {
+            return b.repeated(values, wanted);
+          },
+          "Those of the values to store: too many of their slices compute them again for what is wanted.")
+      .def("store", &Builder::store, "Later slices of the value read it from memory.")
+      .def(
           "input",
           [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
             return b.input(name, parse_dtype(dtype), shape);
