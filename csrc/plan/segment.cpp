@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/lists.h"
 #include "plan/recompute.h"
+#include "plan/tables.h"
 
 namespace jf::plan {
 namespace {
@@ -60,6 +61,7 @@ class Drafter {
       : fusion_(fusion),
         clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
+        is_table_(fusion.values.size(), false),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
         cluster_level_(clusters_.all.size(), 0),
@@ -68,6 +70,7 @@ class Drafter {
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
+    if (target.platform == Platform::kCuda) is_table_ = find_tables(fusion, clusters_);
     while (raise_levels()) continue;
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
@@ -311,6 +314,9 @@ class Drafter {
     if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
       want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
     }
+    if (!want.in_memory && is_table_[value]) {
+      want = {true, kNever, "its values are dear and many elements share each; iteration domain "};
+    }
     const bool again =
         is_cheap(op) || recompute_.is_trivial(value) || (feeds_reduction && recompute_.better_again(value));
     if (!want.in_memory && !again) {
@@ -462,7 +468,7 @@ class Drafter {
   const Fusion& fusion_;
   const Clusters clusters_;
   const Recompute recompute_;
-  std::vector<bool> is_input_;
+  std::vector<bool> is_table_, is_input_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
   std::vector<size_t> definition_;  // by value: its op
