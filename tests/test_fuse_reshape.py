@@ -63,6 +63,9 @@ ANY_DTYPE = {
     "along a scan": lambda x: jnp.cumsum(x.reshape(21, 60) % 3, 1, dtype=x.dtype).reshape(21, 4, 15) + 1,
     "under a sum": lambda x: x.reshape(21, 6, 10).max(1) + 1,
     "under a long sum": lambda x: (x + 1).reshape(-1).sum(),
+    "columns as matrices": lambda x: jnp.stack([x[..., i] + x.max(-1) for i in range(9)], -1).reshape(3, 7, 3, 3),
+    "stored parts and pairs": lambda x: jnp.concatenate(
+        [x[..., :3], (x[..., None] + jnp.arange(2).astype(x.dtype)).reshape(3, 7, 120)], -1),
 }  # fmt: skip
 FLOATS = {
     "head norm": head_norm,
@@ -124,6 +127,12 @@ def test_one_kernel(name, platform):
     loops = f.lower(array(3, 7, 60)).as_text("loops", platform=platform)
     assert loops.count("kernel ") == 1
     assert not jf.explain(f)(array(3, 7, 60)).cuts
+
+
+def test_what_is_stored_is_read_by_another_shape():
+    """Sums of pairs, which no cut makes a part of rows of 123, are stored once and read from there."""
+    f = jf.fuse(ANY_DTYPE["stored parts and pairs"])
+    assert f.lower(array(3, 7, 60)).as_text("loops", platform="cuda").count("kernel ") == 2
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

@@ -122,9 +122,11 @@ Plan plan(const ir::Fusion& given, const Target& target) {
     const ir::Fusion other = in_two_stages(linear, other_cuda_target(target));
     result.differs = ir::print(other) != ir::print(whole);
   }
+  const std::vector<ir::ValueId> memory = memory_of(whole);
   for (const Draft& draft : with_what_follows_folds(whole, std::move(drafts))) {
     std::string segment_name = cat(whole.name, "_", result.segments.size());
     Segment segment = extract(whole, draft, segment_name);
+    for (ir::ValueId& id : segment.inputs) id = memory[id];
     segment.strategy = strategy(draft.kind);
     if (ir::elements(whole.values[draft.outputs.front()]) == 0) segment.strategy = Strategy::kEmpty;
     segment.reason = draft.reason;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "base/error.h"
 #include "base/lists.h"
@@ -43,7 +44,12 @@ class ReshapeRewriter {
     for (const Op& op : whole_.ops) renamed_[op.output] = rewrite(op);
     std::vector<ValueId> outputs;  // each once
     std::vector<size_t> number;
+    std::map<ValueId, ValueId> reshaped;  // what moved, by result
+    for (const Op& op : whole_.ops) {
+      if (cuts_.moved.contains(op.output)) reshaped[op.output] = op.inputs[0];
+    }
     for (ValueId id : whole_.outputs) {
+      while (reshaped.contains(id)) id = reshaped[id];  // the same memory
       const auto found = std::find(outputs.begin(), outputs.end(), renamed_[id]);
       number.push_back(static_cast<size_t>(found - outputs.begin()));
       if (found != outputs.end()) continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -61,6 +62,7 @@ class Drafter {
       : fusion_(fusion),
         clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
+        memory_(memory_of(fusion)),
         is_table_(fusion.values.size(), false),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
@@ -301,6 +303,7 @@ class Drafter {
     if (ir::reads_memory(op.kind) && !is_input_[op.inputs[0]]) {
       want_in_memory(op.inputs[0], level_[value] - 1, "its values are read at other places, of iteration domain ");
     }
+    if (memory_[value] != value) return compute(number, users);
     if (op.kind == OpKind::kGroupedMatmul) return place_grouped(number);
     if (op.kind == OpKind::kConcat) {
       // Nothing to do: whoever computes an operand stores it in its place, before the first kernel that reads the
@@ -468,6 +471,7 @@ class Drafter {
   const Fusion& fusion_;
   const Clusters clusters_;
   const Recompute recompute_;
+  const std::vector<ValueId> memory_;
   std::vector<bool> is_table_, is_input_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
@@ -479,6 +483,21 @@ class Drafter {
 };
 
 }  // namespace
+
+std::vector<ValueId> memory_of(const Fusion& fusion) {
+  std::vector<ValueId> memory(fusion.values.size());
+  std::iota(memory.begin(), memory.end(), 0);
+  // Kernels by hand take shapes as they come, and nested values are of no shape.
+  const bool plain = std::none_of(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) {
+    return op.kind == OpKind::kGroupedMatmul || ir::ragged_axis(fusion.values[op.output]) >= 0;
+  });
+  for (const Op& op : fusion.ops) {
+    if (plain && op.kind == OpKind::kReshape && !contains(fusion.outputs, op.output)) {
+      memory[op.output] = memory[op.inputs[0]];
+    }
+  }
+  return memory;
+}
 
 std::vector<Draft> draft_segments(const Fusion& fusion, const Target& target) {
   return Drafter(fusion, target).drafts();

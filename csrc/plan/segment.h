@@ -27,6 +27,9 @@ struct Draft {
   std::map<size_t, Place> folds;     // by number of a reduction: the axes of the iteration domain that its dims are
 };
 
+// By value: in whose memory it is where kernels read it. Reshapes of what is stored are that, by another shape.
+std::vector<ir::ValueId> memory_of(const ir::Fusion& fusion);
+
 // In an order in which they can run.
 std::vector<Draft> draft_segments(const ir::Fusion& fusion, const Target& target);
 
