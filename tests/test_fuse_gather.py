@@ -42,6 +42,9 @@ ANY_DTYPE = {
     "computed indices": lambda x, i: twice(x[(i * 7 + i[:, :1]) % 33]),
     "of a computed value": lambda x, i: twice(twice(x)[i]),
     "of a transpose": lambda x, i: twice(x.T[i]),
+    "rows, then columns": lambda x, i: twice(x[i[:, 0]][:, i[0]]),
+    "columns, then a slice of rows": lambda x, i: twice(x[1:][:, i[0]][i[:, 1]][::2]),
+    "rows again and again": lambda x, i: twice(x[:5][:, i[0]][i % 5]),
     "of a slice": lambda x, i: twice(x[1:, ::2][i]),
     "of parts": lambda x, i: twice(jnp.concatenate([twice(x), x])[i]),
     "slice of rows": lambda x, i: twice(x[i])[1:3, ::2, 5:60:3],
@@ -139,7 +142,14 @@ def test_rows_that_are_not_asked_for_leak_nothing(device):
 
 
 # The others store what they read from, or compute a scalar first.
-SEVERAL = ("of parts", "loss of targets", "padded columns", "slice from a start", "row from a start")
+SEVERAL = (
+    "rows again and again",
+    "of parts",
+    "loss of targets",
+    "padded columns",
+    "slice from a start",
+    "row from a start",
+)
 ONE_KERNEL = [n for n in (*ANY_DTYPE, *FLOATS) if n not in SEVERAL]
 
 

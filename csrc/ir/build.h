@@ -126,6 +126,8 @@ class Builder {
   ValueId slice_of_concat(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId taken(std::vector<ValueId> inputs, Take where, const std::vector<int64_t>& shape);
   ValueId taken_once(const Op& op, std::vector<ValueId> inputs, const Take& where, const std::vector<int64_t>& shape);
+  ValueId taken_at_once(const Op& op, const std::vector<ValueId>& inputs, const Take& where,
+                        const std::vector<int64_t>& shape);
   ValueId part_once(ValueId value, const Take& where, const std::vector<int64_t>& shape);
   bool is_elementwise(ValueId value, bool or_repeated) const;
   static Take part_of(Take take, const ir::Slice& where);

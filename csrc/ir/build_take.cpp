@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "ir/build.h"
 #include "ir/infer.h"
 
@@ -66,6 +67,9 @@ ValueId Builder::taken(std::vector<ValueId> inputs, Take where, const std::vecto
       return again(std::move(inner));
     }
     if (op.kind == OpKind::kBroadcast) return taken_once(op, std::move(inputs), where, to);
+    if (op.kind == OpKind::kTake) {
+      if (const ValueId both = taken_at_once(op, inputs, where, to); both >= 0) return both;
+    }
     if (op.kind == OpKind::kSqueeze) {
       for (int64_t dim : std::get<Dims>(op.attribute).dims) {
         where.dims.insert(where.dims.begin() + dim, -1);
@@ -124,6 +128,47 @@ ValueId Builder::taken_once(const Op& op, std::vector<ValueId> inputs, const Tak
   inputs.assign(1, op.inputs[0]);
   inputs.insert(inputs.end(), indices.begin(), indices.end());
   return take(std::move(inputs), std::move(inner), to);
+}
+
+// What is taken along some axes and then along others is taken along all, unless it is taken again and again. -1 where
+// the places along some axes are others for every element of the others.
+ValueId Builder::taken_at_once(const Op& op, const std::vector<ValueId>& inputs, const Take& where,
+                               const std::vector<int64_t>& to) {
+  constexpr int64_t kMostTimes = 2;
+  const std::vector<int64_t> whole = shape(fusion_.values[op.output]);
+  if (product(to) > kMostTimes * product(whole)) return -1;
+  const Take own = std::get<Take>(op.attribute);
+  const std::vector<ValueId> from = op.inputs;
+  for (size_t k = 1; k < from.size(); ++k) {
+    const Op* index = definition(from[k]);
+    if (index == nullptr || index->kind != OpKind::kBroadcast) return -1;
+    const std::vector<int64_t>& dims = std::get<Dims>(index->attribute).dims;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (fusion_.values[index->inputs[0]].axes[i].extent > 1 && contains(where.axes, dims[i])) return -1;
+    }
+  }
+  Take both = own;
+  std::vector<ValueId> operands = {from[0]}, others;
+  for (size_t a = 0; a < own.dims.size(); ++a) {
+    const int64_t middle = own.dims[a];
+    if (middle < 0) continue;
+    both.dims[a] = where.dims[middle];
+    both.starts[a] += own.strides[a] * where.starts[middle];
+    both.strides[a] *= where.strides[middle];
+    const auto k = std::find(where.axes.begin(), where.axes.end(), middle) - where.axes.begin();
+    if (k == std::ssize(where.axes)) continue;
+    if (own.strides[a] != 1 || contains(own.axes, static_cast<int64_t>(a))) return -1;
+    both.axes.push_back(static_cast<int64_t>(a));
+    both.limits.push_back(where.limits[k]);
+    others.push_back(inputs[k + 1]);
+  }
+  for (size_t k = 1; k < from.size(); ++k) {
+    std::vector<ValueId> index = inputs;
+    index[0] = from[k];
+    operands.push_back(take(std::move(index), where, to));
+  }
+  operands.insert(operands.end(), others.begin(), others.end());
+  return take(std::move(operands), std::move(both), to);
 }
 
 // Where no index counts.
