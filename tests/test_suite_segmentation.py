@@ -187,6 +187,17 @@ def test_so_is_next_to_nothing_without_a_reduction(platform):
         assert segments(f, *args, platform=platform).workspace > 0
 
 
+def test_rows_that_are_columns_in_memory_are_turned_first():
+    """Where whole rows are folded and stored; sums, and what CPUs have in their cache, read columns."""
+    x = jax.ShapeDtypeStruct((4096, 1031), jnp.bfloat16)
+    found = segments(lambda x: jax.nn.softmax(x.T, -1), x, platform="cuda")
+    assert [head.split(":")[0] for head in found.heads] == ["pointwise", "reduction"]
+    assert found.fusions[1].inputs == found.fusions[0].outputs
+    for f, platform in ((lambda x: jax.nn.softmax(x.T, -1), "cpu"), (lambda x: x.T.sum(-1), "cuda")):
+        assert len(segments(f, x, platform=platform).heads) == 1
+    assert len(segments(lambda x: jax.nn.softmax(x.T, -1), X, platform="cuda").heads) == 1
+
+
 def test_a_value_that_is_an_output_is_not_stored_twice():
     """Another kernel reads the output instead of a copy of it."""
     found = segments(lambda x: ((y := jnp.tanh(jnp.exp(x)).sum(1)), y.max() + y), X)

@@ -49,6 +49,11 @@ struct Key {
 // has. In a longer one, what many elements need is found once and stored.
 constexpr int64_t kShortTable = 4096, kFewReaders = 64;
 
+// Elements from which on turning rows saves more than the launch of a kernel for it, about 4 ps of an H200 for each.
+constexpr int64_t kLeastTurned = 1 << 21;
+// Shorter ones are rows of threads, whose neighbours read neighbours.
+constexpr int64_t kLongRow = 512;
+
 Place identity_place(const ir::Value& value) {
   Place place;
   int next = 0;
@@ -63,6 +68,7 @@ class Drafter {
         clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
         memory_(memory_of(fusion)),
+        on_cuda_(target.platform == Platform::kCuda),
         is_table_(fusion.values.size(), false),
         is_input_(fusion.values.size(), false),
         level_(fusion.values.size(), 0),
@@ -72,7 +78,7 @@ class Drafter {
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
-    if (target.platform == Platform::kCuda) is_table_ = find_tables(fusion, clusters_);
+    if (on_cuda_) is_table_ = find_tables(fusion, clusters_);
     while (raise_levels()) continue;
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
@@ -255,6 +261,27 @@ class Drafter {
     });
   }
 
+  // Whether a kernel that folds long rows and stores whole ones would find neighbours of a row apart in memory: each
+  // element in a sector of its own, where tiles turn them in whole lines.
+  bool is_turned_first(const Op& op, const std::vector<Key>& users) {
+    if (!on_cuda_ || op.kind != OpKind::kTranspose) return false;
+    const ir::Value& value = fusion_.values[op.output];
+    const std::vector<int64_t> from = ir::shape(fusion_.values[op.inputs[0]]), rows = iteration_shape(value);
+    if (ir::elements(value) < kLeastTurned || rows.back() < kLongRow) return false;
+    int64_t along = -1, neighbours = -1;  // the operand's axes that are the last ones of the result, and of memory
+    for (size_t a = 0; a < from.size(); ++a) {
+      const int64_t axis = std::get<ir::Dims>(op.attribute).dims[a];
+      if (from[axis] > 1) along = axis;
+      if (from[a] > 1) neighbours = static_cast<int64_t>(a);
+    }
+    return along != neighbours && std::any_of(users.begin(), users.end(), [&](const Key& user) {
+             const auto is_whole = [&](ValueId id) { return iteration_shape(fusion_.values[id]) == rows; };
+             const std::vector<ValueId>& stored = drafts_[user].draft.outputs;
+             return user.kind == DraftKind::kReduction && user.shape == rows &&
+                    clusters_.all[user.part].space.folded.back() && std::any_of(stored.begin(), stored.end(), is_whole);
+           });
+  }
+
   // Computing it again costs no more than loading it.
   static bool is_cheap(const Op& op) {
     const OpClass op_class = ir::info(op.kind).op_class;
@@ -319,6 +346,9 @@ class Drafter {
     }
     if (!want.in_memory && is_table_[value]) {
       want = {true, kNever, "its values are dear and many elements share each; iteration domain "};
+    }
+    if (!want.in_memory && is_turned_first(op, users)) {
+      want = {true, level_[value], "its rows are columns in memory, and are turned in tiles; iteration domain "};
     }
     const bool again =
         is_cheap(op) || recompute_.is_trivial(value) || (feeds_reduction && recompute_.better_again(value));
@@ -472,6 +502,7 @@ class Drafter {
   const Clusters clusters_;
   const Recompute recompute_;
   const std::vector<ValueId> memory_;
+  const bool on_cuda_;
   std::vector<bool> is_table_, is_input_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
