@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "base/target.h"
@@ -24,8 +25,8 @@ constexpr int64_t kFoldVectors = 4, kMaxFoldUnroll = 16;
 constexpr int64_t kKeptBytes = 64 * 4, kKeptRowBytes = 64 << 10;
 // With sums across rows that are one warp's, more: fewer threads wait for nothing.
 constexpr int64_t kKeptBytesOfWarp = 96 * 4;
-// Neighbouring columns of a block, so that it reads whole sectors.
-constexpr int64_t kFewColumns = 8;
+// Neighbouring columns of a block, so that it reads whole sectors, and the bytes of one.
+constexpr int64_t kFewColumns = 8, kSector = 32;
 // Bytes that are surely in the caches where a kernel has just left them, and rows of a thread then. f32, two results:
 // 128 x 768 took 1.35 us instead of 1.46, 256 x 2048 1.8 instead of 2.3, 792 x 768 2.5 instead of 3.1.
 constexpr int64_t kCachedBytes = 4 << 20, kCachedRows = 16;
@@ -162,11 +163,16 @@ bool kept_in_pairs(const Phases& phases) {
                      [&](ir::ValueId id) { return phases.fusion.values[id].dtype == DType::kBF16; });
 }
 
+// What a thread and a block may keep of rows that are stored.
+struct Room {
+  int64_t thread_bytes = kKeptBytes, block_bytes = kKeptRowBytes, vectors = kMaxFoldUnroll;
+};
+
 // Keeps rows in registers where they fit. Accumulators of columns are there in any case.
-void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t kept_bytes = kKeptBytes) {
+void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, const Room& room = {}) {
   const Phases phases = facts.phases(Keep::kRows);
   const int64_t elements = vectors * p.lanes, threads = p.threads * p.threads_y;
-  if (vectors > kMaxFoldUnroll) return;
+  if (vectors > room.vectors) return;
   if (phases.column_bytes > 0) p.unroll = vectors;
   const int64_t bytes = elements * (phases.kept_bytes + phases.column_bytes);
   if (p.cluster > 1) {
@@ -177,9 +183,9 @@ void keep_rows(const RowFacts& facts, CudaReduction& p, int64_t vectors, int64_t
     p.keep = Keep::kRows;
     return;
   }
-  const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : kept_bytes;
+  const int64_t most = phases.column_bytes > 0 && p.threads == kWarp ? kKeptBytesOfWarp : room.thread_bytes;
   const bool all = stores_rows(facts.traffic, p.lane_loop) || kept_in_pairs(phases);
-  const int64_t most_of_row = all ? kKeptRowBytes : kKeptRowBytes / 2;
+  const int64_t most_of_row = all ? room.block_bytes : room.block_bytes / 2;
   const bool fits = bytes <= most && elements * threads * phases.kept_bytes <= most_of_row;
   if (phases.kept_bytes == 0 || !fits) return;
   p.unroll = vectors;
@@ -301,7 +307,7 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   if (!alone || (much && shape.across == 1))
     p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
   p.unroll = std::min(each, kFoldVectors);
-  keep_rows(facts, p, each, kept);
+  keep_rows(facts, p, each, {.thread_bytes = kept});
   if (p.keep == Keep::kRows && shape.across == 1 && p.threads == kWarp && !moves) keep_more(facts, p, phases);
   const bool only_read = !stores_rows(facts.traffic, p.lane_loop);
   const bool often = phases.count > 2 ? p.threads > kLongRowBlock : phases.count > 1 && only_read;
@@ -379,12 +385,43 @@ bool in_columns_of_threads(const RowFacts& facts, const Shape& shape, CudaReduct
   return true;
 }
 
+// Columns that would be read again, of more rows than wide blocks keep: in strips of lines, of parts of them or at
+// least of sectors (two where rows begin anywhere), if possible one for each multiprocessor. Larger blocks, alone on a
+// multiprocessor, where smaller ones cannot keep them or keep pairs.
+bool in_kept_strips(const RowFacts& facts, const Shape& shape, CudaReduction& p, const Target& target) {
+  const Phases phases = facts.phases(Keep::kRows);
+  if (has_parts(facts.segment) || facts.traffic.scans || phases.kept_bytes == 0) return false;
+  const int64_t bytes = narrowest(facts, shape.lane_loop), columns = facts.traffic.extents[shape.lane_loop];
+  const int64_t widest = std::min<int64_t>(kWarp, std::bit_ceil(uint64_t(divide_up(columns, p.lanes))));
+  CudaReduction wide = p;
+  wide.threads = kWarp;
+  wide.threads_y = kBlock / kWarp;
+  keep_rows(facts, wide, divide_up(shape.folded, wide.threads_y));
+  if (wide.keep == Keep::kRows) return false;
+  for (int64_t threads = kept_in_pairs(phases) ? kLongRowBlock : kBlock; threads <= kLongRowBlock; threads *= 2) {
+    for (int64_t run = kLine; run >= (p.lanes > 1 ? kSector : 2 * kSector); run /= 2) {
+      CudaReduction strips = p;
+      strips.threads = std::clamp<int64_t>(run / (p.lanes * bytes), 1, widest);
+      strips.threads_y = threads / strips.threads;
+      strips.keep = Keep::kNothing;
+      keep_rows(facts, strips, divide_up(shape.folded, strips.threads_y),
+                {.block_bytes = threads * kKeptBytes, .vectors = kKeptBytes});
+      if (strips.keep == Keep::kNothing) continue;
+      p = strips;
+      const int64_t blocks = shape.kept / columns * divide_up(columns, p.lanes * p.threads);
+      if (blocks >= target.multiprocessors) return true;
+    }
+    if (p.keep == Keep::kRows) return true;
+  }
+  return false;
+}
+
 CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Target& target) {
   CudaReduction p;
   p.along = ThreadsAlong::kColumns;
   p.lane_loop = static_cast<int>(shape.lane_loop);
   p.lanes = shape.lanes;
-  if (in_columns_of_threads(facts, shape, p)) return p;
+  if (in_columns_of_threads(facts, shape, p) || in_kept_strips(facts, shape, p, target)) return p;
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];
   while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;

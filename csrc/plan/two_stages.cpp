@@ -60,6 +60,8 @@ constexpr int64_t kWideBytes = 4, kMostBlocks = 6, kMostWideBlocks = 4, kWideBlo
 // The same of a scan in parts, which reads its operand twice, and pairs of parts that are worth one kernel.
 constexpr int64_t kShortestScan = 16 << 10, kFewestScannedRows = 512, kMostPairs = 1 << 20;
 constexpr int64_t kVector = 8;  // elements
+// Columns that are read again: what a block keeps of them, as f32, and how many strips of a sector are enough for that.
+constexpr int64_t kKeptStripBytes = 64 << 10, kStripBytes = 32, kEnoughStrips = 32;
 // Columns below which their parts are not worth a widest access.
 constexpr int64_t kFewestColumns = 128;
 
@@ -199,9 +201,11 @@ class StageRewriter {
   }
   // Whether all that there is is one fold of one array of the shape.
   bool only_sum_of(const std::vector<int64_t>& shape) const {
-    const auto arrays = std::count_if(whole_.inputs.begin(), whole_.inputs.end(),
-                                      [&](ValueId id) { return ir::shape(whole_.values[id]) == shape; });
-    return arrays == 1 && parts_.size() == 1 && whole_.outputs.size() == 1;
+    return arrays_of(shape) == 1 && parts_.size() == 1 && whole_.outputs.size() == 1;
+  }
+  int64_t arrays_of(const std::vector<int64_t>& shape) const {
+    return std::count_if(whole_.inputs.begin(), whole_.inputs.end(),
+                         [&](ValueId id) { return ir::shape(whole_.values[id]) == shape; });
   }
   // As few parts as take no longer than `room` of them, which run at once.
   static int64_t even_parts(int64_t rows, int64_t room) {
@@ -249,6 +253,25 @@ class StageRewriter {
     return divide_up(rows, rows % of_task == 0 ? of_task : fewest);
   }
 
+  // Whether what is folded is read again with the result, and one kernel can keep it for that.
+  bool keeps_columns(const std::vector<int64_t>& shape, const Reduce& reduce, int64_t kept, int64_t folded,
+                     int64_t columns, int64_t bytes) const {
+    const int64_t strip = std::min(columns, kStripBytes / bytes), arrays = arrays_of(shape);
+    const bool fits = arrays > 0 && folded * strip * size_of(DType::kF32) * arrays <= kKeptStripBytes;
+    return fits && kept / strip >= kEnoughStrips && reads_again(shape, reduce);
+  }
+  bool reads_again(const std::vector<int64_t>& shape, const Reduce& reduce) const {
+    std::vector<bool> follows(whole_.values.size(), false);
+    for (const Op& op : whole_.ops) {
+      const auto* own = std::get_if<Reduce>(&op.attribute);
+      const bool first = own != nullptr && own->dims == reduce.dims && ir::shape(whole_.values[op.inputs[0]]) == shape;
+      const bool later = std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return follows[id]; });
+      if (later && ir::shape(whole_.values[op.output]) == shape) return true;
+      follows[op.output] = first || later;
+    }
+    return false;
+  }
+
   // How many runs the first stage should have; 0 for one stage.
   int64_t wanted_parts(const std::vector<int64_t>& shape, const Reduce& reduce, bool beside_rows, Bytes bytes) const {
     int64_t kept = 1, folded = 1, columns = 1;
@@ -264,6 +287,7 @@ class StageRewriter {
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
       if (pieces < kEnoughColumns) parts = std::min(divide_up(kWanted, pieces), folded / kFewestRows);
       const bool tasks = target_.platform == Platform::kCpu;
+      if (!tasks && !beside_rows && keeps_columns(shape, reduce, kept, folded, columns, bytes.narrowest)) return 0;
       if (columns == kept && !tasks && only_sum_of(shape)) {
         if (strips_beat_parts(folded, columns, bytes.widest, target_)) return 0;
         if (parts > 0) parts = in_rounds(folded, parts);
