@@ -46,11 +46,14 @@ Recompute::Recompute(const ir::Fusion& fusion, const Clusters& clusters)
       clusters_(clusters),
       is_input_(fusion.values.size(), false),
       is_spread_(fusion.values.size(), false),
+      is_compared_(fusion.values.size(), false),
       again_(fusion.values.size()) {
   for (ValueId id : fusion.inputs) is_input_[id] = true;
   for (const Op& op : fusion.ops) {
     again_[op.output] = again(op);
     is_spread_[op.output] = op.kind == OpKind::kSpread;
+    if (op.kind != OpKind::kEq && op.kind != OpKind::kNe) continue;
+    for (ValueId id : op.inputs) is_compared_[id] = true;
   }
 }
 
@@ -97,9 +100,15 @@ bool Recompute::better_again(ValueId value) const {
   return again_[value].cost <= kMaxAgainCost && !is_small(value) && large_reads(value) <= kMaxAgainReads;
 }
 
-bool Recompute::is_trivial(ValueId value) const {
+bool Recompute::is_trivial(ValueId value) const { return again_[value].cost <= kMaxTrivialCost && is_of_one(value); }
+
+bool Recompute::saves_store(ValueId value) const {
+  return again_[value].cost <= kMaxAgainCost && is_of_one(value) && !is_compared_[value];
+}
+
+bool Recompute::is_of_one(ValueId value) const {
   const Again& again = again_[value];
-  return again.cost <= kMaxTrivialCost && !again.moves && !is_small(value) && large_reads(value) <= kMaxTrivialReads &&
+  return !again.moves && !is_small(value) && large_reads(value) <= kMaxTrivialReads &&
          std::all_of(again.reads.begin(), again.reads.end(),
                      [&](ValueId id) { return bytes(fusion_.values[id]) <= bytes(fusion_.values[value]); });
 }

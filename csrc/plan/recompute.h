@@ -22,6 +22,9 @@ class Recompute {
   bool better_again(ir::ValueId value) const;
   // Whether it is so little work that a store is saved even where no reduction hides it.
   bool is_trivial(ir::ValueId value) const;
+  // Whether kernels that compute the value read no more than the value itself, so that a store of it is saved. Not what
+  // is compared: kernels may round it differently.
+  bool saves_store(ir::ValueId value) const;
 
  private:
   // What it takes to compute a value again from memory. A value read from memory takes nothing but itself.
@@ -34,10 +37,12 @@ class Recompute {
   // Whether a cluster's value is small against the cluster's space, so that storing it costs nothing.
   bool is_small(ir::ValueId value) const;
   int64_t large_reads(ir::ValueId value) const;
+  // Whether it is computed in place from one value of no more bytes.
+  bool is_of_one(ir::ValueId value) const;
 
   const ir::Fusion& fusion_;
   const Clusters& clusters_;
-  std::vector<bool> is_input_, is_spread_;
+  std::vector<bool> is_input_, is_spread_, is_compared_;
   std::vector<Again> again_;
 };
 

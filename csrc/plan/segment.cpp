@@ -65,6 +65,7 @@ class Drafter {
  public:
   Drafter(const Fusion& fusion, const Target& target)
       : fusion_(fusion),
+        on_gpu_(target.platform == Platform::kCuda),
         clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
         memory_(memory_of(fusion)),
@@ -341,6 +342,8 @@ class Drafter {
     }
     if (clusters_.of[value] >= 0) return place_bound(number, std::move(want));
     const bool feeds_reduction = users.size() > 1 && users.back().kind == DraftKind::kReduction;
+    const bool is_folded =
+        std::any_of(users.begin(), users.end(), [](const Key& user) { return user.kind == DraftKind::kReduction; });
     if (!want.in_memory && op.kind == OpKind::kSearch && is_searched_first(op, users)) {
       want = {true, kNever, "a long table is searched once for what many elements need; iteration domain "};
     }
@@ -351,7 +354,8 @@ class Drafter {
       want = {true, level_[value], "its rows are columns in memory, and are turned in tiles; iteration domain "};
     }
     const bool again =
-        is_cheap(op) || recompute_.is_trivial(value) || (feeds_reduction && recompute_.better_again(value));
+        is_cheap(op) || recompute_.is_trivial(value) ||
+        (feeds_reduction ? recompute_.better_again(value) : is_folded && on_gpu_ && recompute_.saves_store(value));
     if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
@@ -379,8 +383,8 @@ class Drafter {
         std::all_of(users.begin(), users.end(), [](const Key& user) { return user.kind == DraftKind::kReduction; });
     const bool widens = op.kind == OpKind::kConvert &&
                         size_of(fusion_.values[value].dtype) > size_of(fusion_.values[op.inputs[0]].dtype);
-    const bool outside_too =
-        is_generated(op) || widens || (only_folded && !want.in_memory && recompute_.better_again(value));
+    const bool better = only_folded ? recompute_.better_again(value) : on_gpu_ && recompute_.saves_store(value);
+    const bool outside_too = is_generated(op) || widens || (!want.in_memory && better);
     if (used_outside && !outside_too) want.in_memory = true;
     std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
     if (want.in_memory && !contains(homes, home)) homes.push_back(home);
@@ -499,6 +503,7 @@ class Drafter {
   }
 
   const Fusion& fusion_;
+  const bool on_gpu_;  // where arithmetic is hidden by memory
   const Clusters clusters_;
   const Recompute recompute_;
   const std::vector<ValueId> memory_;
