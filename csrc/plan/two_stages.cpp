@@ -32,6 +32,8 @@ constexpr int64_t kWanted = 512, kEnoughRows = 64, kEnoughColumns = 128;
 constexpr int64_t kRowsOfTask = 64, kFewestTasks = 16, kMostTasks = 128, kRowsSideBySide = 4;
 // Elements of a row, and rows, below which a run is not worth a piece of work.
 constexpr int64_t kShortestRow = 8 << 10, kFewestRows = 64;
+// Rows that are longer than what blocks of a cluster keep are in parts where multiprocessors would be idle.
+constexpr int64_t kLongestKeptRow = 256 << 10;
 // Columns that a block folds side by side.
 constexpr int64_t kColumns = 128;
 // Rows of which all threads of a block have their loads on their way: parts are made of whole rounds. 4095 rows of 1537
@@ -281,7 +283,11 @@ class StageRewriter {
     for (size_t a = last; a-- > 0 && !folds(reduce, a);) columns *= shape[a];
     int64_t parts = 0;
     if (last > 0 && folds(reduce, last - 1)) {
-      if (kept < kEnoughRows) parts = std::min(divide_up(kWanted, std::max<int64_t>(kept, 1)), folded / kShortestRow);
+      const bool few = kept < kEnoughRows || (target_.platform == Platform::kCuda && kept < kUsualMultiprocessors &&
+                                              folded > kLongestKeptRow);
+      if (few) parts = std::min(divide_up(kWanted, std::max<int64_t>(kept, 1)), folded / kShortestRow);
+      const bool one_axis = last > 0 && shape[last - 1] == folded && folded % kVector == 0;
+      if (one_axis && target_.platform == Platform::kCuda) parts = parts_of_vectors(folded, parts);
     } else {
       const int64_t pieces =
           std::max<int64_t>(1, divide_up(columns, kColumns) * (kept / std::max<int64_t>(columns, 1)));
@@ -403,7 +409,10 @@ class StageRewriter {
     int64_t parts = std::min(divide_up(kWanted, pieces), extent / (columns == 1 ? kShortestScan : kFewestScannedRows));
     while (parts * parts * others > kMostPairs) parts /= 2;
     if (parts < kFewestParts) return 0;
-    // Runs that vectors divide.
+    return parts_of_vectors(extent, parts);
+  }
+  // So many runs or more that vectors divide.
+  static int64_t parts_of_vectors(int64_t extent, int64_t parts) {
     for (int64_t p = parts; p < 2 * parts; ++p) {
       const int64_t run = divide_up(extent, p);
       if (run % kVector == 0 && (p - 1) * run < extent) return p;
