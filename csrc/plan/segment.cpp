@@ -403,19 +403,21 @@ class Drafter {
       for (size_t i = 0; i < op.inputs.size(); ++i) {
         const ValueId id = op.inputs[i];
         if (i > 0 || !ir::reads_memory(op.kind)) users_[id].push_back(home);
+        if (op.kind == OpKind::kTranspose || turned_.contains({home, op.output})) turned_.insert({home, id});
         if (is_input_[id]) building.inputs.insert(id);
       }
     }
   }
 
-  // The first segment that needs the value anyway, where it has the value's iteration domain and runs in time; or a
-  // cluster that reads the same memory.
+  // The first segment that needs the value anyway, where it has the value's iteration domain, which a square one has in
+  // both orders of its axes, and runs in time; or a cluster that reads the same memory.
   Key home_of(ValueId value, const std::vector<Key>& users, int deadline) {
     auto can_store = [&](const Key& home) {
       const bool after_pointwise = home.kind != DraftKind::kPointwise;
       const auto found = drafts_.find(home);
       return home.kind != DraftKind::kNested && home.level + after_pointwise <= deadline &&
-             home.shape == iteration_shape(fusion_.values[value]) && (found == drafts_.end() || !found->second.full());
+             !(on_gpu_ && turned_.contains({home, value})) && home.shape == iteration_shape(fusion_.values[value]) &&
+             (found == drafts_.end() || !found->second.full());
     };
     if (!users.empty() && can_store(users.front())) return users.front();
     if (const int cluster = clusters_.beside[value]; cluster >= 0) {
@@ -513,7 +515,8 @@ class Drafter {
   std::vector<int> cluster_level_;  // by cluster
   std::vector<size_t> definition_;  // by value: its op
   std::vector<Want> wanted_;
-  std::vector<std::vector<Key>> users_;  // by value: the segments that use it in registers or load it
+  std::vector<std::vector<Key>> users_;       // by value: the segments that use it in registers or load it
+  std::set<std::pair<Key, ValueId>> turned_;  // values that a segment uses in another order of their axes
   std::map<Key, int> parts_;
   std::map<Key, Building> drafts_;
 };
