@@ -21,6 +21,19 @@ def test_files_are_small():
     assert statistics.median(lines.values()) < 150
 
 
+def test_a_folder_has_one_meaning_of_a_name():
+    """Constants and types of unnamed namespaces: a unity build puts files of a folder together."""
+    seen: dict[tuple[pathlib.Path, str], str] = {}
+    for path in (p for p in SOURCES if p.suffix == ".cpp" and p.parent.parent == ROOT / "csrc"):
+        for block in re.findall(r"\nnamespace \{\n(.*?)\n\}  // namespace\n", path.read_text(), re.S):
+            lines = "\n".join(
+                line for line in block.splitlines() if re.match(r"(constexpr|const|struct|class|enum)\b", line)
+            )
+            for name in re.findall(r"\b(k[A-Z]\w*) *[=\[{]|^(?:struct|class|enum class) (\w+)", lines, re.M):
+                other = seen.setdefault((path.parent, "".join(name)), path.name)
+                assert other == path.name, f"{''.join(name)} is in {other} and {path.name} of {path.parent.name}"
+
+
 def test_environment_is_read_in_one_place():
     readers = [p.name for p in SOURCES if "getenv" in p.read_text()]
     assert readers == ["env.cpp"]

@@ -194,7 +194,7 @@ def test_rows_that_are_columns_in_memory_are_turned_first():
     assert [head.split(":")[0] for head in found.heads] == ["pointwise", "reduction"]
     assert found.fusions[1].inputs == found.fusions[0].outputs
     for f, platform in ((lambda x: jax.nn.softmax(x.T, -1), "cpu"), (lambda x: x.T.sum(-1), "cuda")):
-        assert len(segments(f, x, platform=platform).heads) == 1
+        assert {head.split(":")[0] for head in segments(f, x, platform=platform).heads} == {"reduction"}
     assert len(segments(lambda x: jax.nn.softmax(x.T, -1), X, platform="cuda").heads) == 1
 
 

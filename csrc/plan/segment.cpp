@@ -52,7 +52,7 @@ constexpr int64_t kShortTable = 4096, kFewReaders = 64;
 // Elements from which on turning rows saves more than the launch of a kernel for it, about 4 ps of an H200 for each.
 constexpr int64_t kLeastTurned = 1 << 21;
 // Shorter ones are rows of threads, whose neighbours read neighbours.
-constexpr int64_t kLongRow = 512;
+constexpr int64_t kTurnedRow = 512;
 
 Place identity_place(const ir::Value& value) {
   Place place;
@@ -79,7 +79,7 @@ class Drafter {
         users_(fusion.values.size()) {
     for (ValueId id : fusion.inputs) is_input_[id] = true;
     for (size_t i = 0; i < fusion.ops.size(); ++i) definition_[fusion.ops[i].output] = i;
-    if (on_cuda_) is_table_ = find_tables(fusion, clusters_);
+    is_table_ = find_tables(fusion, clusters_, target);
     while (raise_levels()) continue;
     for (ValueId id : fusion.outputs) wanted_[id] = {true, kNever, "its outputs have the iteration domain "};
     for (size_t i = fusion.ops.size(); i-- > 0;) place(i);
@@ -268,7 +268,7 @@ class Drafter {
     if (!on_cuda_ || op.kind != OpKind::kTranspose) return false;
     const ir::Value& value = fusion_.values[op.output];
     const std::vector<int64_t> from = ir::shape(fusion_.values[op.inputs[0]]), rows = iteration_shape(value);
-    if (ir::elements(value) < kLeastTurned || rows.back() < kLongRow) return false;
+    if (ir::elements(value) < kLeastTurned || rows.back() < kTurnedRow) return false;
     int64_t along = -1, neighbours = -1;  // the operand's axes that are the last ones of the result, and of memory
     for (size_t a = 0; a < from.size(); ++a) {
       const int64_t axis = std::get<ir::Dims>(op.attribute).dims[a];

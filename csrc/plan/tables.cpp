@@ -18,16 +18,16 @@ using ir::ValueId;
 // Instructions of one element. A division and what multiprocessors approximate take a few, what is computed by range
 // reduction and polynomials takes many: 17 million sines, cosines and powers took 200 us of an H200.
 constexpr int64_t kSimple = 1, kApproximated = 10, kLibrary = 60, kPower = 120;
-// An H200 issues so many while a byte is on its way.
+// An H200, and two cores with AVX-512, issue so many, of each lane, while a byte is on its way.
 constexpr int64_t kPerByte = 5;
 // Neighbours along the last axis of which a thread computes what they have in common once.
-constexpr int64_t kLanes = 4;
+constexpr int64_t kThreadLanes = 4;
 // Threads that share an element of a table, at least.
-constexpr int64_t kLeastShared = 4;
-// What one more kernel has to save: twice the time of its launch, 3 us.
-constexpr int64_t kLaunch = 200'000'000;
+constexpr int64_t kLeastShared = 16;
+// What one more kernel has to save: twice the time of its launch, of 3 us. Two cores of a CPU need some 10 us for one.
+constexpr int64_t kLaunch = 200'000'000, kCpuLaunch = 4'000'000;
 // Ops that a value is computed from, looked at.
-constexpr size_t kMostOps = 512;
+constexpr size_t kMostShared = 512;
 
 int64_t instructions(OpKind kind) {
   switch (kind) {
@@ -58,8 +58,11 @@ int64_t instructions(OpKind kind) {
 
 class TableFinder {
  public:
-  TableFinder(const ir::Fusion& fusion, const Clusters& clusters)
-      : fusion_(fusion), clusters_(clusters), definition_(fusion.values.size(), nullptr) {
+  TableFinder(const ir::Fusion& fusion, const Clusters& clusters, const Target& target)
+      : fusion_(fusion),
+        clusters_(clusters),
+        launch_(target.platform == Platform::kCuda ? kLaunch : kCpuLaunch),
+        definition_(fusion.values.size(), nullptr) {
     for (const Op& op : fusion.ops) definition_[op.output] = &op;
   }
 
@@ -105,19 +108,19 @@ class TableFinder {
           &to = fusion_.values[broadcast.output].axes;
     const std::vector<int64_t>& dims = std::get<ir::Dims>(broadcast.attribute).dims;
     int64_t run = 1;
-    for (size_t a = to.size(), next = dims.size(); a-- > 0 && run < kLanes;) {
+    for (size_t a = to.size(), next = dims.size(); a-- > 0 && run < kThreadLanes;) {
       const bool mapped = next > 0 && dims[next - 1] == static_cast<int64_t>(a);
       if (mapped && from[--next].extent > 1) break;
       run *= to[a].extent;
     }
-    return std::min(run, kLanes);
+    return std::min(run, kThreadLanes);
   }
 
   // Instructions of the ops that a value takes and that are not in `seen`, which then are; no more than `most` matter.
   int64_t cost(ValueId value, std::set<ValueId>& seen, int64_t most) const {
     int64_t sum = 0;
     std::vector<ValueId> todo = {value};
-    while (!todo.empty() && sum <= most && seen.size() < kMostOps) {
+    while (!todo.empty() && sum <= most && seen.size() < kMostShared) {
       const ValueId id = todo.back();
       todo.pop_back();
       if (!is_free(id) || !seen.insert(id).second) continue;
@@ -145,7 +148,7 @@ class TableFinder {
       tables.push_back(id);
     }
     const int64_t moved = traffic(elements);
-    const bool pays = std::max(again, kPerByte * moved) > once + kPerByte * (moved + bytes) + kLaunch;
+    const bool pays = std::max(again, kPerByte * moved) > once + kPerByte * (moved + bytes) + launch_;
     return pays ? tables : std::vector<ValueId>{};
   }
 
@@ -165,15 +168,16 @@ class TableFinder {
 
   const ir::Fusion& fusion_;
   const Clusters& clusters_;
+  const int64_t launch_;
   std::vector<const Op*> definition_;  // by value; null for inputs
 };
 
 }  // namespace
 
-std::vector<bool> find_tables(const ir::Fusion& fusion, const Clusters& clusters) {
+std::vector<bool> find_tables(const ir::Fusion& fusion, const Clusters& clusters, const Target& target) {
   const bool nested = std::any_of(fusion.values.begin(), fusion.values.end(),
                                   [](const ir::Value& value) { return ir::ragged_axis(value) >= 0; });
-  return nested ? std::vector<bool>(fusion.values.size(), false) : TableFinder(fusion, clusters).run();
+  return nested ? std::vector<bool>(fusion.values.size(), false) : TableFinder(fusion, clusters, target).run();
 }
 
 }  // namespace jf::plan

@@ -5,12 +5,13 @@
 
 #include <vector>
 
+#include "base/target.h"
 #include "ir/fusion.h"
 #include "plan/clusters.h"
 
 namespace jf::plan {
 
-// By value: whether it is such a table on CUDA. Only free values are, in fusions of dense values.
-std::vector<bool> find_tables(const ir::Fusion& fusion, const Clusters& clusters);
+// By value: whether it is such a table. Only free values are, in fusions of dense values.
+std::vector<bool> find_tables(const ir::Fusion& fusion, const Clusters& clusters, const Target& target);
 
 }  // namespace jf::plan

@@ -37,7 +37,7 @@ std::string wanted_folder() {
   return "";
 }
 
-constexpr const char* kNextStep = "; point JAX_FUSER_CACHE_DIR to a folder of your own with mode 0700";
+constexpr const char* kOwnFolder = "; point JAX_FUSER_CACHE_DIR to a folder of your own with mode 0700";
 
 // Says something of a folder once.
 void warn_once(const std::string& folder, std::string_view text) {
@@ -52,19 +52,19 @@ std::string judge(const std::string& folder) {
   std::error_code error;
   fs::create_directories(fs::path(folder).parent_path(), error);
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
-    return cat("cannot create ", folder, ": ", std::strerror(errno), kNextStep);
+    return cat("cannot create ", folder, ": ", std::strerror(errno), kOwnFolder);
   }
   struct stat info;
-  if (stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return cat(folder, " is no folder", kNextStep);
+  if (stat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return cat(folder, " is no folder", kOwnFolder);
   if (info.st_uid != geteuid() && info.st_uid != 0) {
-    return cat(folder, " belongs to user ", info.st_uid, ", not to user ", geteuid(), " or root", kNextStep);
+    return cat(folder, " belongs to user ", info.st_uid, ", not to user ", geteuid(), " or root", kOwnFolder);
   }
   if (info.st_mode & (S_IWGRP | S_IWOTH)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-    return cat(folder, " can be written by other users (mode ", mode, ")", kNextStep);
+    return cat(folder, " can be written by other users (mode ", mode, ")", kOwnFolder);
   }
-  if (access(folder.c_str(), X_OK) != 0) return cat(folder, " cannot be read", kNextStep);
+  if (access(folder.c_str(), X_OK) != 0) return cat(folder, " cannot be read", kOwnFolder);
   return "";
 }
 
@@ -121,7 +121,7 @@ std::optional<DiskCache::Entry> DiskCache::load(const std::string& key, Language
 std::string DiskCache::store(const std::string& key, const Source& source, std::string_view binary) const {
   if (!enabled()) return "";
   if (access(folder_.c_str(), W_OK) != 0) {
-    warn_once(folder_, cat("compile cache is only read: ", folder_, " cannot be written", kNextStep));
+    warn_once(folder_, cat("compile cache is only read: ", folder_, " cannot be written", kOwnFolder));
     return "";
   }
   // Looking at a full cache takes a second: one store of 256 does so, whatever process it is in.

@@ -24,7 +24,7 @@ constexpr int kLogLines = 60;
 // What a compiler says of its own mistakes, and the pass that g++ 12 makes most of them in.
 constexpr std::string_view kBrokenDown = "internal compiler error";
 constexpr const char* kFewerPasses = "-fno-tree-slp-vectorize";
-constexpr std::string_view kNextStep =
+constexpr std::string_view kHowToGetOne =
     "install one of them (apt install g++, or pip install ziglang), or set JAX_FUSER_CXX to a C++ compiler";
 
 // Guards all that this file remembers: zig's path and the versions of compilers already asked.
@@ -150,7 +150,7 @@ std::optional<HostCompiler> find_host_compiler(std::string* reason) {
     if (auto compiler = ask({zig, "cc", "-x", "c++", "-mcpu=baseline"})) return compiler;
   }
   return none(cat("no C++ compiler: looked for $JAX_FUSER_CXX, g++, c++ and clang++ on PATH, and the ziglang package; ",
-                  kNextStep));
+                  kHowToGetOne));
 }
 
 void find_host_compiler_ahead() {
