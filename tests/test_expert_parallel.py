@@ -361,7 +361,7 @@ def test_tokens_that_all_devices_have(check_vma, rounds):
 
 @pytest.mark.skipif(jax.__version__.startswith("0.11."), reason="JAX 0.11 crashes where a shard_map reads nothing")
 def test_a_batch_of_nothing():
-    layer = jax.vmap(on_mesh(functools.partial(jf.moe.ep_mlp, axis_name="ep"), 2), (0, 0, 0, None, None))
+    layer = jax.jit(jax.vmap(on_mesh(functools.partial(jf.moe.ep_mlp, axis_name="ep"), 2), (0, 0, 0, None, None)))
     experts = jnp.zeros((0, 4, 2), jnp.int32)
     out = layer(jnp.zeros((0, 4, D)), experts, jnp.zeros((0, 4, 2)), random(EXPERTS, D, 2 * F), random(EXPERTS, F, D))
     assert out.shape == (0, 4, D)
