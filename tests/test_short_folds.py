@@ -149,3 +149,29 @@ def test_butterflies_read_each_element_once():
 
     text = check(lambda x: level(level(level(x, 1), 2), 4), numbers(3, 24))
     assert text.count("load") == 8
+
+
+SHORT = {
+    "sum": (lambda x: x.sum(-1), 4),
+    "softmax": (lambda x: jax.nn.softmax(x, -1), 8),
+    "logsumexp": (lambda x: jax.nn.logsumexp(x.astype("float32"), -1), 20),
+    "norm": (lambda x: x / jnp.sqrt((x * x).sum(-1, keepdims=True) + 1), 2),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_cpus_fold_short_rows_beside_each_other(name):
+    """Their lanes go from row to row, up to as many elements as that pays for."""
+    f, most = SHORT[name]
+    for extent in (most, most + 1):
+        text = jf.fuse(f).lower(jax.ShapeDtypeStruct((4096, extent), "float32")).as_text("loops", platform="cpu")
+        assert ("over lanes" in text) == (extent > most), text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHORT)
+def test_values_of_short_rows(name, dtype):
+    f, most = SHORT[name]
+    for rows, extent in [(3, 1), (5, 2), (1031, most), (37, most + 1)]:
+        x = jnp.asarray(numbers(rows, extent), dtype)
+        assert_close(jf.fuse(f)(x), jax.jit(f)(x.astype("float32")), dtype)
