@@ -1,6 +1,7 @@
 #include "plan/cancelled_transposes.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -26,7 +27,9 @@ bool is_sorted(const Order& order) { return std::is_sorted(order.begin(), order.
 
 class Postponer {
  public:
-  explicit Postponer(const Fusion& whole) : whole_(whole), turned_(whole.values.size()) {
+  explicit Postponer(const Fusion& whole)
+      : whole_(whole), turned_(whole.values.size()), definition_(whole.values.size(), nullptr) {
+    for (const Op& op : whole.ops) definition_[op.output] = &op;
     result_.name = whole.name;
     names_.insert(whole.name);
     for (const Value& value : whole.values) names_.insert(value.name);
@@ -39,14 +42,18 @@ class Postponer {
     for (ValueId id : whole.outputs) result_.outputs.push_back(plain(id));
     // Each result keeps its name, so it is a value of its own.
     std::set<ValueId> named(result_.inputs.begin(), result_.inputs.end());
+    std::map<std::string, ValueId> by_name;
+    for (size_t id = 0; id < result_.values.size(); ++id) by_name[result_.values[id].name] = static_cast<ValueId>(id);
     for (size_t i = 0; i < whole.outputs.size(); ++i) {
-      const std::string& name = whole.values[whole.outputs[i]].name;
-      const std::string now = result_.values[result_.outputs[i]].name;
-      distinct_ = distinct_ && (named.insert(result_.outputs[i]).second || now == name);
-      for (Value& other : result_.values) {
-        if (other.name == name) other.name = now;
+      const ValueId id = result_.outputs[i];
+      const std::string name = whole.values[whole.outputs[i]].name, now = result_.values[id].name;
+      distinct_ = distinct_ && (named.insert(id).second || now == name);
+      if (const auto other = by_name.find(name); other != by_name.end()) {
+        result_.values[other->second].name = now;
+        by_name[now] = other->second;
       }
-      result_.values[result_.outputs[i]].name = name;
+      result_.values[id].name = name;
+      by_name[name] = id;
     }
   }
   // Nothing where results would be one value.
@@ -130,8 +137,7 @@ class Postponer {
   }
 
   bool is_broadcast(ValueId id) const {
-    const Op* op = ir::definition(whole_, id);
-    return op != nullptr && op->kind == OpKind::kBroadcast;
+    return definition_[id] != nullptr && definition_[id]->kind == OpKind::kBroadcast;
   }
   // A value of the whole, whose axis i is axis order[i] of what results.
   ValueId ordered(ValueId id, const Order& order) {
@@ -143,7 +149,7 @@ class Postponer {
     return ir::append(result_, OpKind::kTranspose, {from.id}, Dims{dims}, fresh(whole_.values[id]));
   }
   ValueId broadcast(ValueId id, const Order& order) {
-    const Op& op = *ir::definition(whole_, id);
+    const Op& op = *definition_[id];
     Value value = fresh(whole_.values[id]);
     std::vector<ir::Axis> axes(order.size());
     for (size_t i = 0; i < order.size(); ++i) axes[order[i]] = value.axes[i];
@@ -179,6 +185,7 @@ class Postponer {
   const Fusion& whole_;
   Fusion result_;
   std::vector<Turned> turned_;
+  std::vector<const Op*> definition_;  // by value of the whole; null for inputs
   std::set<std::string> names_;
   bool distinct_ = true;
 };

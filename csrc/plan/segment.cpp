@@ -65,7 +65,6 @@ class Drafter {
  public:
   Drafter(const Fusion& fusion, const Target& target)
       : fusion_(fusion),
-        on_gpu_(target.platform == Platform::kCuda),
         clusters_(find_clusters(fusion, target)),
         recompute_(fusion, clusters_),
         memory_(memory_of(fusion)),
@@ -355,7 +354,7 @@ class Drafter {
     }
     const bool again =
         is_cheap(op) || recompute_.is_trivial(value) ||
-        (feeds_reduction ? recompute_.better_again(value) : is_folded && on_gpu_ && recompute_.saves_store(value));
+        (feeds_reduction ? recompute_.better_again(value) : is_folded && on_cuda_ && recompute_.saves_store(value));
     if (!want.in_memory && !again) {
       if (users.size() > 1) want = {true, kNever, "several segments read its values, of iteration domain "};
       if (users.size() == 1 && drafts_[users[0]].full()) {
@@ -383,7 +382,7 @@ class Drafter {
         std::all_of(users.begin(), users.end(), [](const Key& user) { return user.kind == DraftKind::kReduction; });
     const bool widens = op.kind == OpKind::kConvert &&
                         size_of(fusion_.values[value].dtype) > size_of(fusion_.values[op.inputs[0]].dtype);
-    const bool better = only_folded ? recompute_.better_again(value) : on_gpu_ && recompute_.saves_store(value);
+    const bool better = only_folded ? recompute_.better_again(value) : on_cuda_ && recompute_.saves_store(value);
     const bool outside_too = is_generated(op) || widens || (!want.in_memory && better);
     if (used_outside && !outside_too) want.in_memory = true;
     std::vector<Key> homes = outside_too ? users : std::vector<Key>{home};
@@ -416,7 +415,7 @@ class Drafter {
       const bool after_pointwise = home.kind != DraftKind::kPointwise;
       const auto found = drafts_.find(home);
       return home.kind != DraftKind::kNested && home.level + after_pointwise <= deadline &&
-             !(on_gpu_ && turned_.contains({home, value})) && home.shape == iteration_shape(fusion_.values[value]) &&
+             !(on_cuda_ && turned_.contains({home, value})) && home.shape == iteration_shape(fusion_.values[value]) &&
              (found == drafts_.end() || !found->second.full());
     };
     if (!users.empty() && can_store(users.front())) return users.front();
@@ -505,11 +504,10 @@ class Drafter {
   }
 
   const Fusion& fusion_;
-  const bool on_gpu_;  // where arithmetic is hidden by memory
   const Clusters clusters_;
   const Recompute recompute_;
   const std::vector<ValueId> memory_;
-  const bool on_cuda_;
+  const bool on_cuda_;  // where arithmetic is hidden by memory
   std::vector<bool> is_table_, is_input_;
   std::vector<int> level_;          // by value: of the kernels that can use it
   std::vector<int> cluster_level_;  // by cluster
