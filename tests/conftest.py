@@ -26,7 +26,7 @@ import pytest  # noqa: E402
 gc.collect()
 gc.freeze()
 # Traces are many small objects, few of them garbage in cycles: by default the search for it is a twelfth of the time.
-gc.set_threshold(20_000, 20, 100)
+gc.set_threshold(20_000, 10, 10)
 
 # XLA's own float32 products, which serve as truth, are TF32 on GPUs otherwise.
 jax.config.update("jax_default_matmul_precision", "highest")
