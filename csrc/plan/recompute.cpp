@@ -49,10 +49,16 @@ Recompute::Recompute(const ir::Fusion& fusion, const Clusters& clusters)
       is_compared_(fusion.values.size(), false),
       again_(fusion.values.size()) {
   for (ValueId id : fusion.inputs) is_input_[id] = true;
+  std::vector<bool> is_fold(fusion.values.size(), false);  // along its axes, too
   for (const Op& op : fusion.ops) {
     again_[op.output] = again(op);
     is_spread_[op.output] = op.kind == OpKind::kSpread;
-    if (op.kind != OpKind::kEq && op.kind != OpKind::kNe) continue;
+    const bool asks_order =
+        op.kind == OpKind::kLt || op.kind == OpKind::kLe || op.kind == OpKind::kGt || op.kind == OpKind::kGe;
+    const bool with_fold = std::any_of(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return is_fold[id]; });
+    is_fold[op.output] = ir::info(op.kind).op_class == OpClass::kReduce ||
+                         ((op.kind == OpKind::kBroadcast || op.kind == OpKind::kSqueeze) && with_fold);
+    if (op.kind != OpKind::kEq && op.kind != OpKind::kNe && !(asks_order && with_fold)) continue;
     for (ValueId id : op.inputs) is_compared_[id] = true;
   }
 }

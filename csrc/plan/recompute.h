@@ -23,7 +23,7 @@ class Recompute {
   // Whether it is so little work that a store is saved even where no reduction hides it.
   bool is_trivial(ir::ValueId value) const;
   // Whether kernels that compute the value read no more than the value itself, so that a store of it is saved. Not what
-  // is compared: kernels may round it differently.
+  // is equal to others or not, above a fold or below: kernels may round it differently.
   bool saves_store(ir::ValueId value) const;
 
  private:
