@@ -52,6 +52,7 @@ def test_a_handful_is_timed_compared_and_drawn(monkeypatch, capsys, tmp_path):
 
 
 def test_wrong_values_are_told_and_are_the_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(timing, "copy_rate", lambda size: 1e12)  # which is fused, too
     monkeypatch.setattr(timing.jf, "fuse", lambda f: lambda *operands: jax.tree.map(lambda x: x * 2, f(*operands)))
     monkeypatch.setattr(timing, "plan", lambda f, shapes: (1, ""))
     with pytest.raises(SystemExit) as ended:
@@ -64,6 +65,7 @@ def test_what_fails_to_compile_is_told(monkeypatch, capsys):
     def fuse(f):
         raise TypeError("no")
 
+    monkeypatch.setattr(timing, "copy_rate", lambda size: 1e12)  # which is fused, too
     monkeypatch.setattr(timing.jf, "fuse", lambda f: fuse)
     [case] = timing.cases(quick=True, only="norm.softmax_axis12", scale="small")
     assert summary.faults([case]) == ["norm.softmax_axis12.f32: jax_fuser: TypeError: no"]
