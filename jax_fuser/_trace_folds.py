@@ -20,28 +20,10 @@ Emit = Callable[["Writer", Equation, Ids], Ids]
 def reduction(op: str) -> Emit:
     def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
         dtype = eqn.outvars[0].aval.dtype
-        if 0 in eqn.invars[0].aval.shape:
-            return [w.full(eqn.outvars[0].aval, _of_nothing(op, dtype))]
         operand = w.rounded(x[0], dtype) if op in ("reduce_max", "reduce_min") else x[0]
         return [w.builder.reduce(op, operand, sorted(eqn.params["axes"]), dtype, w.label(eqn))]
 
     return emit
-
-
-def _of_nothing(op: str, dtype: Any) -> Any:
-    """Return what a fold of no element is."""
-    if op in ("reduce_sum", "reduce_or", "reduce_xor"):
-        return 0
-    if op == "reduce_prod":
-        return 1
-    if op == "reduce_and":
-        return np.invert(np.zeros((), dtype))
-    least = op == "reduce_max"
-    if dtype == np.bool_:
-        return not least
-    if np.dtype(dtype).kind not in "iu":  # numpy knows bf16 as no float
-        return -np.inf if least else np.inf
-    return np.iinfo(dtype).min if least else np.iinfo(dtype).max
 
 
 def scan(op: str) -> Emit:

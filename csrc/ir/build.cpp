@@ -391,10 +391,13 @@ ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, i
   const std::vector<Axis>& axes = value(x, op.name.data()).axes;
   if (dims.empty() && parts == 0) return x;
   const Reduce attribute{to_vector(dims), parts, in_turn};
-  infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
+  const Value type = infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
   const bool folds = std::any_of(dims.begin(), dims.end(),
                                  [&](int64_t dim) { return axes[dim].extent != 1 || axes[dim].extents >= 0; });
   if (!folds) return squeeze(x, parts > 0 ? dims.subspan(1) : dims);
+  const bool of_nothing = parts == 0 && ragged_axis(fusion_.values[x]) < 0 &&
+                          std::any_of(dims.begin(), dims.end(), [&](int64_t dim) { return axes[dim].extent == 0; });
+  if (of_nothing) return full(type.dtype, shape(type), identity_of(kind, type.dtype));
   if (const Op* concat = definition(x); dims.size() == 1 && parts == 0 && concat != nullptr) {
     const size_t count = concat->kind == OpKind::kConcat ? concat->inputs.size() : 0;
     if (count > 0 && count <= kMaxColumns && axes[dims[0]].extent == static_cast<int64_t>(count) &&

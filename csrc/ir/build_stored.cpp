@@ -90,6 +90,8 @@ class Repeated {
         much.ops = static_cast<size_t>(kOpsOfByte * size_of(type.dtype) / (sizes - 1)) + 1;
       } else if (in_steps && sizes > kMoreThanOne) {
         much.places = kManyPlaces;
+      } else {
+        continue;
       }
       if (is_little(whole, much)) continue;
       for (const ReadPart& part : parts) {
@@ -118,11 +120,16 @@ class Repeated {
     }
   }
 
-  void drop_operands(ValueId id) {
-    const Op* op = definition(id);
-    if (op == nullptr || is_read_[id]) return;
-    for (ValueId operand : op->inputs) {
-      if (--readers_[operand] == 0) drop_operands(operand);
+  void drop_operands(ValueId value) {
+    std::vector<ValueId> todo = {value};
+    while (!todo.empty()) {
+      const ValueId id = todo.back();
+      todo.pop_back();
+      const Op* op = definition(id);
+      if (op == nullptr || is_read_[id]) continue;
+      for (ValueId operand : op->inputs) {
+        if (--readers_[operand] == 0) todo.push_back(operand);
+      }
     }
   }
 
@@ -174,6 +181,7 @@ void Builder::store(ValueId id) {
 }
 
 std::vector<ValueId> Builder::repeated(std::span<const ValueId> values, std::span<const ValueId> wanted) const {
+  if (origin_.empty()) return {};
   const std::set<ValueId> asked(values.begin(), values.end());
   const auto is_part = [&](ValueId id) { return origin_.count(id) > 0; };
   PartsOf parts;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 
 #include "base/error.h"
 
@@ -85,6 +86,26 @@ bool Constant::operator==(const Constant& other) const {
 Constant zero_of(DType dtype) {
   if (is_float(dtype)) return {0.0};
   return {int64_t{0}};
+}
+
+Constant identity_of(OpKind reduce, DType dtype) {
+  using Limits = std::numeric_limits<double>;
+  const bool is_max = reduce == OpKind::kReduceMax;
+  if (is_max || reduce == OpKind::kReduceMin) {
+    if (is_float(dtype)) return {is_max ? -Limits::infinity() : Limits::infinity()};
+    const bool is_unsigned = dtype == DType::kPred || dtype == DType::kU8 || dtype == DType::kU16 ||
+                             dtype == DType::kU32 || dtype == DType::kU64;
+    if (is_unsigned && is_max) return {int64_t{0}};
+    if (dtype == DType::kPred) return {int64_t{1}};
+    const int bits = static_cast<int>(8 * size_of(dtype));
+    if (is_unsigned) return {bits == 64 ? int64_t{-1} : (int64_t{1} << bits) - 1};
+    const int64_t highest = std::numeric_limits<int64_t>::max() >> (64 - bits);
+    return {is_max ? -highest - 1 : highest};
+  }
+  if (reduce == OpKind::kReduceAnd) return {int64_t{dtype == DType::kPred ? 1 : -1}};
+  const int64_t number = reduce == OpKind::kReduceProd ? 1 : 0;
+  if (is_float(dtype)) return {static_cast<double>(number)};
+  return {number};
 }
 
 int ragged_axis(const Value& value) {

@@ -92,6 +92,8 @@ struct Constant {
   bool operator==(const Constant&) const;  // bitwise, so that NaN equals NaN and -0.0 differs from 0.0
 };
 Constant zero_of(DType dtype);
+// What a reduction of no element gives.
+Constant identity_of(OpKind reduce, DType dtype);
 // broadcast: operand axis i is result axis dims[i] (increasing), of equal extent or extent 1.
 // transpose: result axis i is operand axis dims[i]. squeeze: the operand axes of extent 1 that go. iota: the axis
 // counted. reshape: none, the elements in their order under another shape. spread: the axis of which each of the

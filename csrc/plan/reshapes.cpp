@@ -35,13 +35,20 @@ void append(Sizes& all, const Sizes& more) { all.insert(all.end(), more.begin(),
 class ReshapeRewriter {
  public:
   explicit ReshapeRewriter(const Fusion& whole)
-      : whole_(whole), cuts_(cut_axes(whole)), builder_(whole.name), renamed_(whole.values.size(), -1) {}
+      : whole_(whole),
+        cuts_(cut_axes(whole)),
+        builder_(whole.name),
+        renamed_(whole.values.size(), -1),
+        is_computed_(whole.values.size(), false) {}
 
   Fusion run() {
     for (ValueId id : whole_.inputs) {
       renamed_[id] = builder_.input(whole_.values[id].name, whole_.values[id].dtype, shape(id));
     }
-    for (const Op& op : whole_.ops) renamed_[op.output] = rewrite(op);
+    for (const Op& op : whole_.ops) {
+      renamed_[op.output] = rewrite(op);
+      is_computed_[op.output] = ir::info(op.kind).op_class == ir::OpClass::kPointwise;
+    }
     std::vector<ValueId> outputs;  // each once
     std::vector<size_t> number;
     std::map<ValueId, ValueId> reshaped;  // what moved, by result
@@ -164,9 +171,7 @@ class ReshapeRewriter {
       }
       append(result, to[a]);
     }
-    const Op* computed = definition(whole_, op.inputs[0]);
-    const bool stored = computed != nullptr && ir::info(computed->kind).op_class == ir::OpClass::kPointwise;
-    if (stored) builder_.store(x);
+    if (is_computed_[op.inputs[0]]) builder_.store(x);  // it would have been sliced before
     return builder_.reshape(builder_.slice(x, inner, counts), result);
   }
 
@@ -254,6 +259,7 @@ class ReshapeRewriter {
   const AxisCuts cuts_;
   ir::Builder builder_;
   std::vector<ValueId> renamed_;
+  std::vector<bool> is_computed_;  // by value of the whole: by a pointwise op
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "plan/two_stages.h"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -69,27 +68,6 @@ constexpr int64_t kFewestColumns = 128;
 
 bool folds(const Reduce& reduce, size_t axis) {
   return std::binary_search(reduce.dims.begin(), reduce.dims.end(), static_cast<int64_t>(axis));
-}
-
-// What a fold of nothing gives.
-Constant identity(OpKind reduce, DType dtype) {
-  using Limits = std::numeric_limits<double>;
-  const bool is_max = reduce == OpKind::kReduceMax;
-  if (is_max || reduce == OpKind::kReduceMin) {
-    if (is_float(dtype)) return {is_max ? -Limits::infinity() : Limits::infinity()};
-    const bool is_unsigned = dtype == DType::kPred || dtype == DType::kU8 || dtype == DType::kU16 ||
-                             dtype == DType::kU32 || dtype == DType::kU64;
-    if (is_unsigned && is_max) return {int64_t{0}};
-    if (dtype == DType::kPred) return {int64_t{1}};
-    const int bits = static_cast<int>(8 * size_of(dtype));
-    if (is_unsigned) return {bits == 64 ? int64_t{-1} : (int64_t{1} << bits) - 1};
-    const int64_t highest = std::numeric_limits<int64_t>::max() >> (64 - bits);
-    return {is_max ? -highest - 1 : highest};
-  }
-  if (reduce == OpKind::kReduceAnd) return {int64_t{dtype == DType::kPred ? 1 : -1}};
-  const int64_t number = reduce == OpKind::kReduceProd ? 1 : 0;
-  if (is_float(dtype)) return {static_cast<double>(number)};
-  return {number};
 }
 
 // The first stage keeps leading folded axes whole until their product nears `parts`, and folds the next one in parts.
@@ -341,7 +319,7 @@ class StageRewriter {
     for (int64_t dim : reduce->dims) folded *= shape[dim];
     if (folded == 0) {
       const bool scalar = value.axes.empty();
-      const ValueId constant = add(OpKind::kConstant, {}, identity(op.kind, value.dtype),
+      const ValueId constant = add(OpKind::kConstant, {}, ir::identity_of(op.kind, value.dtype),
                                    scalar ? value : fresh(value, "nothing", value.dtype), op.label);
       return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
     }
@@ -447,7 +425,7 @@ class StageRewriter {
     const OpKind compare = whole.reverse ? OpKind::kGt : OpKind::kLt;
     const ValueId counts = add(compare, {before, own}, {}, fresh(value, "is_before", DType::kPred), "");
     const ValueId all = add(OpKind::kBroadcast, {runs}, dims, stated("pairs", pairs), "");
-    const ValueId nothing = add(OpKind::kConstant, {}, identity(fold, dtype), stated("nothing"), "");
+    const ValueId nothing = add(OpKind::kConstant, {}, ir::identity_of(fold, dtype), stated("nothing"), "");
     const ValueId none = add(OpKind::kBroadcast, {nothing}, ir::Dims{}, stated("none", pairs), "");
     const ValueId chosen = add(OpKind::kSelect, {counts, all, none}, {}, stated("chosen"), "");
     const ValueId starts = add(fold, {chosen}, Reduce{{whole.axis + 1}}, stated("starts"), op.label);
