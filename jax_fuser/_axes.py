@@ -263,9 +263,9 @@ class Builder:
             self.folds[result] = Fold(op, folded, dtype)
         return result
 
-    def scan(self, op: str, value: int, axis: int, reverse: bool, label: str) -> int:
-        """Carry a value along an axis, which no mesh may split."""
-        result = self._joined(lambda b, to, x: b.scan(op, x, axis, reverse, label), [value])
+    def scan(self, op: str, value: int, axis: int, reverse: bool, label: str, *factors: int) -> int:
+        """Carry a value along an axis, which no mesh may split; a linear recurrence has factors, too."""
+        result = self._joined(lambda b, to, *x: b.scan(op, x[0], axis, reverse, label, *x[1:]), [value, *factors])
         self._counted.append(self._axes[result][axis])
         return result
 

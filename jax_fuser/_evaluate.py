@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text, _words
 from jax_fuser._core import Fusion, UserError
+from jax_fuser._recurrence import recurrence
 from jax_fuser._row_groups import spans
 from jax_fuser._search import search
 
@@ -52,6 +53,7 @@ _SCAN: dict[str, Callable[..., Any]] = {
     "scan_max": lax.cummax,
     "scan_min": lax.cummin,
     "scan_logsumexp": lax.cumlogsumexp,
+    "scan_linear": recurrence,
 }
 
 
@@ -136,7 +138,7 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
     if op.kind in _JOIN:
         return _reduce(op, x[0])
     if op.kind in _SCAN:
-        return _SCAN[op.kind](x[0], axis=int(attributes["axis"]), reverse="reverse" in attributes)
+        return _SCAN[op.kind](*x, axis=int(attributes["axis"]), reverse="reverse" in attributes)
     if op.kind == "grouped_matmul":
         return _computed(
             _grouped(op, [v.astype(_ffi.dtype_named(fusion.dtype(n))) for v, n in zip(x, op.operands)]), op.dtype

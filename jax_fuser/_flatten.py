@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var, gensym, new_jaxpr_eqn
 
-from jax_fuser import _batch_indices, _random, _trace, _unroll
+from jax_fuser import _batch_indices, _linear_scans, _random, _trace, _unroll
 
 
 def _opened_branch(eqn: JaxprEqn) -> Any | None:
@@ -21,11 +21,15 @@ def _opened_branch(eqn: JaxprEqn) -> Any | None:
     return branch if is_default and not branch.consts and not eqn.effects else None
 
 
+def _opened_scan(eqn: JaxprEqn) -> Any | None:
+    return _linear_scans.opened(eqn) or _unroll.opened(eqn)
+
+
 # Primitives that we compute in another way: what makes a closed jaxpr without constants, of the last operands of an
 # equation, or None.
 OPENED: dict[str, Callable[[JaxprEqn], Any | None]] = {
     "random_bits": _random.opened,
-    "scan": _unroll.opened,
+    "scan": _opened_scan,
     "cond": _opened_branch,
 }
 

@@ -49,7 +49,7 @@ _REASONS = {
 _REASON = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _FOLDS = "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor"
 REDUCTIONS = frozenset(("reduce argmax argmin " + _FOLDS).split())
-SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"])
+SCANS = frozenset(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "jax_fuser_recurrence"])
 FUSED = "jax_fuser_fused"
 PRODUCT = "jax_fuser_grouped_matmul"
 PACKED_PRODUCT = "jax_fuser_packed_matmul"
@@ -236,6 +236,7 @@ RULES: dict[str, Rule] = {
     "cummax": Rule(_trace_folds.scan("scan_max")),
     "cummin": Rule(_trace_folds.scan("scan_min")),
     "cumlogsumexp": Rule(_trace_folds.scan("scan_logsumexp")),
+    "jax_fuser_recurrence": Rule(_trace_folds.recurrence),
     "top_k": Rule(_trace_folds.top_k, refuse=_trace_folds.refuse_top_k, fits=False),
     "argmax": Rule(_trace_folds.argument("reduce_max"), refuse=_trace_folds.refuse_argument, fits=False),
     "argmin": Rule(_trace_folds.argument("reduce_min"), refuse=_trace_folds.refuse_argument, fits=False),

@@ -35,6 +35,11 @@ def scan(op: str) -> Emit:
     return emit
 
 
+def recurrence(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    p = eqn.params
+    return [w.builder.scan("scan_linear", x[0], p["axis"], p["reverse"], w.label(eqn), x[1])]
+
+
 def argument(op: str) -> Emit:
     def emit(w: Writer, eqn: Equation, x: Ids) -> Ids:
         # The first index at which the operand is its maximum; a NaN is one.

@@ -25,16 +25,21 @@ def opened(eqn: Any) -> Any | None:
     if not isinstance(length, int) or length < 1 or eqn.effects or body.consts:
         return None
     unroll = min(int(unroll), length)
-    avals = [v.aval for v in eqn.invars]
-    placed = any(axes_of(a) or any(a.sharding.spec) for a in avals)
-    if unroll < 2 or unroll * len(body.jaxpr.eqns) > _MOST or placed:
+    if unroll < 2 or unroll * len(body.jaxpr.eqns) > _MOST or placed(eqn):
         return None
+    avals = [v.aval for v in eqn.invars]
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
     closed = jax.make_jaxpr(lambda *args: _run(eqn.params, unroll, args))(*given)
     return None if closed.consts else closed
 
 
-def _parts(params: Any, args: Sequence[Any]) -> list[list[Any]]:
+def placed(eqn: Any) -> bool:
+    """Whether operands are parts of arrays on a mesh, or split over one."""
+    avals = [v.aval for v in eqn.invars]
+    return any(axes_of(a) or any(a.sharding.spec) for a in avals)
+
+
+def scan_parts(params: Any, args: Sequence[Any]) -> list[list[Any]]:
     """Return constants, what is carried, and what has an element for each step; parameters differ by JAX version."""
     if "ft_in" in params:
         return [[*part] for part in params["ft_in"].update(args).unpack()]
@@ -44,7 +49,7 @@ def _parts(params: Any, args: Sequence[Any]) -> list[list[Any]]:
 
 def _run(params: Any, unroll: int, args: Sequence[Any]) -> list[Any]:
     length, reverse, jaxpr = (params[name] for name in ("length", "reverse", "jaxpr"))
-    consts, carry, xs = _parts(params, args)
+    consts, carry, xs = scan_parts(params, args)
     body = jax.extend.core.jaxpr_as_fun(jaxpr)
 
     def steps(carry: Sequence[Any], xs: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:

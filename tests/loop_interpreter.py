@@ -28,6 +28,14 @@ EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
 
 
+def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> np.ndarray:
+    """Return each value and its factor times the result before it, along the last axis."""
+    result = np.empty_like(values)
+    for i in range(values.shape[-1]):
+        result[..., i] = before = values[..., i] + factors[..., i] * before
+    return result
+
+
 @dataclass
 class Line:
     text: str
@@ -310,45 +318,57 @@ class Block:
         array[self.thread, element] = np.where(on, self.registers[register], array[self.thread, element])
 
     def scan(self, active: Active, _: Any, to: str, dtype: str, register: str, fold: str, *how: str) -> None:
-        carry, at, lanes, back, when = how
+        factor, carry, at, lanes, back, when = how
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
-        ufunc = FOLDS[fold][0]
+        ufunc, turn = FOLDS[fold][0], slice(None, None, -1 if back else 1)
         on = active.threads[:, None] & active.lanes
         value = self.registers[register]
-        if lanes:
-            nothing = identity(fold, value.dtype)
-            turned = np.where(on, value, nothing)[:, :: -1 if back else 1]
-            value = ufunc.accumulate(turned, axis=1)[:, :: -1 if back else 1]
         if carry:
             element, array = self.element(active, carry, at), self.arrays[carry]
             old = array[self.thread, element]
-            value = ufunc(old, value)
+        if factor:
+            times = self.registers[factor]
+            if lanes:
+                value, times = np.where(on, value, 0)[:, turn], np.where(on, times, 1)[:, turn]
+                value = recurred(value, times, old[:, 0] if carry else 0)[:, turn]
+            else:
+                value = value + times * old
+        elif lanes:
+            turned = np.where(on, value, identity(fold, value.dtype))[:, turn]
+            value = ufunc.accumulate(turned, axis=1)[:, turn]
+        if carry:
+            value = value if factor else ufunc(old, value)
             last = np.repeat(value[:, :1] if back else value[:, -1:], self.kernel.width, 1) if lanes else value
             array[self.thread, element] = np.where(active.threads[:, None] if lanes else on, last, old)
         self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
 
-    def scan_threads(self, active: Active, _: Any, name: str, fold: str, carry: str, at: str, *how: str) -> None:
-        lanes, over, run, back = how
+    def scan_threads(self, active: Active, _: Any, name: str, fold: str, *how: str) -> None:
+        factors, carry, at, lanes, over, run, back = how
         assert active.threads.all(), f"not all threads reach the scan of {name}"
         (x, y), array, turn = self.kernel.block, self.arrays[name], slice(None, None, -1 if back else 1)
         if x > WARP or over == "threads_y":
             self.meet()
         # What is scanned comes last: runs, threads, the elements of a run, and lanes where they lie along it.
-        parts = array.reshape(y, x, -1, int(run), self.kernel.width)
-        order = (0, 2, 1, 3, 4) if over == "threads" else (1, 4, 2, 0, 3)
-        if over == "threads" and not lanes:
-            parts = parts[..., :1]
-        parts = parts.transpose(order)
-        kept = 1 if over == "threads" else 2
-        line = parts.reshape(*parts.shape[:kept], -1)
-        ufunc = FOLDS[fold][0]
-        line = ufunc.accumulate(line[..., turn], axis=-1)
+        order, kept = ((0, 2, 1, 3, 4), 1) if over == "threads" else ((1, 4, 2, 0, 3), 2)
+
+        def parts_of(array: np.ndarray) -> np.ndarray:
+            parts = array.reshape(y, x, -1, int(run), self.kernel.width)
+            return (parts[..., :1] if over == "threads" and not lanes else parts).transpose(order)
+
+        parts = parts_of(array)
+        line = parts.reshape(*parts.shape[:kept], -1)[..., turn]
         if carry:
             element, carries = self.element(active, carry, at), self.arrays[carry]
             old = carries[self.thread, element].reshape(y, x, -1)
             before = old[:, 0, 0] if over == "threads" else old[0]
-            line = ufunc(before[..., None], line)
+        if factors:
+            line = recurred(line, parts_of(self.arrays[factors]).reshape(line.shape)[..., turn], before if carry else 0)
+        else:
+            ufunc = FOLDS[fold][0]
+            line = ufunc.accumulate(line, axis=-1)
+            line = ufunc(before[..., None], line) if carry else line
+        if carry:
             last = np.broadcast_to(line[:, -1, None, None] if over == "threads" else line[..., -1], old.shape)
             carries[self.thread, element] = last.reshape(self.thread.size, -1)
         scanned = line[..., turn].reshape(parts.shape).transpose(np.argsort(order))
@@ -526,12 +546,14 @@ STATEMENTS = [
         ),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
-            r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: from (\w+)\[(.+?)\])?( over lanes)?( reverse)?(?: if (.+))?",
+            r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: times (r\d+))?(?: from (\w+)\[(.+?)\])?"
+            r"( over lanes)?( reverse)?(?: if (.+))?",
             Block.scan,
         ),
         (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
         (
-            r"scan (\w+) by (\w+)(?: from (\w+)\[(.+?)\])? over( lanes)? (threads(?:_y)?) in runs of (\d+)( reverse)?",
+            r"scan (\w+) by (\w+)(?: times (\w+))?(?: from (\w+)\[(.+?)\])?"
+            r" over( lanes)? (threads(?:_y)?) in runs of (\d+)( reverse)?",
             Block.scan_threads,
         ),
         (r"declare (\w+)(?: for (\w+))?", Block.declare),

@@ -12,11 +12,15 @@ from jax_fuser import _core
 ROWS, COLUMNS = 12, 40
 
 
-def fusion(axis=1, reverse=False):
-    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y."""
+def fusion(axis=1, reverse=False, linear=False):
+    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` 2 x + x * (what is before)."""
     b = jf.ir.Builder("sums")
     x = b.input("x", "f32", [ROWS, COLUMNS])
-    summed = b.scan("scan_sum", b.pointwise("add", [x, x]), axis, reverse)
+    doubled = b.pointwise("add", [x, x])
+    if linear:
+        summed = b.scan("scan_linear", doubled, axis, reverse, factors=x)
+    else:
+        summed = b.scan("scan_sum", doubled, axis, reverse)
     b.output(b.pointwise("add", [summed, x]))
     return b.finish()
 
@@ -24,10 +28,14 @@ def fusion(axis=1, reverse=False):
 X, DOUBLED, SUMMED, Y = fusion().values
 
 
-def truth(x, axis, reverse):
+def truth(x, axis, reverse, linear=False):
     x = np.asarray(x, np.float64)
     turned = np.flip(x, axis) if reverse else x
-    s = np.cumsum(turned * 2, axis)
+    if linear:
+        rows = np.moveaxis(turned, axis, -1)
+        s = np.moveaxis(loop_interpreter.recurred(2 * rows, rows, 0), -1, axis)
+    else:
+        s = np.cumsum(turned * 2, axis)
     return x + (np.flip(s, axis) if reverse else s)
 
 
@@ -71,18 +79,22 @@ def side_by_side(s):
 CPU = [lanes, columns, uneven, tasks, side_by_side, lambda s: None]
 
 
+LINEAR = pytest.mark.parametrize("linear", [False, True], ids=["sum", "linear"])
+
+
+@LINEAR
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("edit", CPU)
-def test_any_loops_give_the_same_result(edit, axis, reverse):
+def test_any_loops_give_the_same_result(edit, axis, reverse, linear):
     x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
     try:
-        schedule = scheduled(fusion(axis, reverse), edit)
+        schedule = scheduled(fusion(axis, reverse, linear), edit)
         [got] = jf.ir.run(schedule, jnp.asarray(x))
     except _core.UserError as error:
         assert axis == 0 and edit is tasks, error  # its tasks run apart
         return
-    assert_close(got, truth(x, axis, reverse))
+    assert_close(got, truth(x, axis, reverse, linear), scale=4)
     assert jf.ir.Scheduler(schedule).schedule == schedule
 
 
@@ -128,11 +140,14 @@ CUDA = {rows: 1, rows_in_chunks: 1, runs_of_threads: 1, threads_y: 0}
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@LINEAR
 @pytest.mark.parametrize("edit", CUDA)
-def test_threads_scan_together(edit, reverse):
-    schedule = scheduled(fusion(CUDA[edit], reverse), edit)
+def test_threads_scan_together(edit, reverse, linear):
+    schedule = scheduled(fusion(CUDA[edit], reverse, linear), edit)
     text = jf.ir.lower(schedule, "cuda").as_text("source")
-    assert "jf::scan_threads<jf::fold::add" in text and ("kReverse" in text) == reverse
+    assert ("jf::recur_threads<" if linear else "jf::scan_threads<jf::fold::add") in text and (
+        "kReverse" in text
+    ) == reverse
     if _core.nvrtc()[0] is not None:
         assert _core.compile_cuda(f"{schedule.fusion}{schedule}", _core.cuda_target_for(90))
 
@@ -145,12 +160,13 @@ def one_thread_outside(s):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
+@LINEAR
 @pytest.mark.parametrize("edit", [*CUDA, one_thread_outside])
-def test_threads_scan_every_element_in_order(edit, reverse):
+def test_threads_scan_every_element_in_order(edit, reverse, linear):
     axis = CUDA.get(edit, 1)
     x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
-    [got] = loop_interpreter.run(scheduled(fusion(axis, reverse), edit), x)
-    assert_close(got, truth(x, axis, reverse))
+    [got] = loop_interpreter.run(scheduled(fusion(axis, reverse, linear), edit), x)
+    assert_close(got, truth(x, axis, reverse, linear), scale=4)
 
 
 def test_a_scan_by_threads_stands_beside_lanes_of_others():

@@ -53,6 +53,17 @@ def associative_scan(a, b):
     return lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, b), axis=1)[1]
 
 
+@corner("ssm.rg_lru_scan", *[normal((8, 2048, 1024), (2, 9, 5))] * 2, vjp=("f32", 0, 1))
+def gated_recurrence(x, gate):
+    def step(h, now):
+        x, gate = now
+        a = nn.sigmoid(gate)
+        h = a * h + jnp.sqrt(1 - a * a) * x
+        return h, h
+
+    return lax.scan(step, jnp.zeros_like(x[:, 0]), (x.swapaxes(0, 1), gate.swapaxes(0, 1)))[1].swapaxes(0, 1)
+
+
 @corner(
     "ssm.causal_conv4",
     *(normal((8, 4096, 1024), (2, 9, 5)), normal((4, 1024), (4, 5)), normal(*CHANNELS)),

@@ -62,6 +62,26 @@ JF_FUNCTION Lanes<T, W> scanned(const Lanes<T, W>& x) {
   }
 }
 
+// Each lane is x, and f times the one before it in the order of the scan: one after the other, as a loop would.
+template <bool kReverse, class T, int W>
+JF_FUNCTION Lanes<T, W> recurred(const Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
+  if constexpr (W <= JF_PART) {
+    Lanes<T, W> result = x;
+    auto last = carry.v[0];
+    for (int i = 0; i < W; ++i) {
+      const int at = kReverse ? W - 1 - i : i;
+      result.v[at] = last = x.v[at] + f.v[at] * last;
+    }
+    return result;
+  } else if constexpr (kReverse) {
+    const Lanes<T, W / 2> hi = recurred<true>(carry.hi, f.hi, x.hi);
+    return {recurred<true>(last_lane<true>(hi), f.lo, x.lo), hi};
+  } else {
+    const Lanes<T, W / 2> lo = recurred<false>(carry.lo, f.lo, x.lo);
+    return {lo, recurred<false>(last_lane<false>(lo), f.hi, x.hi)};
+  }
+}
+
 }  // namespace jf
 
 #include "codegen/scan.h"

@@ -26,6 +26,18 @@ JF_FUNCTION Lanes<T, W> scanned(Lanes<T, W> x) {
   return x;
 }
 
+// Each lane is x, and f times the one before it in the order of the scan.
+template <bool kReverse, class T, int W>
+JF_FUNCTION Lanes<T, W> recurred(const Lanes<T, W>& carry, const Lanes<T, W>& f, Lanes<T, W> x) {
+  T last = carry.v[0];
+#pragma unroll
+  for (int i = 0; i < W; ++i) {
+    const int at = kReverse ? W - 1 - i : i;
+    last = x.v[at] += f.v[at] * last;
+  }
+  return x;
+}
+
 }  // namespace jf
 
 #include "codegen/scan.h"

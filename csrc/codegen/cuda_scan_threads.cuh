@@ -181,4 +181,112 @@ JF_FUNCTION void scan_threads(Scratch<kBytes> scratch, Lanes<T, W>& x, Carry&& c
   x = array[0];
 }
 
+// What a run of a linear recurrence makes of what stands before it: `factor` times that, and `value`.
+template <class T>
+struct Step {
+  T factor, value;
+
+  // A factor of 0 forgets, and of 0 there is nothing to add, even where the product of many factors is infinite.
+  JF_FUNCTION Step of(const Step& a, const Step& b) {
+    return {b.factor == T(0) ? T(0) : a.factor * b.factor, a.value == T(0) ? b.value : b.factor * a.value + b.value};
+  }
+};
+template <class T, class Shuffle>
+JF_FUNCTION Step<T> shuffled(Step<T> x, Shuffle shuffle) {
+  return {shuffled(x.factor, shuffle), shuffled(x.value, shuffle)};
+}
+// As an op that scans.
+struct Steps {
+  template <class T, int V>
+  JF_FUNCTION Lanes<Step<T>, V> of(const Lanes<Step<T>, V>& a, const Lanes<Step<T>, V>& b) {
+    return map<Step<T>>([](const Step<T>& x, const Step<T>& y) { return Step<T>::of(x, y); }, a, b);
+  }
+};
+template <class Op, class T, int V>
+JF_FUNCTION void fill(Lanes<Step<T>, V>& x) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) x.v[i] = {T(1), T(0)};
+}
+
+template <class T, int W>
+JF_FUNCTION Nothing steps_of(Nothing) {
+  return {};
+}
+template <class T, int W>
+JF_FUNCTION Lanes<Step<T>, W> steps_of(const Lanes<T, W>& carry) {
+  return map<Step<T>>([](T x) { return Step<T>{T(1), x}; }, carry);
+}
+JF_FUNCTION void set_values(Nothing, Nothing) {}
+template <class T, int W>
+JF_FUNCTION void set_values(Lanes<T, W>& carry, const Lanes<Step<T>, W>& steps) {
+  carry = map<T>([](const Step<T>& x) { return x.value; }, steps);
+}
+
+// A run of elements from what stands before it.
+template <int kRun, Order kOrder, bool kInLanes, class T, int W>
+JF_FUNCTION void recur_run(Lanes<T, W>* array, const Lanes<T, W>* factors, Lanes<T, W> running) {
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    const int n = kOrder == kReverse ? kRun - 1 - k : k;
+    if constexpr (kInLanes) {
+      array[n] = recur_lanes<kOrder>(running, factors[n], array[n]);
+    } else {
+      array[n] = recur(running, factors[n], array[n]);
+    }
+  }
+}
+
+// As scan_threads, a linear recurrence: what each run makes of what stands before it is scanned over the threads, then
+// each thread goes along its runs once more, from what stands before them.
+template <class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, int N, class Carry>
+JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], Lanes<T, W> (&factors)[N],
+                               Carry&& carry) {
+  static_assert(N % kRun == 0, "an array is runs of equally many elements");
+  constexpr bool kBack = kOrder == kReverse, kInLanes = (kOver & kLanes) != 0, kAlongX = (kOver & kX) != 0;
+  static_assert(kAlongX || !kInLanes, "threads along y scan columns, one in each lane");
+  constexpr int kRuns = N / kRun, kValues = kAlongX ? 1 : W;
+  auto steps = steps_of<T, W>(carry);
+  Lanes<Step<T>, kAlongX ? kRuns : 1> totals, all_before;
+#pragma unroll
+  for (int i = 0; i < kRuns; ++i) {
+    const int r = kBack ? kRuns - 1 - i : i;
+    Lanes<Step<T>, kValues> total;
+    fill<Steps>(total);
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int n = r * kRun + (kBack ? kRun - 1 - k : k);
+#pragma unroll
+      for (int l = 0; l < (kInLanes ? W : kValues); ++l) {
+        const int lane = kInLanes && kBack ? W - 1 - l : l;
+        Step<T>& own = total.v[kInLanes ? 0 : lane];
+        own = {own.factor * factors[n].v[lane], factors[n].v[lane] * own.value + array[n].v[lane]};
+      }
+    }
+    if constexpr (kAlongX) {
+      totals.v[r] = total.v[0];
+    } else {
+      Lanes<Step<T>, W> before;
+      scan_rows<Steps, B, kOrder>(total, before, steps, scratch);
+      Lanes<T, W> running;
+      set_values(running, before);
+      recur_run<kRun, kOrder, false>(array + r * kRun, factors + r * kRun, running);
+    }
+  }
+  if constexpr (kAlongX) {
+    scan_columns<Steps, B, kOrder>(totals, all_before, steps, scratch);
+#pragma unroll
+    for (int r = 0; r < kRuns; ++r) {
+      const Lanes<T, W> running = splat(Type<Lanes<T, W>>{}, all_before.v[r].value);
+      recur_run<kRun, kOrder, kInLanes>(array + r * kRun, factors + r * kRun, running);
+    }
+  }
+  set_values(carry, steps);
+}
+template <class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, class Carry>
+JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W>& x, Lanes<T, W>& factor, Carry&& carry) {
+  Lanes<T, W> array[1] = {x}, factors[1] = {factor};
+  recur_threads<B, kOver, kRun, kOrder>(scratch, array, factors, carry);
+  x = array[0];
+}
+
 }  // namespace jf

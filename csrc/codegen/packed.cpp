@@ -38,7 +38,7 @@ struct Finder {
   void operator()(const Accumulate& accumulate) { other.insert(accumulate.array); }
   void operator()(const Combine& combine) { other.insert(combine.arrays.begin(), combine.arrays.end()); }
   void operator()(const Scan& scan) { other.insert(scan.carry); }
-  void operator()(const ScanThreads& scan) { other.insert({scan.array, scan.carry}); }
+  void operator()(const ScanThreads& scan) { other.insert({scan.array, scan.carry, scan.factors}); }
   void operator()(const TurnedLoad& load) { other.insert(load.array); }
   void operator()(const For& loop) { body(loop.body); }
   void operator()(const Vector& vector) { body(vector.body); }
@@ -84,7 +84,7 @@ struct FoldFinder {
   }
   void operator()(const Set& set) { use(set.array); }
   void operator()(const Scan& scan) { use(scan.carry); }
-  void operator()(const ScanThreads& scan) { use(scan.array), use(scan.carry); }
+  void operator()(const ScanThreads& scan) { use(scan.array), use(scan.carry), use(scan.factors); }
   void operator()(const TurnedLoad& load) { use(load.array); }
   void operator()(const For& loop) { body(loop.body); }
   void operator()(const Vector& vector) { body(vector.body); }

@@ -242,8 +242,11 @@ struct Printer : MemoryStatements {
     const std::string definition = define(scan.result, "t", results);
     const std::string carry = scan.carry < 0 ? "" : element(scan.carry, scan.at) + ", ";
     const std::string call =
-        scan.lanes ? cat("jf::scan_lanes<", fold(scan.op), ", ", order(scan.reverse), ">(", carry, value, on(), ")")
-                   : cat("jf::scan<", fold(scan.op), ">(", carry, value, ")");
+        scan.factor
+            ? cat(scan.lanes ? cat("jf::recur_lanes<", order(scan.reverse), ">(") : "jf::recur(",
+                  scan.carry < 0 ? "jf::Start{}, " : carry, use(*scan.factor), ", ", value, scan.lanes ? on() : "", ")")
+        : scan.lanes ? cat("jf::scan_lanes<", fold(scan.op), ", ", order(scan.reverse), ">(", carry, value, on(), ")")
+                     : cat("jf::scan<", fold(scan.op), ">(", carry, value, ")");
     if (scan.when.empty()) {
       line(definition, call, ";");
     } else {
@@ -255,10 +258,12 @@ struct Printer : MemoryStatements {
              " scans over threads that its language does not have");
     check_all_threads("scan");
     const std::string from = scratch();
-    line("jf::scan_threads<", fold(scan.op), ", jf::Block<", kernel.block, ", ", kernel.block_y, ">, ",
-         scan.lanes ? "jf::kLanes | " : "", scan.threads ? "jf::kX" : "jf::kY", ", ", scan.run, ", ",
-         order(scan.reverse), ">(", from, ", ", array(scan.array), ", ",
-         scan.carry < 0 ? "jf::Nothing{}" : element(scan.carry, scan.at), ");");
+    const bool linear = scan.factors >= 0;
+    line(linear ? "jf::recur_threads<" : cat("jf::scan_threads<", fold(scan.op), ", "), "jf::Block<", kernel.block,
+         ", ", kernel.block_y, ">, ", scan.lanes ? "jf::kLanes | " : "", scan.threads ? "jf::kX" : "jf::kY", ", ",
+         scan.run, ", ", order(scan.reverse), ">(", from, ", ", array(scan.array), ", ",
+         linear ? cat(array(scan.factors), ", ") : "", scan.carry < 0 ? "jf::Nothing{}" : element(scan.carry, scan.at),
+         ");");
   }
   void operator()(const Sync&) {
     JF_CHECK(!dialect.sync.empty(), "kernel ", kernel.name, " waits for threads that its language does not have");

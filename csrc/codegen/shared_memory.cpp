@@ -53,7 +53,9 @@ int64_t scratch_bytes(const Kernel& kernel, const Combine& combine) {
 // Of codegen/cuda_scan_threads.cuh.
 int64_t scratch_bytes(const Kernel& kernel, const ScanThreads& scan) {
   const Array& array = kernel.arrays.at(scan.array);
-  const int64_t bytes = size_of(compute_dtype(array.dtype)), x = kernel.block, y = kernel.block_y;
+  // What a linear recurrence has of a run are two numbers.
+  const int64_t bytes = (scan.factors < 0 ? 1 : 2) * size_of(compute_dtype(array.dtype));
+  const int64_t x = kernel.block, y = kernel.block_y;
   if (scan.threads) return x <= kWarp ? 0 : array.size / scan.run * (x / kWarp) * y * bytes;
   const int64_t one = x * y * bytes;
   return one * std::min<int64_t>(kernel.width, std::max<int64_t>(1, kMostScratchBytes / one));

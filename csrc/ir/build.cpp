@@ -306,6 +306,13 @@ ValueId Builder::slice_of_concat(const Op& op, const Slice& where, const std::ve
   return -1;
 }
 
+std::vector<ValueId> Builder::all_sliced(const std::vector<ValueId>& values, const Slice& where,
+                                         const std::vector<int64_t>& counts) {
+  std::vector<ValueId> result;
+  for (ValueId id : values) result.push_back(sliced(id, where, counts));
+  return result;
+}
+
 ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t>& counts) {
   const bool from_start =
       std::all_of(where.starts.begin(), where.starts.end(), [](int64_t start) { return start == 0; });
@@ -369,7 +376,7 @@ ValueId Builder::sliced(ValueId x, const Slice& where, const std::vector<int64_t
     } else if (const auto* scan = std::get_if<Scan>(&op.attribute); scan != nullptr && is_backwards(scan->axis)) {
       Scan from_end = *scan;
       from_end.reverse = !scan->reverse;
-      result = add_op(op.kind, {sliced(op.inputs[0], where, counts)}, from_end, DType::kPred, {}, op.label);
+      result = add_op(op.kind, all_sliced(op.inputs, where, counts), from_end, DType::kPred, {}, op.label);
     } else if (ragged_axis(fusion_.values[x]) >= 0 &&
                (info(op.kind).op_class == OpClass::kReduce || info(op.kind).op_class == OpClass::kScan)) {
       result = slice_of_fold(op, where, counts);
@@ -413,13 +420,15 @@ ValueId Builder::reduce(OpKind kind, ValueId x, std::span<const int64_t> dims, i
   return add_op(kind, {x}, attribute, DType::kPred, {}, label);
 }
 
-ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const std::string& label) {
+ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const std::string& label, ValueId factors) {
   JF_REQUIRE(info(kind).op_class == OpClass::kScan, "[scan] '", info(kind).name, "' is not a scan");
   value(x, info(kind).name.data());
+  std::vector<ValueId> inputs = {x};
+  if (factors >= 0) inputs.push_back(factors);
   const Scan attribute{axis, reverse};
-  infer(fusion_, kind, {x}, attribute, {"", DType::kPred, {}});
+  infer(fusion_, kind, inputs, attribute, {"", DType::kPred, {}});
   if (fusion_.values[x].axes[axis].extent <= 1) return x;
-  return add_op(kind, {x}, attribute, DType::kPred, {}, label);
+  return add_op(kind, std::move(inputs), attribute, DType::kPred, {}, label);
 }
 
 ValueId Builder::grouped_matmul(ValueId lhs, ValueId rhs, ValueId extents, std::span<const ValueId> others,

@@ -54,7 +54,9 @@ class Builder {
   ValueId reduce(OpKind kind, ValueId value, std::span<const int64_t> dims, int64_t parts = 0,
                  const std::string& label = "", bool in_turn = false);
   // Folds the elements up to each one, or from each one on, along an axis.
-  ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "");
+  // A linear recurrence has factors, too.
+  ValueId scan(OpKind kind, ValueId value, int64_t axis, bool reverse, const std::string& label = "",
+               ValueId factors = -1);
   // The rows of each component along `axis`, at most `most` of them, from starts[g] on: the axis becomes a component
   // and a ragged axis, also of a value that has another one. Extents with more axes stand for those before `axis`, too.
   // Element by element, and along other axes, what `value` is computed from is partitioned. A start is brought into the
@@ -158,6 +160,8 @@ class Builder {
   ValueId counting(const std::vector<int64_t>& shape, int64_t axis, int64_t first, int64_t stride);
   ValueId full(DType dtype, const std::vector<int64_t>& shape, Constant number);
   ValueId sliced(ValueId value, const ir::Slice& where, const std::vector<int64_t>& counts);
+  std::vector<ValueId> all_sliced(const std::vector<ValueId>& values, const ir::Slice& where,
+                                  const std::vector<int64_t>& counts);
   ValueId slice_of_nested(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId slice_of_dense(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   ValueId partition_like(const Op& op, ValueId operand, const Nest& nest);

@@ -268,7 +268,7 @@ ValueId Builder::slice_of_fold(const Op& op, const Slice& where, const std::vect
   if (reduce == nullptr) {
     const Scan& scan = std::get<Scan>(op.attribute);
     if (!where.keeps(scan.axis, counts[scan.axis], from[scan.axis])) return -1;
-    return add_op(op.kind, {sliced(op.inputs[0], where, counts)}, scan, DType::kPred, {}, op.label);
+    return add_op(op.kind, all_sliced(op.inputs, where, counts), scan, DType::kPred, {}, op.label);
   }
   if (reduce->parts > 0) return -1;
   Slice inner;
@@ -310,7 +310,9 @@ ValueId Builder::spread_fold(const Op& op, const ir::Pad& where, const std::vect
   if (reduce == nullptr) {
     const int64_t axis = std::get<Scan>(op.attribute).axis;
     if (to[axis] != from[axis] || !where.from.keeps(axis, where.counts[axis], from[axis])) return -1;
-    return add_op(op.kind, {spread(op.inputs[0], where, to)}, op.attribute, DType::kPred, {}, op.label);
+    std::vector<ValueId> inputs;
+    for (ValueId id : op.inputs) inputs.push_back(spread(id, where, to));
+    return add_op(op.kind, std::move(inputs), op.attribute, DType::kPred, {}, op.label);
   }
   if (reduce->parts > 0) return -1;
   ir::Pad inner;

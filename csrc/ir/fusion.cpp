@@ -45,7 +45,8 @@ const OpInfo* find_op(std::string_view name) {
 OpKind fold_of(OpKind fold) {
   switch (fold) {
     case OpKind::kReduceSum:
-    case OpKind::kScanSum: return OpKind::kAdd;
+    case OpKind::kScanSum:
+    case OpKind::kScanLinear: return OpKind::kAdd;
     case OpKind::kReduceProd:
     case OpKind::kScanProd: return OpKind::kMul;
     case OpKind::kReduceMax:

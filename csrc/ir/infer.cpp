@@ -90,6 +90,14 @@ Value Inference::reduce() const {
 Value Inference::scan() const {
   const Scan& s = get<Scan>("axis=...");
   Value result{"", in(0).dtype, in(0).axes};
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    JF_REQUIRE(shape(in(i)) == shape(result) && in(i).dtype == result.dtype, "[", op.name,
+               "] operands must have equal shapes and dtypes, got ", type(0), " and ", type(i),
+               "; broadcast or convert one");
+    for (size_t a = 0; a < result.axes.size(); ++a) {
+      if (in(i).axes[a].kind == AxisKind::kIteration) result.axes[a].kind = AxisKind::kIteration;
+    }
+  }
   JF_REQUIRE(s.axis >= 0 && s.axis < static_cast<int64_t>(result.axes.size()), "[", op.name,
              "] expected an axis below the rank of ", type(0), ", got ", s.axis);
   result.axes[s.axis].kind = AxisKind::kIteration;

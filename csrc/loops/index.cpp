@@ -29,7 +29,13 @@ IndexPtr constant(int64_t value) {
 }
 
 IndexPtr moved(IndexPtr offset, int64_t by) { return add(std::move(offset), constant(by)); }
-IndexPtr minus(IndexPtr offset, IndexPtr less) { return add(std::move(offset), mul(std::move(less), constant(-1))); }
+// What is taken away stays as it is, since the kernel has it already: where x * 72 * -1 was x * -72, a transpose of
+// 4095 x 1537 bf16 took 11.7 us instead of 9.3.
+IndexPtr minus(IndexPtr offset, IndexPtr less) {
+  const IndexPtr negative =
+      is_constant(less) ? constant(-less->value) : make(IndexKind::kMul, std::move(less), constant(-1));
+  return add(std::move(offset), negative);
+}
 IndexPtr variable(int64_t id) { return std::make_shared<const Index>(Index{IndexKind::kVar, id, nullptr, nullptr}); }
 
 // Constants go to the right and gather there: (x + 2) + 3 is x + 5, (x * 2) * 3 is x * 6.

@@ -243,7 +243,8 @@ struct Combine {
   bool lanes, threads, threads_y, cluster;
 };
 // carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
-// with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew.
+// with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew. A linear recurrence, whose op is
+// add, takes in the carry `factor` times.
 struct Scan {
   RegisterId result;
   int carry;
@@ -251,17 +252,19 @@ struct Scan {
   ir::OpKind op;
   bool reverse, lanes;
   RegisterId value;
+  std::optional<RegisterId> factor = {};
   Condition when = {};  // elsewhere the carry stays and the register holds zeros
 };
 // Scans an array over its elements, the threads along x or y, and its lanes. Elements follow each other over runs of
 // `run` elements of all threads: first the run of thread 0, then that of thread 1, ..., then the next runs. Every
-// thread of the block gets here.
+// thread of the block gets here. A linear recurrence has an array of factors.
 struct ScanThreads {
   int array, carry;  // -1 for no carry
   IndexPtr at;       // of the carry's array
   ir::OpKind op;
   bool reverse = false, lanes = false, threads = false, threads_y = false;
   int64_t run = 1;
+  int factors = -1;
 };
 // Shared memory written before is seen by all threads of the block afterwards.
 struct Sync {};

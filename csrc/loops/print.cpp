@@ -171,11 +171,13 @@ struct Printer {
   }
   std::string carry(int array, const IndexPtr& at) const { return array < 0 ? "" : cat(" from ", element(array, at)); }
   void operator()(const Scan& s) {
-    line(typed(s.result), " = scan ", reg(s.value), " by ", ir::info(s.op).name, carry(s.carry, s.at),
-         s.lanes ? " over lanes" : "", s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
+    line(typed(s.result), " = scan ", reg(s.value), " by ", ir::info(s.op).name,
+         s.factor ? cat(" times ", reg(*s.factor)) : "", carry(s.carry, s.at), s.lanes ? " over lanes" : "",
+         s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
   }
   void operator()(const ScanThreads& s) {
-    line("scan ", kernel.arrays.at(s.array).name, " by ", ir::info(s.op).name, carry(s.carry, s.at), " over",
+    line("scan ", kernel.arrays.at(s.array).name, " by ", ir::info(s.op).name,
+         s.factors < 0 ? "" : cat(" times ", kernel.arrays.at(s.factors).name), carry(s.carry, s.at), " over",
          s.lanes ? " lanes" : "", s.threads ? " threads" : "", s.threads_y ? " threads_y" : "", " in runs of ", s.run,
          s.reverse ? " reverse" : "");
   }

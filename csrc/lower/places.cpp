@@ -43,6 +43,7 @@ Places::Places(const ir::Fusion& fusion, const schedule::Schedule& schedule, con
       input_number_(fusion.values.size(), -1),
       array_of_(fusion.values.size(), -1),
       carry_of_(fusion.values.size(), -1),
+      factors_of_(fusion.values.size(), -1),
       shared_of_(fusion.values.size(), -1),
       ring_of_(fusion.values.size(), -1) {
   for (size_t i = 0; i < fusion.inputs.size(); ++i) input_number_[fusion.inputs[i]] = static_cast<int>(i);
@@ -88,10 +89,14 @@ void Places::make_arrays() {
   for (const Item& item : tree_.items) {
     if (!is_scan(item)) continue;
     const ScanLoops loops = scan_loops(tree_, item, schedule_);
+    const ir::Value& value = fusion_.values[item.value];
+    if (loops.together && item.op->kind == ir::OpKind::kScanLinear) {
+      factors_of_[item.value] = static_cast<int>(kernel_.arrays.size());
+      kernel_.arrays.push_back({value.name + "_factors", value.dtype, kernel_.arrays[array_of_[item.value]].size});
+    }
     if (loops.carried < 0) continue;
     int64_t size = 1;
     for (int position : loops.beside) size *= tree_.loops[item.loops[position]].extent;
-    const ir::Value& value = fusion_.values[item.value];
     carry_of_[item.value] = static_cast<int>(kernel_.arrays.size());
     kernel_.arrays.push_back({value.name + "_carry", value.dtype, size});
   }

@@ -93,6 +93,7 @@ class Places {
   std::vector<int> input_number_;  // by value, -1 for what is no input
   std::vector<int> array_of_;      // by value, -1 for what lives in a register of its scope
   std::vector<int> carry_of_;      // by value, -1 for what is no scan that carries a value on
+  std::vector<int> factors_of_;    // by value, -1 for what is no linear recurrence by threads
   std::vector<int> shared_of_;     // by value: the buffer of a shared value, -1 for others
   std::vector<int> ring_of_;       // by value: the ring that bulk copies of it fill, -1 for others
   ThreadVariables threads_;

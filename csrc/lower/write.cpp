@@ -240,14 +240,23 @@ class Writer : Operands {
         const ScanLoops along = scan_loops(tree_, item, schedule_);
         if (along.together) {
           emit(loops::Set{array_of_[op.output], element(item, item), operands[0], true}, when);
+          if (factors_of_[op.output] >= 0) {
+            emit(loops::Set{factors_of_[op.output], element(item, item), operands[1], true}, when);
+          }
           return;
         }
         result = operands[0];
         if (along.carried < 0 && !along.lanes) break;
         result = new_register(own);
-        emit(loops::Scan{result, carry_of_[op.output], element(item, item, along.beside), ir::fold_of(op.kind),
-                         std::get<ir::Scan>(op.attribute).reverse, along.lanes, operands[0]},
-             when);
+        loops::Scan scan{result,
+                         carry_of_[op.output],
+                         element(item, item, along.beside),
+                         ir::fold_of(op.kind),
+                         std::get<ir::Scan>(op.attribute).reverse,
+                         along.lanes,
+                         operands[0]};
+        if (op.kind == ir::OpKind::kScanLinear) scan.factor = operands[1];
+        emit(std::move(scan), when);
         break;
       }
       case OpClass::kConcat: JF_CHECK(false, "a concat in a generated kernel");
@@ -271,6 +280,7 @@ class Writer : Operands {
     loops::Declare statement{array_of_[item.value], std::nullopt};
     if (is_complete_later(item, schedule_)) statement.fill = ir::fold_of(item.op->kind);
     emit(statement);
+    if (factors_of_[item.value] >= 0) emit(loops::Declare{factors_of_[item.value], ir::OpKind::kMul});
   }
   void combine(const Item& item) {
     if (!is_complete_later(item, schedule_)) return;
@@ -330,6 +340,7 @@ class Writer : Operands {
     scan.threads = over.threads;
     scan.threads_y = over.threads_y;
     scan.run = along.run;
+    scan.factors = factors_of_[item.value];
     statements_.push_back({{}, {std::move(scan)}, true});
   }
 

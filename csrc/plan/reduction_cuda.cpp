@@ -4,6 +4,7 @@
 
 #include "base/target.h"
 #include "plan/reduction_platforms.h"
+#include "plan/scan_columns.h"
 #include "plan/strategy_loops.h"
 #include "plan/strips.h"
 #include "plan/two_stages.h"
@@ -457,6 +458,7 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   p.lane_loop = static_cast<int>(shape.lane_loop);
   p.lanes = shape.lanes;
   if (in_columns_of_threads(facts, shape, p) || in_kept_strips(facts, shape, p, target)) return p;
+  if (in_scanned_columns(facts, shape.folded, shape.kept, p, target)) return p;
   p.threads = kWarp;
   const int64_t columns = facts.traffic.extents[shape.lane_loop];
   while (p.threads / 2 >= columns / p.lanes) p.threads /= 2;

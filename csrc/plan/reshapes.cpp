@@ -119,7 +119,8 @@ class ReshapeRewriter {
                              reduce->in_turn);
     }
     if (const auto* scan = std::get_if<ir::Scan>(&op.attribute)) {
-      return builder_.scan(op.kind, x[0], first(op.inputs[0], scan->axis), scan->reverse, op.label);
+      return builder_.scan(op.kind, x[0], first(op.inputs[0], scan->axis), scan->reverse, op.label,
+                           x.size() > 1 ? x[1] : -1);
     }
     return builder_.pointwise(op.kind, x, op.label);
   }

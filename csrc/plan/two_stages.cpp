@@ -307,7 +307,7 @@ class StageRewriter {
     const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
     const auto* scan = std::get_if<ir::Scan>(&op.attribute);
     if (scan != nullptr && value.axes[scan->axis].extent <= 1) {
-      return add(OpKind::kCopy, std::move(inputs), {}, value, op.label);
+      return add(OpKind::kCopy, {inputs[0]}, {}, value, op.label);
     }
     if (const int64_t parts = scan == nullptr ? 0 : wanted_parts(op, ir::shape(value)); parts > 0) {
       return scan_in_stages(op, inputs[0], parts);
@@ -373,7 +373,7 @@ class StageRewriter {
   // How many runs of a scan go by themselves; 0 for a scan as a whole. Reading the operand twice must pay.
   static int64_t wanted_parts(const Op& op, const std::vector<int64_t>& shape) {
     const ir::Scan& scan = std::get<ir::Scan>(op.attribute);
-    if (scan.parts > 0 || op.kind == OpKind::kScanLogSumExp) return 0;
+    if (scan.parts > 0 || op.kind == OpKind::kScanLogSumExp || op.kind == OpKind::kScanLinear) return 0;
     int64_t columns = 1, others = 1;
     for (size_t a = 0; a < shape.size(); ++a) {
       if (static_cast<int64_t>(a) == scan.axis) continue;

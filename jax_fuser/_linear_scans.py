@@ -1,0 +1,271 @@
+"""`lax.scan`s whose carries are linear recurrences, as whole arrays: `fuse` then has one kernel for all steps.
+
+Exponential moving averages, returns and advantages of reinforcement learning, linear recurrent layers, and what their
+derivatives are: each carry is what it was before times a factor, plus a value, which know no carry but those found
+before. Steps of matrix products, or whose carries nobody keeps for each step, stay loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+from jax_fuser import _trace
+from jax_fuser._recurrence import moved_on, recurrence
+from jax_fuser._unroll import placed, scan_parts
+
+
+class _NotLinearError(Exception):
+    """A value that is not linear in the carry at hand, or reads one that is not known."""
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """`factor` times the carry before the step, plus `value`; None for 1, and for 0."""
+
+    factor: Any
+    value: Any
+
+
+def opened(eqn: Any) -> Any | None:
+    """Return what a `scan` equation is without a loop, as a closed jaxpr; None where it must stay one."""
+    length, body = eqn.params["length"], eqn.params["jaxpr"]
+    if not isinstance(length, int) or length < 2 or eqn.effects or body.consts or placed(eqn):
+        return None
+    carries = len(scan_parts(eqn.params, eqn.invars)[1])
+    kept = [v.aval for v in body.jaxpr.outvars]
+    most = max((math.prod(a.shape) for a in kept[carries:]), default=0)
+    fits = all(math.prod(a.shape) <= most for a in kept[:carries])
+    if not carries or not fits or not all(map(_trace.is_elementwise, body.jaxpr.eqns)):
+        return None
+    avals = [v.aval for v in eqn.invars]
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+    try:
+        closed = jax.make_jaxpr(lambda *args: _Steps(eqn.params, args).results())(*given)
+    except _NotLinearError:
+        return None
+    return None if closed.consts else closed
+
+
+class _Steps:
+    """All steps of a scan at once."""
+
+    def __init__(self, params: Any, args: Sequence[Any]):
+        self.length, self.reverse, self.jaxpr = params["length"], params["reverse"], params["jaxpr"].jaxpr
+        self.consts, self.first, self.xs = scan_parts(params, args)
+        self.count = len(self.first)
+        self.before: dict[int, Any] = {}  # by carry: its values before all steps, and behind them
+        self.behind: dict[int, Any] = {}
+
+    def results(self) -> list[Any]:
+        left = set(range(self.count))
+        while left:
+            found = {i for i in sorted(left) if self._find(i)}
+            if not found:
+                raise _NotLinearError
+            left -= found
+        last = 0 if self.reverse else self.length - 1
+        ends = [lax.index_in_dim(self.behind[i], last, keepdims=False) for i in range(self.count)]
+        made = self._of_all(lambda step: [step.array(v) for v in self.jaxpr.outvars[self.count :]])
+        return [*ends, *made]
+
+    def _find(self, carry: int) -> bool:
+        """Whether all values of a carry are known now."""
+        out = self.jaxpr.outvars[carry]
+        forms: list[_Linear] = []
+
+        def parts(step: _Step) -> list[Any]:
+            form = step.read(out)
+            forms.append(form if isinstance(form, _Linear) else _Linear(0, form))
+            arrays = [part for part in (forms[-1].factor, forms[-1].value) if isinstance(part, jax.Array)]
+            return [jnp.broadcast_to(part, self.first[carry].shape) for part in arrays]
+
+        try:
+            arrays = iter(self._of_all(parts, carry))
+        except _NotLinearError:
+            return False
+        form, first = forms[-1], self.first[carry]
+        factor, value = (next(arrays) if isinstance(x, jax.Array) else x for x in (form.factor, form.value))
+        shape = (self.length, *first.shape)
+        if factor is None and value is None:
+            self.before[carry] = self.behind[carry] = jnp.broadcast_to(first, shape)
+            return True
+        if isinstance(factor, int):
+            values = value
+        elif factor is None:
+            values = lax.cumsum(value, 0, self.reverse) + first
+        else:
+            row = lax.broadcasted_iota(jnp.int32, shape, 0)
+            is_first = row == (self.length - 1 if self.reverse else 0)
+            begun = factor * first if value is None else factor * first + value
+            value = jnp.zeros(shape, first.dtype) if value is None else value
+            values = recurrence(
+                jnp.where(is_first, begun, value), jnp.where(is_first, 0, factor).astype(first.dtype), 0, self.reverse
+            )
+        self.behind[carry] = values
+        self.before[carry] = moved_on(values, first[None], 0, self.reverse)
+        return True
+
+    def _of_all(self, f: Callable[[_Step], list[Any]], carry: int = -1) -> list[Any]:
+        """Return what `f` gives of every step, in arrays; `carry` is the one that values may be linear in."""
+        known = [*self.behind]
+
+        def one(_: Any, before: Any, behind: Any, xs: Any) -> list[Any]:
+            env = dict(zip(self.jaxpr.invars, [*self.consts, *([None] * self.count), *xs]))
+            carries = self.jaxpr.invars[len(self.consts) :][: self.count]
+            if carry >= 0:
+                env[carries[carry]] = _Linear(None, None)
+            for i, old, new in zip(known, before, behind):
+                env[carries[i]] = old
+                if not isinstance(self.jaxpr.outvars[i], Literal):
+                    env.setdefault(self.jaxpr.outvars[i], new)
+            return f(_Step(self.jaxpr, env))
+
+        before, behind = [self.before[i] for i in known], [self.behind[i] for i in known]
+        results: list[Any] = jax.vmap(one)(jnp.arange(self.length), before, behind, list(self.xs))
+        return results
+
+
+class _Step:
+    """The values of one step, each computed where it is asked for."""
+
+    def __init__(self, jaxpr: Any, env: dict[Any, Any]):
+        self.made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+        self.env = env
+
+    def array(self, atom: Any) -> Any:
+        value = self.read(atom)
+        if isinstance(value, _Linear):
+            raise _NotLinearError
+        return value
+
+    def read(self, atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            aval: Any = atom.aval
+            return jnp.asarray(atom.val, aval.dtype)
+        if atom not in self.env:
+            eqn = self.made_by[atom]
+            for var, value in zip(eqn.outvars, _computed(eqn, [self.read(v) for v in eqn.invars])):
+                self.env.setdefault(var, value)
+        value = self.env[atom]
+        if value is None:
+            raise _NotLinearError
+        return value
+
+
+def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
+    """Return the results of an equation, some of whose operands may be linear in the carry."""
+    if not any(isinstance(x, _Linear) for x in operands):
+        results = eqn.primitive.bind(*operands, **eqn.params)
+        return list(results) if eqn.primitive.multiple_results else [results]
+    body = _trace.body_of(eqn)
+    if body is not None:
+        inner = _Step(body[0], dict(zip([*body[0].constvars, *body[0].invars], [*body[1], *operands])))
+        return [inner.read(v) for v in body[0].outvars]
+    rule = _RULES.get(eqn.primitive.name)
+    if rule is None or any(
+        v.aval.shape != eqn.outvars[0].aval.shape for v, x in zip(eqn.invars, operands) if isinstance(x, _Linear)
+    ):
+        raise _NotLinearError
+    return [rule(eqn, *operands)]
+
+
+# Of what is linear in the carry, by primitives that keep it so.
+
+
+def _map(f: Callable[[Any], Any], x: Any) -> Any:
+    return None if x is None else f(x)
+
+
+def _linear(x: Any) -> _Linear:
+    return x if isinstance(x, _Linear) else _Linear(0, x)
+
+
+def _one(factor: Any, dtype: Any) -> Any:
+    return jnp.ones((), dtype) if factor is None else factor
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return lax.add(*jnp.broadcast_arrays(a, b))
+
+
+def _add(eqn: Any, a: Any, b: Any) -> _Linear:
+    x, y = _linear(a), _linear(b)
+    dtype = eqn.outvars[0].aval.dtype
+    if isinstance(x.factor, int) or isinstance(y.factor, int):
+        factor = y.factor if isinstance(x.factor, int) else x.factor
+    else:
+        factor = _sum(_one(x.factor, dtype), _one(y.factor, dtype))
+    return _Linear(factor, _sum(x.value, y.value))
+
+
+def _neg(eqn: Any, a: Any) -> _Linear:
+    return _Linear(-_one(a.factor, eqn.outvars[0].aval.dtype), _map(lax.neg, a.value))
+
+
+def _sub(eqn: Any, a: Any, b: Any) -> _Linear:
+    return _add(eqn, a, _neg(eqn, b) if isinstance(b, _Linear) else lax.neg(b))
+
+
+def _mul(eqn: Any, a: Any, b: Any) -> _Linear:
+    if isinstance(a, _Linear) and isinstance(b, _Linear):
+        raise _NotLinearError
+    x, y = (a, b) if isinstance(a, _Linear) else (b, a)
+    return _Linear(y if x.factor is None else x.factor * y, _map(lambda value: value * y, x.value))
+
+
+def _div(eqn: Any, a: Any, b: Any) -> _Linear:
+    if isinstance(b, _Linear):
+        raise _NotLinearError
+    return _Linear(_one(a.factor, eqn.outvars[0].aval.dtype) / b, _map(lambda value: value / b, a.value))
+
+
+def _select(eqn: Any, which: Any, *cases: Any) -> _Linear:
+    if isinstance(which, _Linear):
+        raise _NotLinearError
+    shape, dtype = eqn.outvars[0].aval.shape, eqn.outvars[0].aval.dtype
+    parts = [_linear(case) for case in cases]
+    factors = [_one(part.factor, dtype) for part in parts]
+    values = [0 if part.value is None else part.value for part in parts]
+
+    def chosen(of_cases: list[Any]) -> Any:
+        return lax.select_n(which, *(jnp.broadcast_to(jnp.asarray(x, dtype), shape) for x in of_cases))
+
+    return _Linear(chosen(factors), chosen(values))
+
+
+def _convert(eqn: Any, a: _Linear) -> _Linear:
+    new, old = eqn.params["new_dtype"], eqn.invars[0].aval.dtype
+    if not (jnp.issubdtype(new, jnp.floating) and jnp.issubdtype(old, jnp.floating)):
+        raise _NotLinearError
+    return _Linear(_map(lambda x: x.astype(new), a.factor), _map(lambda x: x.astype(new), a.value))
+
+
+def _same(eqn: Any, a: _Linear) -> _Linear:
+    return a
+
+
+_RULES: dict[str, Callable[..., _Linear]] = {
+    "add": _add,
+    "add_any": _add,
+    "sub": _sub,
+    "neg": _neg,
+    "mul": _mul,
+    "div": _div,
+    "select_n": _select,
+    "convert_element_type": _convert,
+    "copy": _same,
+    "copy_p": _same,
+    "broadcast_in_dim": _same,
+    "reshape": _same,
+}

@@ -1,0 +1,98 @@
+"""Linear recurrences along an axis: one primitive, which `fuse` makes part of its kernels.
+
+h[i] = values[i] + factors[i] * h[i - 1], from h = 0 on; the derivative is a recurrence with the same factors, its
+transpose one from the other end. XLA's lowering is a loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._eager import compile_when_eager
+from jax_fuser._varying import same_varying
+
+recurrence_p = jax.extend.core.Primitive("jax_fuser_recurrence")
+
+
+def recurrence(values: jax.Array, factors: jax.Array, axis: int, reverse: bool) -> jax.Array:
+    """Return h with h[i] = values[i] + factors[i] * h[i - 1] along an axis, h[i + 1] with `reverse`.
+
+    Args:
+        values: integers or floats, any shape with at least one axis.
+        factors: as `values`; what the first one is does not matter, but that 0 times infinity is NaN.
+        axis: not negative.
+        reverse: from the last element on.
+    """
+    return recurrence_p.bind(*same_varying(values, factors), axis=axis, reverse=reverse)
+
+
+def moved_on(x: jax.Array, first: jax.Array, axis: int, reverse: bool) -> jax.Array:
+    """Return what comes before each element along an axis; `first`, with extent 1 there, before the first one."""
+    length = x.shape[axis]
+    if reverse:
+        return lax.concatenate([lax.slice_in_dim(x, 1, length, axis=axis), first], axis)
+    return lax.concatenate([first, lax.slice_in_dim(x, 0, length - 1, axis=axis)], axis)
+
+
+def _before(x: jax.Array, axis: int, reverse: bool) -> jax.Array:
+    return moved_on(x, jnp.zeros_like(lax.slice_in_dim(x, 0, 1, axis=axis)), axis, reverse)
+
+
+def _abstract_eval(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
+    del reverse
+    if values.shape != factors.shape or values.dtype != factors.dtype or not 0 <= axis < values.ndim:
+        raise ValueError(f"recurrence: {values.str_short()} and {factors.str_short()} do not fit along axis {axis}")
+    return values.update(weak_type=False)
+
+
+def _jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> tuple[Any, Any]:
+    values, factors = primals
+    moved, moved_factors = tangents
+    out = recurrence(values, factors, axis, reverse)
+    parts = [] if type(moved) is ad.Zero else [moved]
+    if type(moved_factors) is not ad.Zero:
+        parts.append(lax.mul(moved_factors, _before(out, axis, reverse)))
+    if not parts:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, recurrence(sum(parts[1:], parts[0]), factors, axis, reverse)
+
+
+def _transpose(cotangent: Any, values: Any, factors: Any, *, axis: int, reverse: bool) -> tuple[Any, None]:
+    if ad.is_undefined_primal(factors):
+        raise TypeError("recurrence: it is not linear in its factors")
+    if type(cotangent) is ad.Zero:
+        return ad.Zero(values.aval), None
+    return recurrence(cotangent, _before(factors, axis, not reverse), axis, not reverse), None
+
+
+def _batch(args: Any, dims: Any, *, axis: int, reverse: bool) -> tuple[Any, int]:
+    size = next(x.shape[d] for x, d in zip(args, dims) if d is not None)
+    values, factors = (
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims)
+    )
+    return recurrence(values, factors, axis + 1, reverse), 0
+
+
+def _loop(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
+    def step(before: Any, now: Any) -> tuple[Any, Any]:
+        value, factor = now
+        result = value + factor * before
+        return result, result
+
+    rows = [jnp.moveaxis(x, axis, 0) for x in (values, factors)]
+    zero = jnp.zeros_like(rows[0][0])
+    return jnp.moveaxis(lax.scan(step, zero, tuple(rows), reverse=reverse)[1], 0, axis)
+
+
+compile_when_eager(recurrence_p, "axis", "reverse")
+recurrence_p.def_abstract_eval(_abstract_eval)
+ad.primitive_jvps[recurrence_p] = _jvp
+ad.primitive_transposes[recurrence_p] = _transpose
+batching.primitive_batchers[recurrence_p] = _batch
+mlir.register_lowering(recurrence_p, mlir.lower_fun(_loop, multiple_results=False))
