@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jax_fuser import _trace
-from jax_fuser._recurrence import moved_on, recurrence
+from jax_fuser._recurrence import recurrence
 from jax_fuser._unroll import placed, scan_parts
 
 
@@ -103,15 +103,14 @@ class _Steps:
         elif factor is None:
             values = lax.cumsum(value, 0, self.reverse) + first
         else:
-            row = lax.broadcasted_iota(jnp.int32, shape, 0)
-            is_first = row == (self.length - 1 if self.reverse else 0)
-            begun = factor * first if value is None else factor * first + value
+            is_first = lax.broadcasted_iota(jnp.int32, shape, 0) == (self.length - 1 if self.reverse else 0)
             value = jnp.zeros(shape, first.dtype) if value is None else value
-            values = recurrence(
-                jnp.where(is_first, begun, value), jnp.where(is_first, 0, factor).astype(first.dtype), 0, self.reverse
-            )
-        self.behind[carry] = values
-        self.before[carry] = moved_on(values, first[None], 0, self.reverse)
+            factor = factor.astype(first.dtype)
+            begun = jnp.where(is_first, factor * first + value, value)
+            before = jnp.where(is_first, first, recurrence(begun, factor, 0, self.reverse))
+            self.before[carry], self.behind[carry] = before, factor * before + value
+            return True
+        self.behind[carry], self.before[carry] = values, _moved_on(values, first[None], self.reverse)
         return True
 
     def _of_all(self, f: Callable[[_Step], list[Any]], carry: int = -1) -> list[Any]:
@@ -132,6 +131,13 @@ class _Steps:
         before, behind = [self.before[i] for i in known], [self.behind[i] for i in known]
         results: list[Any] = jax.vmap(one)(jnp.arange(self.length), before, behind, list(self.xs))
         return results
+
+
+def _moved_on(x: jax.Array, first: jax.Array, reverse: bool) -> jax.Array:
+    """Return what comes before each row; `first`, of one row, before the first one."""
+    if reverse:
+        return lax.concatenate([x[1:], first], 0)
+    return lax.concatenate([first, x[:-1]], 0)
 
 
 class _Step:

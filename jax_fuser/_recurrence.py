@@ -1,7 +1,7 @@
 """Linear recurrences along an axis: one primitive, which `fuse` makes part of its kernels.
 
-h[i] = values[i] + factors[i] * h[i - 1], from h = 0 on; the derivative is a recurrence with the same factors, its
-transpose one from the other end. XLA's lowering is a loop.
+What stands before each element: h[i + 1] = values[i] + factors[i] * h[i], from 0 on. So the derivative is a recurrence with
+the same factors, and its transpose is that from the other end. XLA's lowering is a loop.
 """
 
 from __future__ import annotations
@@ -21,27 +21,15 @@ recurrence_p = jax.extend.core.Primitive("jax_fuser_recurrence")
 
 
 def recurrence(values: jax.Array, factors: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """Return h with h[i] = values[i] + factors[i] * h[i - 1] along an axis, h[i + 1] with `reverse`.
+    """Return h, what stands before each element: 0, then h[i + 1] = values[i] + factors[i] * h[i] along an axis.
 
     Args:
         values: integers or floats, any shape with at least one axis.
-        factors: as `values`; what the first one is does not matter, but that 0 times infinity is NaN.
+        factors: as `values`; those of the last step do not matter, of the first one only that 0 times infinity is NaN.
         axis: not negative.
-        reverse: from the last element on.
+        reverse: from the last element on, h[i - 1] = values[i] + factors[i] * h[i].
     """
     return recurrence_p.bind(*same_varying(values, factors), axis=axis, reverse=reverse)
-
-
-def moved_on(x: jax.Array, first: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    """Return what comes before each element along an axis; `first`, with extent 1 there, before the first one."""
-    length = x.shape[axis]
-    if reverse:
-        return lax.concatenate([lax.slice_in_dim(x, 1, length, axis=axis), first], axis)
-    return lax.concatenate([first, lax.slice_in_dim(x, 0, length - 1, axis=axis)], axis)
-
-
-def _before(x: jax.Array, axis: int, reverse: bool) -> jax.Array:
-    return moved_on(x, jnp.zeros_like(lax.slice_in_dim(x, 0, 1, axis=axis)), axis, reverse)
 
 
 def _abstract_eval(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
@@ -57,7 +45,7 @@ def _jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> tuple[Any,
     out = recurrence(values, factors, axis, reverse)
     parts = [] if type(moved) is ad.Zero else [moved]
     if type(moved_factors) is not ad.Zero:
-        parts.append(lax.mul(moved_factors, _before(out, axis, reverse)))
+        parts.append(lax.mul(moved_factors, out))
     if not parts:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, recurrence(sum(parts[1:], parts[0]), factors, axis, reverse)
@@ -68,7 +56,7 @@ def _transpose(cotangent: Any, values: Any, factors: Any, *, axis: int, reverse:
         raise TypeError("recurrence: it is not linear in its factors")
     if type(cotangent) is ad.Zero:
         return ad.Zero(values.aval), None
-    return recurrence(cotangent, _before(factors, axis, not reverse), axis, not reverse), None
+    return recurrence(cotangent, factors, axis, not reverse), None
 
 
 def _batch(args: Any, dims: Any, *, axis: int, reverse: bool) -> tuple[Any, int]:
@@ -82,8 +70,7 @@ def _batch(args: Any, dims: Any, *, axis: int, reverse: bool) -> tuple[Any, int]
 def _loop(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
     def step(before: Any, now: Any) -> tuple[Any, Any]:
         value, factor = now
-        result = value + factor * before
-        return result, result
+        return value + factor * before, before
 
     rows = [jnp.moveaxis(x, axis, 0) for x in (values, factors)]
     zero = jnp.zeros_like(rows[0][0])

@@ -28,12 +28,13 @@ EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
 
 
-def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> np.ndarray:
-    """Return each value and its factor times the result before it, along the last axis."""
-    result = np.empty_like(values)
+def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return what stands before each element and behind the last one; behind one are its value and factor times that."""
+    result = np.empty_like(values, shape=(*values.shape[:-1], values.shape[-1] + 1))
+    result[..., 0] = before
     for i in range(values.shape[-1]):
-        result[..., i] = before = values[..., i] + factors[..., i] * before
-    return result
+        result[..., i + 1] = values[..., i] + factors[..., i] * result[..., i]
+    return result[..., :-1], result[..., -1]
 
 
 @dataclass
@@ -331,15 +332,17 @@ class Block:
             times = self.registers[factor]
             if lanes:
                 value, times = np.where(on, value, 0)[:, turn], np.where(on, times, 1)[:, turn]
-                value = recurred(value, times, old[:, 0] if carry else 0)[:, turn]
+                value, last = recurred(value, times, old[:, 0] if carry else 0)
+                value, last = value[:, turn], np.repeat(last[:, None], self.kernel.width, 1)
             else:
-                value = value + times * old
-        elif lanes:
-            turned = np.where(on, value, identity(fold, value.dtype))[:, turn]
-            value = ufunc.accumulate(turned, axis=1)[:, turn]
-        if carry:
-            value = value if factor else ufunc(old, value)
+                value, last = (old, value + times * old) if carry else (np.zeros_like(value), None)
+        else:
+            if lanes:
+                turned = np.where(on, value, identity(fold, value.dtype))[:, turn]
+                value = ufunc.accumulate(turned, axis=1)[:, turn]
+            value = ufunc(old, value) if carry else value
             last = np.repeat(value[:, :1] if back else value[:, -1:], self.kernel.width, 1) if lanes else value
+        if carry:
             array[self.thread, element] = np.where(active.threads[:, None] if lanes else on, last, old)
         self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
 
@@ -363,13 +366,15 @@ class Block:
             old = carries[self.thread, element].reshape(y, x, -1)
             before = old[:, 0, 0] if over == "threads" else old[0]
         if factors:
-            line = recurred(line, parts_of(self.arrays[factors]).reshape(line.shape)[..., turn], before if carry else 0)
+            times = parts_of(self.arrays[factors]).reshape(line.shape)[..., turn]
+            line, last = recurred(line, times, before if carry else 0)
         else:
             ufunc = FOLDS[fold][0]
             line = ufunc.accumulate(line, axis=-1)
             line = ufunc(before[..., None], line) if carry else line
+            last = line[..., -1]
         if carry:
-            last = np.broadcast_to(line[:, -1, None, None] if over == "threads" else line[..., -1], old.shape)
+            last = np.broadcast_to(last[:, None, None] if over == "threads" else last, old.shape)
             carries[self.thread, element] = last.reshape(self.thread.size, -1)
         scanned = line[..., turn].reshape(parts.shape).transpose(np.argsort(order))
         scanned = np.broadcast_to(scanned, (*scanned.shape[:-1], self.kernel.width))

@@ -13,7 +13,7 @@ ROWS, COLUMNS = 12, 40
 
 
 def fusion(axis=1, reverse=False, linear=False):
-    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` 2 x + x * (what is before)."""
+    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` x + what is before, then 2 x + x * that."""
     b = jf.ir.Builder("sums")
     x = b.input("x", "f32", [ROWS, COLUMNS])
     doubled = b.pointwise("add", [x, x])
@@ -33,7 +33,7 @@ def truth(x, axis, reverse, linear=False):
     turned = np.flip(x, axis) if reverse else x
     if linear:
         rows = np.moveaxis(turned, axis, -1)
-        s = np.moveaxis(loop_interpreter.recurred(2 * rows, rows, 0), -1, axis)
+        s = np.moveaxis(loop_interpreter.recurred(2 * rows, rows, 0)[0], -1, axis)
     else:
         s = np.cumsum(turned * 2, axis)
     return x + (np.flip(s, axis) if reverse else s)

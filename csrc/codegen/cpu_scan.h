@@ -62,23 +62,28 @@ JF_FUNCTION Lanes<T, W> scanned(const Lanes<T, W>& x) {
   }
 }
 
-// Each lane is x, and f times the one before it in the order of the scan: one after the other, as a loop would.
+// What stands before each lane in the order of the scan, one after the other, as a loop would: `carry` before the first
+// one, before the next one f times that, and x. `carry` becomes what stands behind the last one, in all lanes.
 template <bool kReverse, class T, int W>
-JF_FUNCTION Lanes<T, W> recurred(const Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
+JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
   if constexpr (W <= JF_PART) {
     Lanes<T, W> result = x;
     auto last = carry.v[0];
     for (int i = 0; i < W; ++i) {
       const int at = kReverse ? W - 1 - i : i;
-      result.v[at] = last = x.v[at] + f.v[at] * last;
+      result.v[at] = last;
+      last = x.v[at] + f.v[at] * last;
     }
+    carry = {splat(last)};
     return result;
-  } else if constexpr (kReverse) {
-    const Lanes<T, W / 2> hi = recurred<true>(carry.hi, f.hi, x.hi);
-    return {recurred<true>(last_lane<true>(hi), f.lo, x.lo), hi};
   } else {
-    const Lanes<T, W / 2> lo = recurred<false>(carry.lo, f.lo, x.lo);
-    return {lo, recurred<false>(last_lane<false>(lo), f.hi, x.hi)};
+    Lanes<T, W / 2> half = carry.lo;
+    Lanes<T, W> result;
+    if constexpr (kReverse) result.hi = recurred<true>(half, f.hi, x.hi);
+    result.lo = recurred<kReverse>(half, f.lo, x.lo);
+    if constexpr (!kReverse) result.hi = recurred<false>(half, f.hi, x.hi);
+    carry = {half, half};
+    return result;
   }
 }
 

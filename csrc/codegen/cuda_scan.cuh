@@ -26,16 +26,20 @@ JF_FUNCTION Lanes<T, W> scanned(Lanes<T, W> x) {
   return x;
 }
 
-// Each lane is x, and f times the one before it in the order of the scan.
+// What stands before each lane in the order of the scan: `carry` before the first one, before the next one f times
+// that, and x. `carry` becomes what stands behind the last one, in all lanes.
 template <bool kReverse, class T, int W>
-JF_FUNCTION Lanes<T, W> recurred(const Lanes<T, W>& carry, const Lanes<T, W>& f, Lanes<T, W> x) {
+JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
+  Lanes<T, W> result;
   T last = carry.v[0];
 #pragma unroll
   for (int i = 0; i < W; ++i) {
     const int at = kReverse ? W - 1 - i : i;
-    last = x.v[at] += f.v[at] * last;
+    result.v[at] = last;
+    last = x.v[at] + f.v[at] * last;
   }
-  return x;
+  carry = splat(Type<Lanes<T, W>>{}, last);
+  return result;
 }
 
 }  // namespace jf

@@ -236,8 +236,8 @@ JF_FUNCTION void recur_run(Lanes<T, W>* array, const Lanes<T, W>* factors, Lanes
   }
 }
 
-// As scan_threads, a linear recurrence: what each run makes of what stands before it is scanned over the threads, then
-// each thread goes along its runs once more, from what stands before them.
+// As scan_threads, a linear recurrence, of whose elements each is what stands before it: what each run makes of what
+// stands before it is scanned over the threads, then each thread goes along its runs once more.
 template <class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, int N, class Carry>
 JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], Lanes<T, W> (&factors)[N],
                                Carry&& carry) {

@@ -242,9 +242,11 @@ struct Printer : MemoryStatements {
     const std::string definition = define(scan.result, "t", results);
     const std::string carry = scan.carry < 0 ? "" : element(scan.carry, scan.at) + ", ";
     const std::string call =
-        scan.factor
-            ? cat(scan.lanes ? cat("jf::recur_lanes<", order(scan.reverse), ">(") : "jf::recur(",
-                  scan.carry < 0 ? "jf::Start{}, " : carry, use(*scan.factor), ", ", value, scan.lanes ? on() : "", ")")
+        scan.factor && scan.lanes
+            ? cat("jf::recur_lanes<", order(scan.reverse), ">(", carry.empty() ? "jf::Start{}, " : carry,
+                  use(*scan.factor), ", ", value, on(), ")")
+        : scan.factor && carry.empty() ? type + "{}"
+        : scan.factor                  ? cat("jf::recur(", carry, use(*scan.factor), ", ", value, ")")
         : scan.lanes ? cat("jf::scan_lanes<", fold(scan.op), ", ", order(scan.reverse), ">(", carry, value, on(), ")")
                      : cat("jf::scan<", fold(scan.op), ">(", carry, value, ")");
     if (scan.when.empty()) {

@@ -36,35 +36,31 @@ JF_FUNCTION L scan_lanes(L& carry, const L& value, On on) {
   return scan_lanes<Op, kOrder>(carry, first_lanes(on, value, nothing));
 }
 
-// Linear recurrences: each element is `value`, and `factor` times the one before it.
+// Linear recurrences: an element is what stands before it; before the next one `factor` times that, and `value`.
 template <class L>
 JF_FUNCTION L recur(L& carry, const L& factor, const L& value) {
-  return carry = add(mul(factor, carry), value);
+  const L before = carry;
+  carry = add(mul(factor, carry), value);
+  return before;
+}
+template <Order kOrder, class L>
+JF_FUNCTION L recur_lanes(L& carry, const L& factor, const L& value) {
+  return recurred<kOrder>(carry, factor, value);
+}
+template <Order kOrder, class L, class On>
+JF_FUNCTION L recur_lanes(L& carry, const L& factor, const L& value, On on) {
+  L zero, one;
+  fill<fold::add>(zero), fill<fold::mul>(one);
+  return recur_lanes<kOrder>(carry, first_lanes(on, factor, one), first_lanes(on, value, zero));
 }
 // Without elements before.
 struct Start {};
 
-template <class L>
-JF_FUNCTION L first_carry(Start, const L&) {
-  L zero;
-  fill<fold::add>(zero);
-  return zero;
-}
-template <class L>
-JF_FUNCTION L first_carry(const L& carry, const L&) {
-  return carry;
-}
-template <Order kOrder, class Carry, class L>
-JF_FUNCTION L recur_lanes(Carry&& carry, const L& factor, const L& value) {
-  const L result = recurred<kOrder>(first_carry(carry, value), factor, value);
-  if constexpr (!is_same<Carry, Start>) carry = last_lane<kOrder>(result);
-  return result;
-}
-template <Order kOrder, class Carry, class L, class On>
-JF_FUNCTION L recur_lanes(Carry&& carry, const L& factor, const L& value, On on) {
-  L zero, one;
-  fill<fold::add>(zero), fill<fold::mul>(one);
-  return recur_lanes<kOrder>(static_cast<Carry&&>(carry), first_lanes(on, factor, one), first_lanes(on, value, zero));
+template <Order kOrder, class L, class... On>
+JF_FUNCTION L recur_lanes(Start, const L& factor, const L& value, On... on) {
+  L carry;
+  fill<fold::add>(carry);
+  return recur_lanes<kOrder>(carry, factor, value, on...);
 }
 
 }  // namespace jf

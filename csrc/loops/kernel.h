@@ -244,7 +244,7 @@ struct Combine {
 };
 // carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
 // with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew. A linear recurrence, whose op is
-// add, takes in the carry `factor` times.
+// add, takes in the carry `factor` times, and its result is the carry before that.
 struct Scan {
   RegisterId result;
   int carry;

@@ -246,7 +246,8 @@ class Writer : Operands {
           return;
         }
         result = operands[0];
-        if (along.carried < 0 && !along.lanes) break;
+        const bool linear = op.kind == ir::OpKind::kScanLinear;
+        if (along.carried < 0 && !along.lanes && !linear) break;
         result = new_register(own);
         loops::Scan scan{result,
                          carry_of_[op.output],
@@ -255,7 +256,7 @@ class Writer : Operands {
                          std::get<ir::Scan>(op.attribute).reverse,
                          along.lanes,
                          operands[0]};
-        if (op.kind == ir::OpKind::kScanLinear) scan.factor = operands[1];
+        if (linear) scan.factor = operands[1];
         emit(std::move(scan), when);
         break;
       }

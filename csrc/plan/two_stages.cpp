@@ -307,6 +307,7 @@ class StageRewriter {
     const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
     const auto* scan = std::get_if<ir::Scan>(&op.attribute);
     if (scan != nullptr && value.axes[scan->axis].extent <= 1) {
+      if (op.kind == OpKind::kScanLinear) return filled(value, ir::zero_of(value.dtype), op.label);
       return add(OpKind::kCopy, {inputs[0]}, {}, value, op.label);
     }
     if (const int64_t parts = scan == nullptr ? 0 : wanted_parts(op, ir::shape(value)); parts > 0) {
@@ -317,12 +318,7 @@ class StageRewriter {
     const std::vector<int64_t> shape = ir::shape(whole_.values[op.inputs[0]]);
     int64_t folded = 1;
     for (int64_t dim : reduce->dims) folded *= shape[dim];
-    if (folded == 0) {
-      const bool scalar = value.axes.empty();
-      const ValueId constant = add(OpKind::kConstant, {}, ir::identity_of(op.kind, value.dtype),
-                                   scalar ? value : fresh(value, "nothing", value.dtype), op.label);
-      return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
-    }
+    if (folded == 0) return filled(value, ir::identity_of(op.kind, value.dtype), op.label);
     // Rows of nested values are in parts already, and none of their axes is known to have one element.
     if (ir::ragged_axis(whole_.values[op.inputs[0]]) >= 0) {
       return add(op.kind, std::move(inputs), op.attribute, value, op.label);
@@ -350,6 +346,13 @@ class StageRewriter {
     const int64_t parts = rest.parts > 0 ? 0 : parts_[{shape, reduce->dims}];
     if (parts == 0) return add(op.kind, {operand}, rest, value, op.label);
     return two_stages(op, operand, rest, parts);
+  }
+
+  ValueId filled(const Value& value, const Constant& number, const std::string& label) {
+    const bool scalar = value.axes.empty();
+    const ValueId constant =
+        add(OpKind::kConstant, {}, number, scalar ? value : fresh(value, "nothing", value.dtype), label);
+    return scalar ? constant : add(OpKind::kBroadcast, {constant}, ir::Dims{}, value, "");
   }
 
   // Sums and products of low precision stay in compute_dtype between the stages.

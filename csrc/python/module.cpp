@@ -187,9 +187,9 @@ void bind_builder(nb::module_& m) {
           [](Builder& b, const std::string& op, ir::ValueId value, int64_t axis, bool reverse, const std::string& label,
              ir::ValueId factors) { return b.scan(op_named(op, "scan"), value, axis, reverse, label, factors); },
           "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "", "factors"_a = -1,
-          "Carry a value along an axis. scan_linear takes factors, too: each element is its value, and its factor "
-          "times "
-          "the element before it.")
+          "Carry a value along an axis. scan_linear takes factors, too: each element is what stands before it, 0 "
+          "before "
+          "the first one, and behind an element stand its value and its factor times that.")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
