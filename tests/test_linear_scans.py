@@ -85,7 +85,7 @@ CASES = {
     gated: lambda t, *s: (values(t, *s), values(t, *s, seed=1), values(*s, seed=2)),
     counted: lambda t, *s: (values(t, *s) * 0.1,),
 }
-SHAPES = [(2,), (7, 1), (300,), (5, 3), (33, 70), (130, 4, 33), (1000, 2), (64, 1024)]
+SHAPES = [(2,), (7, 1), (300,), (5, 3), (33, 70), (130, 4, 33), (1000, 2), (64, 1024), (70001,), (5000, 3, 7)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -165,8 +165,9 @@ def test_transforms(device):
     assert_close(jf.fuse(jax.checkpoint(average))(x), average(x), scale=4)
 
 
-def test_nan_infinities_and_zeros(device):
-    x, a = np.array(values(200, 70)), np.abs(np.array(values(200, 70, seed=1)))
+@pytest.mark.parametrize("length", [200, 4200])
+def test_nan_infinities_and_zeros(device, length):
+    x, a = np.array(values(length, 70)), np.abs(np.array(values(length, 70, seed=1)))
     x[40, 1], x[50, 2], a[60, 3], x[30, 4] = np.nan, np.inf, np.nan, -np.inf
     a[70], a[:, 5:9] = 0, 1e30  # forgets all but NaN and infinities; products of factors overflow
     x[:, 5] = np.abs(x[:, 5])  # where results overflow, infinities of unlike sign may meet

@@ -311,7 +311,8 @@ class StageRewriter {
       return add(OpKind::kCopy, {inputs[0]}, {}, value, op.label);
     }
     if (const int64_t parts = scan == nullptr ? 0 : wanted_parts(op, ir::shape(value)); parts > 0) {
-      return scan_in_stages(op, inputs[0], parts);
+      return inputs.size() > 1 ? recur_in_stages(op, inputs[0], inputs[1], parts)
+                               : scan_in_stages(op, inputs[0], parts);
     }
     if (reduce == nullptr) return add(op.kind, std::move(inputs), op.attribute, value, op.label);
 
@@ -376,7 +377,7 @@ class StageRewriter {
   // How many runs of a scan go by themselves; 0 for a scan as a whole. Reading the operand twice must pay.
   static int64_t wanted_parts(const Op& op, const std::vector<int64_t>& shape) {
     const ir::Scan& scan = std::get<ir::Scan>(op.attribute);
-    if (scan.parts > 0 || op.kind == OpKind::kScanLogSumExp || op.kind == OpKind::kScanLinear) return 0;
+    if (scan.parts > 0 || op.kind == OpKind::kScanLogSumExp) return 0;
     int64_t columns = 1, others = 1;
     for (size_t a = 0; a < shape.size(); ++a) {
       if (static_cast<int64_t>(a) == scan.axis) continue;
@@ -440,6 +441,88 @@ class StageRewriter {
     if (dtype == value.dtype) return add(join, {first, scanned}, {}, value, op.label);
     const ValueId joined = add(join, {first, scanned}, {}, stated("joined"), op.label);
     return add(OpKind::kConvert, {joined}, {}, value, op.label);
+  }
+  // What each run of a linear recurrence makes of what stands before it; what stands before each run; the runs, begun
+  // with that.
+  ValueId recur_in_stages(const Op& op, ValueId operand, ValueId factors, int64_t parts) {
+    const Value& value = whole_.values[op.output];
+    ir::Scan runs = std::get<ir::Scan>(op.attribute);
+    const int64_t axis = runs.axis, extent = value.axes[axis].extent, run = divide_up(extent, parts);
+    const DType dtype = compute_dtype(value.dtype);
+    auto stated = [&](const char* what, std::vector<ir::Axis> axes = {}) {
+      return fresh(value, what, dtype, std::move(axes));
+    };
+    auto by_element = [&](OpKind kind, std::vector<ValueId> inputs, const char* what) {
+      return add(kind, std::move(inputs), {}, stated(what), op.label);
+    };
+    auto folded = [&](OpKind kind, ValueId of, const char* what) {
+      return add(kind, {of}, Reduce{{axis}, parts}, stated(what), op.label);
+    };
+    if (dtype != value.dtype) {
+      operand = by_element(OpKind::kConvert, {operand}, "wide");
+      factors = by_element(OpKind::kConvert, {factors}, "wide_factors");
+    }
+    const std::vector<int64_t> shape = ir::shape(value);
+    const ValueId place =
+        add(OpKind::kIota, {}, ir::Dims{{axis}}, fresh(value, "place", DType::kS32, counted(shape)), "");
+    auto is = [&](ValueId index, int64_t number, const char* what) {
+      const ValueId other = filled(fresh(value, "number", DType::kS32, counted(shape)), {number}, "");
+      return add(OpKind::kEq, {index, other}, {}, fresh(value, what, DType::kPred), "");
+    };
+    const ValueId length = filled(fresh(value, "length", DType::kS32, counted(shape)), {run}, "");
+    const ValueId of_run = add(OpKind::kRem, {place, length}, {}, fresh(value, "place_in_run", DType::kS32), "");
+    const ValueId low = is(of_run, 0, "is_low");
+    const ValueId high = add(OpKind::kOr, {is(of_run, run - 1, "is_high"), is(place, extent - 1, "is_highest")}, {},
+                             fresh(value, "is_end", DType::kPred), "");
+    const ValueId first = runs.reverse ? high : low, last = runs.reverse ? low : high;
+
+    ir::Scan own_runs = runs;
+    own_runs.parts = parts;
+    const ValueId zero = filled(fresh(value, "zero", dtype, counted(shape)), ir::zero_of(dtype), "");
+    const ValueId apart = add(OpKind::kScanLinear, {operand, factors}, own_runs, stated("apart"), op.label);
+    const ValueId grown = by_element(OpKind::kMul, {factors, apart}, "grown");
+    const ValueId behind = by_element(OpKind::kAdd, {grown, operand}, "behind");
+    const ValueId made = folded(OpKind::kReduceSum, by_element(OpKind::kSelect, {last, behind, zero}, "ends"), "made");
+    const ValueId product = folded(OpKind::kReduceProd, factors, "product");
+    const ValueId times = without_infinities(op, runs, factors, made, product, parts);
+    const ValueId starts = add(OpKind::kScanLinear, {made, times}, runs, stated("starts"), op.label);
+
+    const ValueId start = add(OpKind::kSpread, {starts}, ir::Dims{{axis}}, stated("start", value.axes), "");
+    const ValueId added = by_element(OpKind::kMul, {factors, start}, "added");
+    const ValueId begun = by_element(OpKind::kAdd, {added, operand}, "begun");
+    const ValueId values = by_element(OpKind::kSelect, {first, begun, operand}, "begun_runs");
+    const ValueId scanned = add(OpKind::kScanLinear, {values, factors}, own_runs, stated("scanned"), op.label);
+    if (dtype == value.dtype) return add(OpKind::kSelect, {first, start, scanned}, {}, value, op.label);
+    const ValueId joined = by_element(OpKind::kSelect, {first, start, scanned}, "joined");
+    return add(OpKind::kConvert, {joined}, {}, value, op.label);
+  }
+  // The products of factors; 0 where a factor is or where there is nothing before, however large the others are.
+  ValueId without_infinities(const Op& op, const ir::Scan& runs, ValueId factors, ValueId made, ValueId product,
+                             int64_t parts) {
+    const Value of_runs = result_.values[product];
+    auto fresh_pred = [&](const char* what) { return fresh(of_runs, what, DType::kPred); };
+    auto zeros = [&](const Value& like) {
+      return filled(fresh(like, "zeros", like.dtype, counted(ir::shape(like))), ir::zero_of(like.dtype), "");
+    };
+    auto is_something = [&](ValueId id) {
+      const Value like = result_.values[id];
+      return add(OpKind::kNe, {id, zeros(like)}, {}, fresh(like, "is_something", DType::kPred), op.label);
+    };
+    auto number = [&](ValueId id) {
+      return add(OpKind::kConvert, {id}, {}, fresh(of_runs, "number", of_runs.dtype), op.label);
+    };
+    const ValueId keeps =
+        add(OpKind::kReduceAnd, {is_something(factors)}, Reduce{{runs.axis}, parts}, fresh_pred("keeps"), op.label);
+    const ValueId count = add(OpKind::kScanLinear, {number(is_something(made)), number(keeps)}, runs,
+                              fresh(of_runs, "made_before", of_runs.dtype), op.label);
+    const ValueId counts = add(OpKind::kAnd, {keeps, is_something(count)}, {}, fresh_pred("counts"), op.label);
+    return add(OpKind::kSelect, {counts, product, zeros(of_runs)}, {}, fresh(of_runs, "times", of_runs.dtype),
+               op.label);
+  }
+  static std::vector<ir::Axis> counted(const std::vector<int64_t>& shape) {
+    std::vector<ir::Axis> axes;
+    for (const int64_t extent : shape) axes.push_back({extent});
+    return axes;
   }
   static OpKind reduction_of(OpKind scan) {
     switch (scan) {
