@@ -186,6 +186,9 @@ template <class T>
 struct Step {
   T factor, value;
 
+  JF_FUNCTION Step then(const Step& a, T f, T v) {
+    return {a.factor * f, a.value == T(0) && f == f ? v : f * a.value + v};
+  }
   // A factor of 0 forgets, and of 0 there is nothing to add, even where the product of many factors is infinite.
   JF_FUNCTION Step of(const Step& a, const Step& b) {
     return {b.factor == T(0) ? T(0) : a.factor * b.factor, a.value == T(0) ? b.value : b.factor * a.value + b.value};
@@ -259,7 +262,7 @@ JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N],
       for (int l = 0; l < (kInLanes ? W : kValues); ++l) {
         const int lane = kInLanes && kBack ? W - 1 - l : l;
         Step<T>& own = total.v[kInLanes ? 0 : lane];
-        own = {own.factor * factors[n].v[lane], factors[n].v[lane] * own.value + array[n].v[lane]};
+        own = Step<T>::then(own, factors[n].v[lane], array[n].v[lane]);
       }
     }
     if constexpr (kAlongX) {
