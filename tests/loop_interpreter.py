@@ -28,12 +28,18 @@ EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
 
 
+def behind(values: np.ndarray, factors: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return what stands behind an element of a linear recurrence; a factor of -0 forgets what is before."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where((factors == 0) & np.signbit(factors), values, values + factors * before)
+
+
 def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return what stands before each element and behind the last one; behind one are its value and factor times that."""
+    """Return what stands before each element, along the last axis, and behind the last one."""
     result = np.empty_like(values, shape=(*values.shape[:-1], values.shape[-1] + 1))
     result[..., 0] = before
     for i in range(values.shape[-1]):
-        result[..., i + 1] = values[..., i] + factors[..., i] * result[..., i]
+        result[..., i + 1] = behind(values[..., i], factors[..., i], result[..., i])
     return result[..., :-1], result[..., -1]
 
 
@@ -335,7 +341,7 @@ class Block:
                 value, last = recurred(value, times, old[:, 0] if carry else 0)
                 value, last = value[:, turn], np.repeat(last[:, None], self.kernel.width, 1)
             else:
-                value, last = (old, value + times * old) if carry else (np.zeros_like(value), None)
+                value, last = (old, behind(value, times, old)) if carry else (np.zeros_like(value), None)
         else:
             if lanes:
                 turned = np.where(on, value, identity(fold, value.dtype))[:, turn]

@@ -189,9 +189,78 @@ def test_nan_infinities_and_zeros(device, length):
     assert_close(got[finite], want[finite], scale=16)
 
 
+FORGET = {
+    "kept where there is none": lambda h, x: (jnp.where(jnp.isnan(x), h, x),) * 2,
+    "reset": lambda h, x: (jnp.where(x > 1, 0.0, h) + x,) * 2,
+    "reset and scaled": lambda h, x: (-jnp.where(x > 1, x, 3 * jnp.where(x < -1, x, h) + 1),) * 2,
+    "two of it": lambda h, x: (jnp.where(x > 1, 0.0, h) * 0.3 + jnp.where(x < 1, x, h) * 0.4,) * 2,
+}
+
+
+@pytest.mark.parametrize("shape", [(300, 5), (40, 1030), (70001,), (4200, 3)], ids=str)
+@pytest.mark.parametrize("step", FORGET)
+def test_choices_forget_nan_and_infinities(device, step, shape):
+    x = np.array(values(*shape))
+    x[::50], x[20::70], x[30::70] = np.nan, np.inf, -np.inf
+    f = lambda x: lax.scan(FORGET[step], x[0] * 0 + 1, x)[1]  # noqa: E731
+    x = jnp.asarray(x)
+    assert "scan" not in left_to_xla(f, x)
+    got, want = np.asarray(jf.fuse(f)(x)), np.asarray(f(x))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    same = np.isfinite(want)
+    np.testing.assert_array_equal(got[~same], want[~same])
+    assert_close(got[same], want[same], scale=4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_forgotten_has_no_derivative(device, reverse):
+    x, ends = values(100, 40), values(100, 40, seed=1) > 0.5
+
+    def f(x):
+        def step(h, now):
+            h = jnp.where(now[1], 0.0, h) + now[0]
+            return h, h
+
+        return lax.scan(step, x[0] * 0, (x, ends), reverse=reverse)[1]
+
+    cotangent = jnp.where(values(100, 40, seed=2) > 2, jnp.inf, 1.0)
+    derivative = lambda f: jax.vjp(f, x)[1](cotangent)[0]  # noqa: E731
+    np.testing.assert_array_equal(derivative(jf.fuse(f)), derivative(f))
+    fused = jf.fuse(lambda x, ct: jax.vjp(f, x)[1](ct)[0])
+    np.testing.assert_array_equal(fused(x, cotangent), derivative(f))
+
+
+def test_sums_begin_with_the_first_value(device):
+    f = lambda first, x: lax.scan(lambda h, x: (h + x,) * 2, first, x)  # noqa: E731
+    args = jnp.full(70, 1e8), jnp.tile(jnp.array([[-1e8], [0.1], [0.1]]), 70)
+    for got, want in zip(jf.fuse(f)(*args), f(*args)):
+        assert_close(got, want)
+
+
+def test_functions_with_derivatives_of_their_own(device):
+    x = values(9, 70)
+    f = lambda x: lax.scan(lambda h, x: (0.5 * h + jax.nn.relu(x), straight_through(x, x)), x[0], x)[1].sum()  # noqa: E731
+    assert "scan" not in left_to_xla(f, x)
+    for fused in (jax.value_and_grad(jf.fuse(f)), jf.fuse(jax.value_and_grad(f))):
+        for got, want in zip(fused(x), jax.value_and_grad(f)(x)):
+            assert_close(got, want, scale=4)
+
+
+def test_weak_types_stay_weak():
+    f = lambda x: lax.scan(lambda n, x: (n + 1, x * n), 0, x)  # noqa: E731
+    assert jf.fuse(f)(values(9, 70))[0].weak_type and not jf.fuse(f)(values(9, 70))[1].weak_type
+
+
 def scan_of(step, carry=lambda x: x[0]):
     return lambda x: lax.scan(step, carry(x), x)[1]
 
+
+@jax.custom_jvp
+def straight_through(h, x):
+    return 0.5 * h + x
+
+
+straight_through.defjvp(lambda p, t: (straight_through(*p), t[1]))
 
 LOOPS = {
     "not linear": scan_of(lambda h, x: (h * jnp.tanh(h) + x,) * 2),
@@ -202,6 +271,15 @@ LOOPS = {
     "moved": scan_of(lambda h, x: (h[::-1] + x,) * 2),
     "kept by nobody": lambda x: lax.scan(lambda h, x: (0.5 * h + x, None), x[0], x)[0],
     "rounded": scan_of(lambda h, x: (h.astype(jnp.int32) * 0.5 + x,) * 2),
+    "rounded to fewer bits": scan_of(lambda h, x: (h.astype("float16").astype("float32") + x,) * 2),
+    "divided by values": scan_of(lambda h, x: (h / (x + 1),) * 2),
+    "divided as integers": lambda x: scan_of(lambda h, x: (lax.div(h, x),) * 2)((100 + 9 * x).astype(jnp.int32)),
+    "reordered": lambda x: scan_of(lambda h, x: (lax.reshape(h, (3, 3), dimensions=(1, 0)) + x,) * 2)(
+        x.reshape(70, 3, 3)
+    ),
+    "a custom derivative": scan_of(lambda h, x: (straight_through(h, x),) * 2),
+    "complex": lambda x: scan_of(lambda h, x: (h * 0.5 + x,) * 2)(x + 1j).real,
+    "bools": lambda x: scan_of(lambda h, x: (jnp.where(x, True, h),) * 2)(x > 0.1),
 }
 
 

@@ -13,7 +13,7 @@ ROWS, COLUMNS = 12, 40
 
 
 def fusion(axis=1, reverse=False, linear=False):
-    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` x + what is before, then 2 x + x * that."""
+    """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` a recurrence of 2 x and x."""
     b = jf.ir.Builder("sums")
     x = b.input("x", "f32", [ROWS, COLUMNS])
     doubled = b.pointwise("add", [x, x])

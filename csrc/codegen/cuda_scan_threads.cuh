@@ -186,12 +186,17 @@ template <class T>
 struct Step {
   T factor, value;
 
+  // The product of many factors may be infinite: times nothing it adds nothing.
   JF_FUNCTION Step then(const Step& a, T f, T v) {
-    return {a.factor * f, a.value == T(0) && f == f ? v : f * a.value + v};
+    return {product(a.factor, f), forgets(f) || (a.value == T(0) && f == f) ? v : f * a.value + v};
   }
-  // A factor of 0 forgets, and of 0 there is nothing to add, even where the product of many factors is infinite.
   JF_FUNCTION Step of(const Step& a, const Step& b) {
-    return {b.factor == T(0) ? T(0) : a.factor * b.factor, a.value == T(0) ? b.value : b.factor * a.value + b.value};
+    const bool alone = forgets(b.factor) || a.value == T(0);
+    return {product(a.factor, b.factor), alone ? b.value : b.factor * a.value + b.value};
+  }
+  JF_FUNCTION T product(T a, T b) {
+    if (forgets(a) || forgets(b)) return T(-0.0);
+    return a == T(0) || b == T(0) ? T(0) : a * b + T(0);
   }
 };
 template <class T, class Shuffle>

@@ -1,5 +1,7 @@
 // Scans along registers of one thread, for both languages; cpu_scan.h and cuda_scan.cuh include it after what differs
-// between them: scanned() over lanes, recurred() over lanes in turn, and last_lane(), the last one in all lanes.
+// between them: scanned() over lanes, recurred() over lanes in turn, last_lane(), the last one in all lanes, and
+// forgets(), whether a factor of a linear recurrence is -0: what stands before such a step is no part of what stands
+// behind it, even where it is NaN.
 #pragma once
 
 namespace jf {
@@ -40,7 +42,7 @@ JF_FUNCTION L scan_lanes(L& carry, const L& value, On on) {
 template <class L>
 JF_FUNCTION L recur(L& carry, const L& factor, const L& value) {
   const L before = carry;
-  carry = add(mul(factor, carry), value);
+  carry = select(forgets(factor), value, add(mul(factor, carry), value));
   return before;
 }
 template <Order kOrder, class L>

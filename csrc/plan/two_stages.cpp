@@ -1,6 +1,7 @@
 #include "plan/two_stages.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -480,44 +481,69 @@ class StageRewriter {
     own_runs.parts = parts;
     const ValueId zero = filled(fresh(value, "zero", dtype, counted(shape)), ir::zero_of(dtype), "");
     const ValueId apart = add(OpKind::kScanLinear, {operand, factors}, own_runs, stated("apart"), op.label);
-    const ValueId grown = by_element(OpKind::kMul, {factors, apart}, "grown");
-    const ValueId behind = by_element(OpKind::kAdd, {grown, operand}, "behind");
+    const ValueId forgetting = forgets(factors, op.label);
+    auto after = [&](ValueId before, const char* what) {
+      const ValueId grown = by_element(OpKind::kMul, {factors, before}, "grown");
+      const ValueId sum = by_element(OpKind::kAdd, {grown, operand}, forgetting < 0 ? what : "sum");
+      return forgetting < 0 ? sum : by_element(OpKind::kSelect, {forgetting, operand, sum}, what);
+    };
+    const ValueId behind = after(apart, "behind");
     const ValueId made = folded(OpKind::kReduceSum, by_element(OpKind::kSelect, {last, behind, zero}, "ends"), "made");
-    const ValueId product = folded(OpKind::kReduceProd, factors, "product");
-    const ValueId times = without_infinities(op, runs, factors, made, product, parts);
+    const ValueId times = factors_of_runs(op, runs, factors, forgetting, made, parts);
     const ValueId starts = add(OpKind::kScanLinear, {made, times}, runs, stated("starts"), op.label);
 
     const ValueId start = add(OpKind::kSpread, {starts}, ir::Dims{{axis}}, stated("start", value.axes), "");
-    const ValueId added = by_element(OpKind::kMul, {factors, start}, "added");
-    const ValueId begun = by_element(OpKind::kAdd, {added, operand}, "begun");
+    const ValueId begun = after(start, "begun");
     const ValueId values = by_element(OpKind::kSelect, {first, begun, operand}, "begun_runs");
     const ValueId scanned = add(OpKind::kScanLinear, {values, factors}, own_runs, stated("scanned"), op.label);
     if (dtype == value.dtype) return add(OpKind::kSelect, {first, start, scanned}, {}, value, op.label);
     const ValueId joined = by_element(OpKind::kSelect, {first, start, scanned}, "joined");
     return add(OpKind::kConvert, {joined}, {}, value, op.label);
   }
-  // The products of factors; 0 where a factor is or where there is nothing before, however large the others are.
-  ValueId without_infinities(const Op& op, const ir::Scan& runs, ValueId factors, ValueId made, ValueId product,
-                             int64_t parts) {
-    const Value of_runs = result_.values[product];
-    auto fresh_pred = [&](const char* what) { return fresh(of_runs, what, DType::kPred); };
-    auto zeros = [&](const Value& like) {
-      return filled(fresh(like, "zeros", like.dtype, counted(ir::shape(like))), ir::zero_of(like.dtype), "");
+  ValueId zeros_like(const Value& like) {
+    return filled(fresh(like, "zeros", like.dtype, counted(ir::shape(like))), ir::zero_of(like.dtype), "");
+  }
+  ValueId is_something(ValueId id, const std::string& label) {
+    const Value like = result_.values[id];
+    return add(OpKind::kNe, {id, zeros_like(like)}, {}, fresh(like, "is_something", DType::kPred), label);
+  }
+  // Whether a factor is -0; none where there is no such number.
+  ValueId forgets(ValueId factors, const std::string& label) {
+    const Value of = result_.values[factors];
+    if (!is_float(of.dtype)) return -1;
+    const bool wide = of.dtype == DType::kF64;
+    const DType integer = wide ? DType::kS64 : DType::kS32;
+    const int64_t smallest = wide ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int32_t>::min();
+    const ValueId bits = add(OpKind::kBitcast, {factors}, {}, fresh(of, "bits", integer), label);
+    const ValueId sign = filled(fresh(of, "sign", integer, counted(ir::shape(of))), {smallest}, "");
+    return add(OpKind::kEq, {bits, sign}, {}, fresh(of, "forgets", DType::kPred), label);
+  }
+  // What each run multiplies by: the product of its factors, -0 where it forgets. 0 where another factor is, or where
+  // there is nothing before, however large the others are.
+  ValueId factors_of_runs(const Op& op, const ir::Scan& runs, ValueId factors, ValueId forgetting, ValueId made,
+                          int64_t parts) {
+    const Reduce fold{{runs.axis}, parts};
+    auto folded = [&](OpKind kind, ValueId of, const char* what) {
+      return add(kind, {of}, fold, fresh(result_.values[of], what, result_.values[of].dtype), op.label);
     };
-    auto is_something = [&](ValueId id) {
-      const Value like = result_.values[id];
-      return add(OpKind::kNe, {id, zeros(like)}, {}, fresh(like, "is_something", DType::kPred), op.label);
-    };
+    const ValueId product = folded(OpKind::kReduceProd, factors, "product");
+    const ValueId keeps = folded(OpKind::kReduceAnd, is_something(factors, op.label), "keeps");
+    const Value like = result_.values[product];
     auto number = [&](ValueId id) {
-      return add(OpKind::kConvert, {id}, {}, fresh(of_runs, "number", of_runs.dtype), op.label);
+      return add(OpKind::kConvert, {id}, {}, fresh(like, "number", like.dtype), op.label);
     };
-    const ValueId keeps =
-        add(OpKind::kReduceAnd, {is_something(factors)}, Reduce{{runs.axis}, parts}, fresh_pred("keeps"), op.label);
-    const ValueId count = add(OpKind::kScanLinear, {number(is_something(made)), number(keeps)}, runs,
-                              fresh(of_runs, "made_before", of_runs.dtype), op.label);
-    const ValueId counts = add(OpKind::kAnd, {keeps, is_something(count)}, {}, fresh_pred("counts"), op.label);
-    return add(OpKind::kSelect, {counts, product, zeros(of_runs)}, {}, fresh(of_runs, "times", of_runs.dtype),
-               op.label);
+    auto both = [&](ValueId a, ValueId b) {
+      return add(OpKind::kAnd, {a, b}, {}, fresh(like, "counts", DType::kPred), op.label);
+    };
+    const ValueId count = add(OpKind::kScanLinear, {number(is_something(made, op.label)), number(keeps)}, runs,
+                              fresh(like, "made_before", like.dtype), op.label);
+    const ValueId counts = both(both(keeps, is_something(count, op.label)), is_something(product, op.label));
+    const ValueId times =
+        add(OpKind::kSelect, {counts, product, zeros_like(like)}, {}, fresh(like, "times", like.dtype), op.label);
+    if (forgetting < 0) return times;
+    const ValueId any = folded(OpKind::kReduceOr, forgetting, "forgets_any");
+    const ValueId minus_zero = filled(fresh(like, "minus_zero", like.dtype, counted(ir::shape(like))), {-0.0}, "");
+    return add(OpKind::kSelect, {any, minus_zero, times}, {}, fresh(like, "factor", like.dtype), op.label);
   }
   static std::vector<ir::Axis> counted(const std::vector<int64_t>& shape) {
     std::vector<ir::Axis> axes;
