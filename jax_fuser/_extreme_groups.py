@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._eager import compile_when_eager
@@ -34,8 +35,8 @@ hits_p = jax.extend.core.Primitive("jax_fuser_extreme_hits")
 def extreme_groups(rows: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, largest: bool) -> jax.Array:
     """Return `[*outer, groups, ..]`, the largest (or smallest) of each group's rows.
 
-    An empty group gets the value that every other exceeds: -inf for `largest`, the lowest integer. Arguments as in
-    `spread_groups`.
+    An empty group gets the value that every other exceeds: -inf for `largest`, the lowest integer or float where there
+    is no infinity. Arguments as in `spread_groups`.
     """
     return _fold(largest)(*same_varying(rows, ids, starts, extents))
 
@@ -50,7 +51,10 @@ def lowest(dtype: Any, largest: bool) -> jax.Array:
     if dtype == jnp.bool_:
         return jnp.asarray(not largest)
     if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(-jnp.inf if largest else jnp.inf, dtype)
+        end = jnp.asarray(-jnp.inf if largest else jnp.inf, dtype)
+        if jnp.dtype(dtype).itemsize > 1 or np.isinf(np.asarray(-np.inf).astype(dtype)):
+            return end
+        return jnp.asarray(jnp.finfo(dtype).min if largest else jnp.finfo(dtype).max, dtype)
     return jnp.asarray(jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max, dtype)
 
 

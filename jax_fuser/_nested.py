@@ -246,7 +246,11 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
         >>> jf.nested.from_list([jnp.ones((2, 4)), jnp.ones((0, 4)), jnp.ones((1, 4))])
         NestedTensor(f32[expert=3, ragged=[2,0,1], 4], rows 3/3)
     """
-    if not isinstance(arrays, Iterable) or isinstance(arrays, (str, NestedTensor)) or getattr(arrays, "ndim", 1) == 0:
+    if (
+        not isinstance(arrays, Iterable)
+        or isinstance(arrays, (str, dict, NestedTensor))
+        or getattr(arrays, "ndim", 1) == 0
+    ):
         raise TypeError(f"from_list: expected a list of arrays, got a {type(arrays).__name__}")
     capacity = (
         None if capacity is None else _arguments.integer("from_list", "capacity", capacity, most=checks.INT32_MAX)

@@ -153,7 +153,7 @@ def check_offsets(fn: str, offsets: Any, rows: int, dim: int) -> None:
         )
     if nonzero.any():
         at = (*first(nonzero), 0)
-        raise ValueError(f"{fn}: offsets[{spell(at)}] must be 0, got {values[at]}")
+        raise ValueError(f"{fn}: offsets[{spell(at)}] must be 0, got {values[at]}; for group sizes use extents=")
     if falls.any():
         at = first(falls)
         after = (*at[:-1], at[-1] + 1)
@@ -183,6 +183,24 @@ def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
         at = first(sums > rows)
         where = f"extents[{spell(at)}]" if at else "extents"
         raise ValueError(f"{fn}: {where} sum to {sums[at]}, which exceeds data.shape[{dim}]={rows}")
+
+
+def check_starts(fn: str, starts: Any, extents: Any, rows: int | None) -> None:
+    """Check the shape, and values: groups with rows lie inside of the storage."""
+    if starts.shape != extents.shape:
+        raise ValueError(
+            f"{fn}: starts must have the shape of extents, {tuple(extents.shape)}, got {tuple(starts.shape)}"
+        )
+    known_starts, known_extents = readable(starts), readable(extents)
+    if rows is None or known_starts is None or known_extents is None:
+        return
+    outside = (known_extents > 0) & ((known_starts < 0) | (known_starts + known_extents > rows))
+    if outside.any():
+        at = first(outside)
+        raise ValueError(
+            f"{fn}: group {spell(at)} begins at row {known_starts[at]} and has {known_extents[at]} of the {rows} rows; "
+            f"it must lie inside of the data"
+        )
 
 
 def check_order(fn: str, starts: Any, extents: Any) -> None:

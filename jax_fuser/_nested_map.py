@@ -53,6 +53,9 @@ def map_nested(f: Callable[..., Any], nt: NestedTensor, *others: Any) -> Any:
     """
     require_nested("map", nt)
     _arguments.function("map", "f", f)
+    for i, other in enumerate(others):
+        if not is_operand(other) and not hasattr(other, "shape"):
+            raise TypeError(f"map: others[{i}] must be an array, a number or a NestedTensor, got {other!r:.80}")
     return elementwise("map", f, nt, *others)
 
 

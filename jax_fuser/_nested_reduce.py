@@ -250,6 +250,8 @@ def _in_wide(fn: str, f: Callable[[jax.Array], jax.Array], nt: NestedTensor) -> 
 
 def _sum_dtype(dtype: Any) -> Any:
     """Return the dtype of `jnp.sum` and `jnp.prod`: narrow integers and bool widen."""
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:  # which jnp.sum does not take
+        dtype = jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8
     return jax.eval_shape(jnp.sum, jax.ShapeDtypeStruct((), dtype)).dtype
 
 

@@ -29,7 +29,11 @@ def text(nt: NestedTensor) -> str:
     listed = f"?<={nt.capacity}" if values is None else _listed(values)
     sizes = [*nt.data.shape[:dim], f"expert={nt.num_groups}", f"ragged={listed}", *nt.data.shape[dim + 1 :]]
     kind = f"{_short_dtype(nt.dtype)}[{', '.join(str(s) for s in sizes)}]"
-    return f"NestedTensor({kind})" if values is None else f"NestedTensor({kind}, rows {values.sum()}/{rows})"
+    if values is None:
+        return f"NestedTensor({kind})"
+    # What does not fit is no row, as for `total`.
+    used = np.minimum(np.maximum(values.astype(np.int64), 0).sum(axis=-1), nt.capacity).sum()
+    return f"NestedTensor({kind}, rows {used}/{rows})"
 
 
 def _listed(values: np.ndarray) -> str:

@@ -68,7 +68,8 @@ def merge(
         axis_name = i
     if capacity is not None and _arguments.integer("merge", "capacity", capacity) < 0:
         raise ValueError(f"merge: capacity must not be negative, got {capacity}")
-    if 0 <= first < dim and second == dim + 1 and nt.extents.ndim > 1:
+    if 0 <= first < dim and second == dim + 1:
+        nt = _with_own_extents(nt)
         placed = [names for axis, names in enumerate(names_of(nt.data)) if axis != first]
         merged: NestedTensor = automatically(functools.partial(_merge_outer, axis=first), nt, like=lambda _: [placed])
         if axis_name is not None:
@@ -86,6 +87,13 @@ def merge(
         f"merge: dims ({i}, {j}) are neither (component, ragged), (ragged, next regular) nor "
         f"(outer extents dim, ragged)"
     )
+
+
+def _with_own_extents(nt: NestedTensor) -> NestedTensor:
+    """Return it with extents for each outer index, also where all of them share some."""
+    shape = (*nt.data.shape[: nt.ragged_dim], nt.num_groups)
+    extents, starts = (x if x is None or x.ndim > 1 else jnp.broadcast_to(x, shape) for x in (nt.extents, nt._starts))
+    return NestedTensor(nt.data, extents, starts, nt.ragged_dim)
 
 
 def _merge_dense(nt: NestedTensor) -> NestedTensor:
@@ -133,8 +141,8 @@ def split(
 ) -> NestedTensor:
     """Split the group dimension in two, or pad the groups along the ragged one.
 
-    - The group dimension (1-D extents): `[groups]` becomes `[groups / factor, factor]`, or `[num, groups / num]`. Each
-      of the outer parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
+    - The group dimension: `[.., groups]` becomes `[.., groups / factor, factor]`, or `[.., num, groups / num]`.
+      Each of the parts gets storage of its own, `capacity` rows (by default that of `nt`; a part with more rows is
       cut and extents say so, or refused where extents are concrete).
     - The ragged dimension: `align(nt, factor)`. With `blocks` the blocks of `factor` rows have a dimension of their
       own, `[.., groups, ragged, factor, ..]`; group `g` has `ceil(extents[g] / factor)` of them, the last one filled up
@@ -183,12 +191,26 @@ def split(
         return _in_blocks(aligned, size) if blocks else aligned
     if blocks:
         raise ValueError(f"split: blocks= is for the ragged dimension, {dim + 1}; got axis {axis}")
-    if at != dim or nt.extents.ndim != 1 or dim:
-        raise ValueError(f"split: axis {axis} is neither the group dimension of 1-D extents nor the ragged dimension")
+    if at != dim:
+        raise ValueError(
+            f"split: axis {axis} is neither the group dimension, {dim}, nor the ragged one, {dim + 1}, of {nt!r}; "
+            f"reshape other dimensions with nested.map"
+        )
     if nt.num_groups % size:
         raise ValueError(f"split: {nt.num_groups} experts not divisible by {size}")
-    outer = nt.num_groups // size if num is None else size
-    extents = nt._spans()[1].reshape(outer, nt.num_groups // outer)
+    parts = (nt.num_groups // size, size) if num is None else (size, nt.num_groups // size)
+    return _split_groups(_with_own_extents(nt) if dim else nt, parts, capacity)
+
+
+def _split_groups(nt: NestedTensor, parts_and_groups: tuple[int, int], capacity: int | None) -> NestedTensor:
+    if nt.ragged_dim:
+
+        def one(data: jax.Array, extents: jax.Array, starts: jax.Array | None) -> NestedTensor:
+            return _split_groups(NestedTensor(data, extents, starts, nt.ragged_dim - 1), parts_and_groups, capacity)
+
+        each = jax.vmap(one)(nt.data, nt.extents, nt._starts)
+        return NestedTensor(each.data, each.extents, each._starts, nt.ragged_dim + 1)
+    extents = nt._spans()[1].reshape(parts_and_groups)
     parts = NestedTensor(as_flattened(nt), jnp.sum(extents, axis=1, dtype=jnp.int32))
     sums = None if capacity is None else readable(parts.extents)
     if sums is not None and (sums > capacity).any():
@@ -224,8 +246,10 @@ def _is_bound(name: str) -> bool:
 
 
 def _in_blocks(nt: NestedTensor, size: int) -> NestedTensor:
-    dim, shape = nt.ragged_dim, nt.data.shape
-    data = nt.data.reshape(*shape[:dim], nt.capacity // size, size, *shape[dim + 1 :])
+    dim, shape, names = nt.ragged_dim, nt.data.shape, names_of(nt.data)
+    placed = [*names[: dim + 1], None, *names[dim + 1 :]]
+    reshape = functools.partial(jnp.reshape, shape=(*shape[:dim], nt.capacity // size, size, *shape[dim + 1 :]))
+    data = automatically(reshape, nt.data, like=lambda _: [placed])
     return NestedTensor(data, (nt.extents + (size - 1)) // size, nt.starts // size, dim)
 
 

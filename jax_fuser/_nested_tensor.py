@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fuser._nested_checks import check_extents, index_array, to_int32
+from jax_fuser._nested_checks import check_extents, check_starts, index_array, to_int32
 from jax_fuser._row_groups import row_groups, rows_used, spans
 
 
@@ -326,6 +326,8 @@ class NestedTensor:
                 dim = len(data.shape) - 1 - layout.dense_ndim
                 check_extents("replace", extents, data.shape[dim], dim)
             extents = to_int32(extents)
+        if "starts" in changes and _is_array(starts) and _is_array(extents):
+            check_starts("replace", starts, extents, data.shape[self.ragged_dim] if hasattr(data, "shape") else None)
         return NestedTensor.tree_unflatten(layout, (data, extents, starts))
 
     def merge(self, i: int | str, j: int | str, **options: Any) -> Any:
@@ -381,8 +383,17 @@ class NestedTensor:
     __sub__, __rsub__ = _binary("subtract", jnp.subtract), _binary("subtract", jnp.subtract, True)
     __mul__, __rmul__ = _binary("multiply", jnp.multiply), _binary("multiply", jnp.multiply, True)
     __truediv__, __rtruediv__ = _binary("divide", jnp.divide), _binary("divide", jnp.divide, True)
+    __floordiv__, __rfloordiv__ = (
+        _binary("floor_divide", jnp.floor_divide),
+        _binary("floor_divide", jnp.floor_divide, True),
+    )
+    __mod__, __rmod__ = _binary("remainder", jnp.remainder), _binary("remainder", jnp.remainder, True)
+    __and__, __rand__ = _binary("bitwise_and", jnp.bitwise_and), _binary("bitwise_and", jnp.bitwise_and, True)
+    __or__, __ror__ = _binary("bitwise_or", jnp.bitwise_or), _binary("bitwise_or", jnp.bitwise_or, True)
+    __xor__, __rxor__ = _binary("bitwise_xor", jnp.bitwise_xor), _binary("bitwise_xor", jnp.bitwise_xor, True)
     __pow__, __rpow__ = _binary("power", jnp.power), _binary("power", jnp.power, True)
     __eq__, __ne__ = _binary("equal", jnp.equal), _binary("not_equal", jnp.not_equal)  # type: ignore[assignment]
     __lt__, __le__ = _binary("less", jnp.less), _binary("less_equal", jnp.less_equal)
     __gt__, __ge__ = _binary("greater", jnp.greater), _binary("greater_equal", jnp.greater_equal)
     __neg__, __abs__ = _unary("negative", jnp.negative), _unary("abs", jnp.abs)
+    __invert__ = _unary("invert", jnp.invert)

@@ -47,6 +47,7 @@ CASES = {
     "softmax": (lambda x: jf.nested.softmax(nested(x)).data, P("a", "b")),
     "padded": (lambda x: jf.nested.to_padded(nested(x), 8), P(None, None, "b")),
     "aligned": (lambda x: jf.nested.align(nested(x), 4).data, P("a", "b")),
+    "blocks": (lambda x: jf.nested.split(nested(x), 1, factor=4, blocks=True).data, P(None, None, "b")),
     "dense merge": (lambda x: jf.nested.merge(nested(x), 1, 2).data, P("a")),
     "outer merge": (lambda x: jf.nested.merge(outer(x), 0, 2).data, P(None, "b")),
     "outer product": (lambda x: jf.grouped_matmul(outer(x), W[:3]).data, P("a", None, None)),

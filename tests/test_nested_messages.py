@@ -23,6 +23,27 @@ def traced_eps(eps):
 
 
 CASES = [
+    (
+        ValueError,
+        "as_nested: offsets[0] must be 0, got 2; for group sizes use extents=",
+        lambda: jf.as_nested(x325, [2, 0, 3]),
+    ),
+    (TypeError, "from_list: expected a list of arrays, got a dict", lambda: jf.nested.from_list({"a": x325})),
+    (
+        TypeError,
+        "map: others[0] must be an array, a number or a NestedTensor, got 'a'",
+        lambda: jf.nested.map(jnp.add, nt, "a"),
+    ),
+    (
+        ValueError,
+        "replace: starts must have the shape of extents, (3,), got (2,)",
+        lambda: nt.replace(starts=jnp.array([0, 127])),
+    ),
+    (
+        ValueError,
+        "replace: group 2 begins at row 128 and has 198 of the 325 rows; it must lie inside of the data",
+        lambda: nt.replace(starts=jnp.array([0, 127, 128])),
+    ),
     (TypeError, "as_nested: pass exactly one of offsets= or extents=", lambda: jf.as_nested(x325)),
     (
         TypeError,

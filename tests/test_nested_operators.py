@@ -90,6 +90,16 @@ def test_operators(op):
     assert_close(op(jnp.asarray(row), nt).data, by_group(layout, lambda a: op(row, a), x))
 
 
+def test_operators_of_integers_and_masks():
+    x = np.random.default_rng(0).integers(1, 20, (9, 2)).astype(np.int32)
+    nt, mask = jf.as_nested(x, extents=[4, 0, 3]), np.arange(9)[:, None] < 7
+    for op in (operator.mod, operator.floordiv, operator.and_, operator.or_, operator.xor):
+        np.testing.assert_array_equal(op(nt, nt * 0 + 3).data, np.where(mask, op(x, 3), 0))
+        np.testing.assert_array_equal(op(29, nt).data, np.where(mask, op(29, x), 0))
+    both = (nt > 3) & ~(nt > 12) | (nt == 1)
+    np.testing.assert_array_equal(both.data, mask & ((x > 3) & ~(x > 12) | (x == 1)))
+
+
 def test_matmul():
     nt, x = make("ends empty", 3)
     w = np.random.default_rng(1).normal(size=(5, 3, 4)).astype("f")

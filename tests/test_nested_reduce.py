@@ -56,6 +56,22 @@ def test_reductions(layout):
             assert_close(dense.data[s], reference(name, x[s], 1), "float32")
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"])
+def test_extremes_of_eight_bits(device, dtype):
+    """Most such formats have no infinity: the lowest number stands for it."""
+    nt = jf.as_nested(jnp.array([[-1], [-2], [3], [0]], dtype), extents=[2, 0, 1])
+    info = jnp.finfo(dtype)
+    ends = (-np.inf, np.inf) if dtype == "float8_e5m2" else (info.min, info.max)
+    for find, end, group, ragged in ((jf.nested.max, ends[0], 3, -1), (jf.nested.min, ends[1], -2, -2)):
+        assert find(nt, "group").astype("f").tolist() == [group]
+        assert find(nt, "ragged").astype("f").ravel().tolist() == [ragged, end, 3]
+
+
+def test_sums_of_four_bits():
+    nt = jf.as_nested(jnp.array([7, 7, -8, 1], jnp.int4), extents=[2, 1])
+    assert jf.nested.sum(nt).tolist() == [14, -8] and jf.nested.sum(nt).dtype == jnp.int32
+
+
 @pytest.mark.parametrize("layout", ["ends empty", "gaps"])
 def test_normalisations(layout):
     nt, x = make(layout, 3)

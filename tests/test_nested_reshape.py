@@ -65,6 +65,33 @@ def test_split_that_cuts_rows():
     np.testing.assert_allclose(jf.nested.mean(made)[1], [90 + 32, 155 + 17])
 
 
+def test_shared_extents_merge_with_an_outer_dimension():
+    x = jnp.arange(2 * 6 * 2.0).reshape(2, 6, 2)
+    merged = jf.nested.merge(jf.as_nested(x, extents=[2, 3], ragged_dim=1), 0, 2)
+    assert merged.extents.tolist() == [4, 6]
+    np.testing.assert_array_equal(merged[0], np.concatenate([x[0, :2], x[1, :2]]))
+    np.testing.assert_array_equal(merged[1], np.concatenate([x[0, 2:5], x[1, 2:5]]))
+
+
+@pytest.mark.parametrize("extents", [[2, 3, 0, 1], [[2, 3, 0, 1], [0, 0, 0, 0]]])
+def test_split_of_groups_behind_an_outer_dimension(extents):
+    x = jnp.arange(2 * 6 * 2.0).reshape(2, 6, 2)
+    nt = jf.as_nested(x, extents=extents, ragged_dim=1)
+    made = jax.jit(lambda nt: jf.nested.split(nt, "group", num=2))(nt)
+    assert made.shape == (2, 2, 2, "ragged", 2)
+    for d in range(2):
+        for g in range(4):
+            np.testing.assert_array_equal(made[d, g // 2, g % 2], nt[d, g])
+    grad = jax.grad(lambda x: jf.nested.sum(jf.nested.split(nt.replace(data=x), 1, factor=2), -1).data.sum())(x)
+    np.testing.assert_array_equal(grad, np.broadcast_to(nt.row_mask()[..., None], x.shape))
+
+
+def test_split_of_no_groups():
+    nt = jf.as_nested(jnp.ones((3, 2)), extents=[])
+    for made in (jf.nested.split(nt, 0, factor=2), jf.nested.split(nt, 0, num=2)):
+        assert made.num_groups in (0, 2) and made.extents.size == 0
+
+
 def test_merge_with_a_dense_dimension():
     x = jnp.arange(5 * 4 * 3.0).reshape(5, 4, 3)
     nt = jf.as_nested(x, extents=[3, 0, 2])
@@ -108,7 +135,8 @@ six = jf.as_nested(jnp.ones((12, 2, 3)), extents=[1, 2, 3, 0, 0, 1])
         (TypeError, "split: pass exactly one of factor= or num=", lambda: jf.nested.split(six, 0)),
         (
             ValueError,
-            "split: axis 2 is neither the group dimension of 1-D extents nor the ragged dimension",
+            f"split: axis 2 is neither the group dimension, 0, nor the ragged one, 1, of {six!r}; reshape other "
+            f"dimensions with nested.map",
             lambda: jf.nested.split(six, 2, factor=1),
         ),
         (ValueError, "split: axis 4 is out of range for 4 dimensions", lambda: jf.nested.split(six, 4, factor=1)),
