@@ -135,8 +135,14 @@ class _Steps:
             self.behind[carry] = lax.cumsum(begun, 0, self.reverse)
             self.before[carry] = _moved_on(self.behind[carry], first[None], self.reverse)
             return True
-        factors = form.factor if form.keeps is None else jnp.where(form.keeps, form.factor, -0.0)
-        before = jnp.where(is_first, first, recurrence(begun, factors.astype(dtype), 0, self.reverse))
+        factors = form.factor.astype(dtype)
+        if jnp.issubdtype(dtype, jnp.floating):  # a NaN of their own is one of the result; others forget
+            own = jnp.isnan(factors) if form.keeps is None else form.keeps & jnp.isnan(factors)
+            begun = jnp.where(own, jnp.nan, begun)
+            factors = factors if form.keeps is None else jnp.where(form.keeps, factors, jnp.nan)
+        elif form.keeps is not None:
+            factors = jnp.where(form.keeps, factors, 0)
+        before = jnp.where(is_first, first, recurrence(begun, factors, 0, self.reverse))
         self.before[carry], self.behind[carry] = before, form.behind(before).astype(dtype)
         return True
 

@@ -1,7 +1,7 @@
 """Linear recurrences along an axis: one primitive, which `fuse` makes part of its kernels.
 
 What stands before each element: h[i + 1] = values[i] + factors[i] * h[i], from 0 on, and values[i] alone where the
-factor is -0. So the derivative is a recurrence with the same factors, and its transpose is that from the other end.
+factor is NaN. So the derivative is a recurrence with the same factors, and its transpose is that from the other end.
 XLA's lowering is a loop.
 """
 
@@ -26,16 +26,12 @@ def recurrence(values: jax.Array, factors: jax.Array, axis: int, reverse: bool) 
 
     Args:
         values: integers or floats, any shape with at least one axis.
-        factors: as `values`; -0 forgets what stands before, even infinities and NaN. The last one does not matter, of
+        factors: as `values`; NaN forgets what stands before, even infinities and NaN. The last one does not matter, of
             the first one only that 0 times infinity is NaN.
         axis: not negative.
         reverse: from the last element on, h[i - 1] = values[i] + factors[i] * h[i].
     """
     return recurrence_p.bind(*same_varying(values, factors), axis=axis, reverse=reverse)
-
-
-def _forgets(factors: jax.Array) -> jax.Array:
-    return (factors == 0) & jnp.signbit(factors)
 
 
 def _abstract_eval(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
@@ -51,7 +47,7 @@ def _jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> tuple[Any,
     out = recurrence(values, factors, axis, reverse)
     parts = [] if type(moved) is ad.Zero else [moved]
     if type(moved_factors) is not ad.Zero:
-        parts.append(jnp.where(_forgets(factors), 0, lax.mul(moved_factors, out)))
+        parts.append(jnp.where(factors != factors, 0, lax.mul(moved_factors, out)))
     if not parts:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
     return out, recurrence(sum(parts[1:], parts[0]), factors, axis, reverse)
@@ -76,7 +72,7 @@ def _batch(args: Any, dims: Any, *, axis: int, reverse: bool) -> tuple[Any, int]
 def _loop(values: Any, factors: Any, *, axis: int, reverse: bool) -> Any:
     def step(before: Any, now: Any) -> tuple[Any, Any]:
         value, factor = now
-        return jnp.where(_forgets(factor), value, value + factor * before), before
+        return jnp.where(factor != factor, value, value + factor * before), before
 
     rows = [jnp.moveaxis(x, axis, 0) for x in (values, factors)]
     zero = jnp.zeros_like(rows[0][0])

@@ -29,9 +29,9 @@ GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
 
 
 def behind(values: np.ndarray, factors: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return what stands behind an element of a linear recurrence; a factor of -0 forgets what is before."""
+    """Return what stands behind an element of a linear recurrence; a NaN factor forgets what is before."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where((factors == 0) & np.signbit(factors), values, values + factors * before)
+        return np.where(factors != factors, values, values + factors * before)
 
 
 def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -183,6 +183,11 @@ class Block:
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
         self.run(body, Active(active.threads & self.condition(condition), active.lanes))
 
+    def decide(self, active: Active, body: list[Line], inverse: str | None, register: str) -> None:
+        holds = self.registers[register]
+        assert (holds == holds[:, :1])[active.threads].all(), f"lanes of {register} differ"
+        self.run(body, Active(active.threads & (holds[:, 0] != bool(inverse)), active.lanes))
+
     def touched(
         self, active: Active, buffer: Buffer, offset: str, step: str | None, moved: Any = 0
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -194,8 +199,10 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, here, when, within, taken, count = where
+        step, here, when, within, taken, count, only = where
         buffer = self.buffer(name)
+        if only:
+            active = Active(active.threads & self.registers[only][:, 0], active.lanes)
         if count:
             return self.load_vector(active, to, dtype, buffer, at, here, count)
         if when:
@@ -541,10 +548,11 @@ STATEMENTS = [
     for pattern, method in (
         (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
         (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d+)(?: less (.+))?)", Block.vector),
+        (r"if( not)? (r\d+)", Block.decide),
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (-?\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
+            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?(?: only (r\d+))?",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (-?\d+))? = (r\d+)", Block.store),

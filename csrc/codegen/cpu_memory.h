@@ -361,6 +361,15 @@ JF_FUNCTION long step(Lanes<T, W> x, long limit, long weight) {
     return step(x.lo, limit, weight);
   }
 }
+// Of a condition that is the same in all lanes.
+template <int W>
+JF_FUNCTION bool first(const Lanes<pred, W>& x) {
+  if constexpr (W <= JF_PART) {
+    return x.v[0] != 0;
+  } else {
+    return first(x.lo);
+  }
+}
 // Steps of `weight`, x of them; all places at once are s64 lanes, which take more to compare than those of x.
 template <class T, int W>
 struct Steps {

@@ -62,22 +62,6 @@ JF_FUNCTION Lanes<T, W> scanned(const Lanes<T, W>& x) {
   }
 }
 
-template <class T, int W>
-JF_FUNCTION Lanes<pred, W> forgets(const Lanes<T, W>& factor) {
-  return map<pred>(
-      [](const Part<T>& f) {
-        if constexpr (is_float<T>) return to_pred(bits_as<Signed<T>>(f) == kSmallest<Signed<T>>);
-        return to_pred(f != f);
-      },
-      factor);
-}
-template <class T>
-JF_FUNCTION bool forgets(T factor) {
-  Signed<T> bits;
-  __builtin_memcpy(&bits, &factor, sizeof(bits));
-  return is_float<T> && bits == kSmallest<Signed<T>>;
-}
-
 // What stands before each lane in the order of the scan, one after the other, as a loop would: `carry` before the first
 // one, before the next one f times that, and x. `carry` becomes what stands behind the last one, in all lanes.
 template <bool kReverse, class T, int W>
@@ -88,7 +72,7 @@ JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const
     for (int i = 0; i < W; ++i) {
       const int at = kReverse ? W - 1 - i : i;
       result.v[at] = last;
-      last = forgets(f.v[at]) ? x.v[at] : x.v[at] + f.v[at] * last;
+      last = f.v[at] != f.v[at] ? x.v[at] : x.v[at] + f.v[at] * last;
     }
     carry = {splat(last)};
     return result;

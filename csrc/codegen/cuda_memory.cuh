@@ -290,6 +290,11 @@ template <class T, int W>
 JF_FUNCTION long step(const Lanes<T, W>& x, long limit, long weight) {
   return step_of(x.v[0], limit, weight);
 }
+// Of a condition that is the same in all lanes.
+template <int W>
+JF_FUNCTION bool first(const Lanes<pred, W>& x) {
+  return x.v[0];
+}
 template <class T, int W>
 JF_FUNCTION Lanes<s64, W> steps(const Lanes<T, W>& x, long limit, long weight) {
   return map<s64>([=](T i) { return step_of(i, limit, weight); }, x);

@@ -186,17 +186,12 @@ template <class T>
 struct Step {
   T factor, value;
 
-  // The product of many factors may be infinite: times nothing it adds nothing.
-  JF_FUNCTION Step then(const Step& a, T f, T v) {
-    return {product(a.factor, f), forgets(f) || (a.value == T(0) && f == f) ? v : f * a.value + v};
-  }
+  // A factor of NaN forgets. The product of many may be infinite: times nothing it adds nothing, times 0 it is 0.
   JF_FUNCTION Step of(const Step& a, const Step& b) {
-    const bool alone = forgets(b.factor) || a.value == T(0);
-    return {product(a.factor, b.factor), alone ? b.value : b.factor * a.value + b.value};
-  }
-  JF_FUNCTION T product(T a, T b) {
-    if (forgets(a) || forgets(b)) return T(-0.0);
-    return a == T(0) || b == T(0) ? T(0) : a * b + T(0);
+    const T product = a.factor * b.factor;
+    const bool undefined = product != product && a.factor == a.factor && b.factor == b.factor;
+    const bool alone = b.factor != b.factor || a.value == T(0);
+    return {undefined ? T(0) : product, alone ? b.value : b.factor * a.value + b.value};
   }
 };
 template <class T, class Shuffle>
@@ -267,7 +262,7 @@ JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N],
       for (int l = 0; l < (kInLanes ? W : kValues); ++l) {
         const int lane = kInLanes && kBack ? W - 1 - l : l;
         Step<T>& own = total.v[kInLanes ? 0 : lane];
-        own = Step<T>::then(own, factors[n].v[lane], array[n].v[lane]);
+        own = Step<T>::of(own, {factors[n].v[lane], array[n].v[lane]});
       }
     }
     if constexpr (kAlongX) {

@@ -43,6 +43,7 @@ struct Finder {
   void operator()(const For& loop) { body(loop.body); }
   void operator()(const Vector& vector) { body(vector.body); }
   void operator()(const Guard& guard) { body(guard.body); }
+  void operator()(const If& statement) { body(statement.body); }
   template <class Statement>
   void operator()(const Statement&) {}
 
@@ -89,6 +90,7 @@ struct FoldFinder {
   void operator()(const For& loop) { body(loop.body); }
   void operator()(const Vector& vector) { body(vector.body); }
   void operator()(const Guard& guard) { body(guard.body); }
+  void operator()(const If& statement) { body(statement.body); }
   template <class Statement>
   void operator()(const Statement&) {}
 

@@ -141,6 +141,11 @@ struct Printer : MemoryStatements {
     divergent -= differs;
   }
 
+  void operator()(const If& statement) {
+    line("if (", statement.holds ? "" : "!", "jf::first(", use(statement.which), ")) {");
+    block(statement.body);
+  }
+
   void operator()(const FromIndex& from) {
     const std::string definition = define(from.result, "t", results);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");

@@ -1,7 +1,5 @@
 // Scans along registers of one thread, for both languages; cpu_scan.h and cuda_scan.cuh include it after what differs
-// between them: scanned() over lanes, recurred() over lanes in turn, last_lane(), the last one in all lanes, and
-// forgets(), whether a factor of a linear recurrence is -0: what stands before such a step is no part of what stands
-// behind it, even where it is NaN.
+// between them: scanned() over lanes, recurred() over lanes in turn, and last_lane(), the last one in all lanes.
 #pragma once
 
 namespace jf {
@@ -38,11 +36,12 @@ JF_FUNCTION L scan_lanes(L& carry, const L& value, On on) {
   return scan_lanes<Op, kOrder>(carry, first_lanes(on, value, nothing));
 }
 
-// Linear recurrences: an element is what stands before it; before the next one `factor` times that, and `value`.
+// Linear recurrences: an element is what stands before it; before the next one `factor` times that, and `value`, or
+// `value` alone where the factor is NaN.
 template <class L>
 JF_FUNCTION L recur(L& carry, const L& factor, const L& value) {
   const L before = carry;
-  carry = select(forgets(factor), value, add(mul(factor, carry), value));
+  carry = select(ne(factor, factor), value, add(mul(factor, carry), value));
   return before;
 }
 template <Order kOrder, class L>

@@ -108,6 +108,7 @@ class Assignment {
     visit(loop.body);
     alone_ = outer;
   }
+  void operator()(const If& statement) { visit(statement.body); }
   // Between two runs of a fold in here the others in here have been run, too.
   void operator()(const Guard& guard) {
     const bool outer = alone_;

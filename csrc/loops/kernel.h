@@ -129,8 +129,9 @@ struct Load {
   // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
   bool whole = false;
   int64_t around = 0;
-  std::optional<Rows> rows = {};    // lanes behind the last row read that one
-  std::optional<Cycle> cycle = {};  // CPU: in place of lane_stride
+  std::optional<RegisterId> only = {};  // where this, the same in all lanes, does not hold, the register holds zeros
+  std::optional<Rows> rows = {};        // lanes behind the last row read that one
+  std::optional<Cycle> cycle = {};      // CPU: in place of lane_stride
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -207,6 +208,13 @@ struct Prefetch {
 // The body runs where the condition holds.
 struct Guard {
   Condition below;
+  Body body;
+};
+// The body runs where the register, the same in all lanes, holds, or does not. All threads of the block agree, or the
+// body has nothing in it that they do together.
+struct If {
+  RegisterId which;
+  bool holds;
   Body body;
 };
 // A register array comes to life here and lives to the end of the enclosing body. Where `fill` names a fold (kAdd,
@@ -314,9 +322,9 @@ struct FenceBulk {};
 // The thread that begins copies waits until they have read shared memory.
 struct DrainBulk {};
 struct Stmt {
-  std::variant<For, Vector, Guard, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set, Accumulate,
-               Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing, BulkStore,
-               FenceBulk, DrainBulk, TurnedLoad, TurnTile, Prefetch>
+  std::variant<For, Vector, Guard, If, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set,
+               Accumulate, Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing,
+               BulkStore, FenceBulk, DrainBulk, TurnedLoad, TurnTile, Prefetch>
       node;
 };
 

@@ -104,6 +104,10 @@ struct Printer {
     line("if ", condition(guard.below));
     (*this)(guard.body);
   }
+  void operator()(const If& statement) {
+    line(statement.holds ? "if " : "if not ", reg(statement.which));
+    (*this)(statement.body);
+  }
   void operator()(const Load& load) {
     line(typed(load.result), " = load ", access(load.buffer, load.offset, load.lane_stride),
          load.or_first.empty() ? "" : cat(" where ", condition(load.or_first), " else first"),
@@ -111,7 +115,7 @@ struct Printer {
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
                            : "",
-         rows(load.rows), cycle(load.cycle));
+         rows(load.rows), cycle(load.cycle), load.only ? cat(" only ", reg(*load.only)) : "");
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,

@@ -16,6 +16,7 @@
 #include "lower/scan.h"
 #include "lower/turn.h"
 #include "lower/turned_tiles.h"
+#include "lower/unswitch.h"
 #include "lower/write.h"
 
 namespace jf::lower {
@@ -144,6 +145,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     own_shifts(kernel);
     read_early(kernel);
   }
+  unswitch(kernel, target.platform);
   name_arrays(kernel);
   return kernel;
 }

@@ -507,18 +507,13 @@ class StageRewriter {
     const Value like = result_.values[id];
     return add(OpKind::kNe, {id, zeros_like(like)}, {}, fresh(like, "is_something", DType::kPred), label);
   }
-  // Whether a factor is -0; none where there is no such number.
+  // Whether a factor is NaN; none where there is no such number.
   ValueId forgets(ValueId factors, const std::string& label) {
     const Value of = result_.values[factors];
     if (!is_float(of.dtype)) return -1;
-    const bool wide = of.dtype == DType::kF64;
-    const DType integer = wide ? DType::kS64 : DType::kS32;
-    const int64_t smallest = wide ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int32_t>::min();
-    const ValueId bits = add(OpKind::kBitcast, {factors}, {}, fresh(of, "bits", integer), label);
-    const ValueId sign = filled(fresh(of, "sign", integer, counted(ir::shape(of))), {smallest}, "");
-    return add(OpKind::kEq, {bits, sign}, {}, fresh(of, "forgets", DType::kPred), label);
+    return add(OpKind::kNe, {factors, factors}, {}, fresh(of, "forgets", DType::kPred), label);
   }
-  // What each run multiplies by: the product of its factors, -0 where it forgets. 0 where another factor is, or where
+  // What each run multiplies by: the product of its factors, NaN where it forgets. 0 where another factor is, or where
   // there is nothing before, however large the others are.
   ValueId factors_of_runs(const Op& op, const ir::Scan& runs, ValueId factors, ValueId forgetting, ValueId made,
                           int64_t parts) {
@@ -542,8 +537,9 @@ class StageRewriter {
         add(OpKind::kSelect, {counts, product, zeros_like(like)}, {}, fresh(like, "times", like.dtype), op.label);
     if (forgetting < 0) return times;
     const ValueId any = folded(OpKind::kReduceOr, forgetting, "forgets_any");
-    const ValueId minus_zero = filled(fresh(like, "minus_zero", like.dtype, counted(ir::shape(like))), {-0.0}, "");
-    return add(OpKind::kSelect, {any, minus_zero, times}, {}, fresh(like, "factor", like.dtype), op.label);
+    const ir::Constant nan{std::numeric_limits<double>::quiet_NaN()};
+    const ValueId nans = filled(fresh(like, "nan", like.dtype, counted(ir::shape(like))), nan, "");
+    return add(OpKind::kSelect, {any, nans, times}, {}, fresh(like, "factor", like.dtype), op.label);
   }
   static std::vector<ir::Axis> counted(const std::vector<int64_t>& shape) {
     std::vector<ir::Axis> axes;

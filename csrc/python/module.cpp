@@ -190,7 +190,7 @@ void bind_builder(nb::module_& m) {
           "Carry a value along an axis. scan_linear takes factors, too: each element is what stands before it, 0 "
           "before "
           "the first one, and behind an element stand its value and its factor times that; its value alone where "
-          "the factor is -0.")
+          "the factor is NaN.")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
