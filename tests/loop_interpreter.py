@@ -199,10 +199,8 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, here, when, within, taken, count, only = where
+        step, here, when, within, taken, count = where
         buffer = self.buffer(name)
-        if only:
-            active = Active(active.threads & self.registers[only][:, 0], active.lanes)
         if count:
             return self.load_vector(active, to, dtype, buffer, at, here, count)
         if when:
@@ -552,7 +550,7 @@ STATEMENTS = [
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (-?\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?(?: only (r\d+))?",
+            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
             Block.load,
         ),
         (r"store (\w+)\[(.+?)\](?: lane \* (-?\d+))? = (r\d+)", Block.store),

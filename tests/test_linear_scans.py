@@ -287,7 +287,8 @@ LOOPS = {
 def test_other_loops_stay_loops(device, name):
     x = values(9, 70) * 0.1
     assert "scan" in left_to_xla(LOOPS[name], x)
-    assert_close(jf.fuse(LOOPS[name])(x), LOOPS[name](x), scale=4)
+    dtype = "float16" if "fewer bits" in name else "float32"
+    assert_close(jf.fuse(LOOPS[name])(x), LOOPS[name](x), dtype, scale=4)
 
 
 def test_equal_runs_give_equal_bits(device):

@@ -68,7 +68,6 @@ void MemoryStatements::operator()(const Load& load) {
     if (range.begin > 0) where += cat(where.empty() ? "" : " && ", range.begin, " <= ", index(range.index));
     if (range.end != kNoEnd) where += cat(where.empty() ? "" : " && ", index(range.index), " < ", range.end);
   }
-  if (load.only) where += cat(where.empty() ? "" : " && ", "jf::first(", use(*load.only), ")");
   if (!where.empty()) {
     definition += cat(where, " ? ");
     end = cat(") : ", type, "{};");

@@ -143,7 +143,9 @@ struct Printer : MemoryStatements {
 
   void operator()(const If& statement) {
     line("if (", statement.holds ? "" : "!", "jf::first(", use(statement.which), ")) {");
+    ++divergent;
     block(statement.body);
+    --divergent;
   }
 
   void operator()(const FromIndex& from) {

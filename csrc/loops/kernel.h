@@ -129,9 +129,8 @@ struct Load {
   // width, and all of the vector is read; `around`: the offset is any, but only of so many elements some are read.
   bool whole = false;
   int64_t around = 0;
-  std::optional<RegisterId> only = {};  // where this, the same in all lanes, does not hold, the register holds zeros
-  std::optional<Rows> rows = {};        // lanes behind the last row read that one
-  std::optional<Cycle> cycle = {};      // CPU: in place of lane_stride
+  std::optional<Rows> rows = {};    // lanes behind the last row read that one
+  std::optional<Cycle> cycle = {};  // CPU: in place of lane_stride
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {

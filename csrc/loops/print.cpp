@@ -115,7 +115,7 @@ struct Printer {
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
                            : "",
-         rows(load.rows), cycle(load.cycle), load.only ? cat(" only ", reg(*load.only)) : "");
+         rows(load.rows), cycle(load.cycle));
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,

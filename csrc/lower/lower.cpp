@@ -145,7 +145,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     own_shifts(kernel);
     read_early(kernel);
   }
-  unswitch(kernel, target.platform);
+  unswitch(kernel);
   name_arrays(kernel);
   return kernel;
 }

@@ -86,12 +86,10 @@ void for_every(Body& body, const F& f) {
   }
 }
 
-std::set<RegisterId> loads_of(Body& body) {
-  std::set<RegisterId> result;
-  for_every(body, [&](Stmt& stmt) {
-    if (const auto* load = std::get_if<Load>(&stmt.node)) result.insert(load->result);
-  });
-  return result;
+bool has_loads(const Body& body) {
+  bool some = false;
+  for_each(body, [&](const auto& node) { some = some || is_one_of<std::decay_t<decltype(node)>, Load>; });
+  return some;
 }
 
 // A body where a register is known to hold, or not to.
@@ -175,7 +173,7 @@ void drop_prefetches(Body& body) {
 
 class Unswitch {
  public:
-  Unswitch(Kernel& kernel, Platform platform) : kernel_(kernel), platform_(platform) {}
+  explicit Unswitch(Kernel& kernel) : kernel_(kernel) {}
 
   void run(Body& body) {
     for (size_t i = 0; i < body.size(); ++i) {
@@ -187,20 +185,16 @@ class Unswitch {
       }
       const RegisterId which = compute->result;
       Body rest(body.begin() + static_cast<std::ptrdiff_t>(i) + 1, body.end());
-      if (!can_be_copied(rest) || loads_of(rest).empty()) continue;
+      if (!can_be_copied(rest) || !has_loads(rest)) continue;
       Body without = Specialized(kernel_, which, false).of(rest);
       drop_prefetches(without);
-      const std::set<RegisterId> left = loads_of(without);
-      if (platform_ == Platform::kCuda) {
-        for (size_t at = i + 1; at < body.size(); ++at) limit(body[at], which, left);
-      } else if (left.empty()) {
-        renumber(without);
-        Body with = Specialized(kernel_, which, true).of(rest);
-        body.erase(body.begin() + static_cast<std::ptrdiff_t>(i) + 1, body.end());
-        body.push_back({If{which, true, std::move(with)}});
-        body.push_back({If{which, false, std::move(without)}});
-        return;
-      }
+      if (has_loads(without)) continue;
+      renumber(without);
+      Body with = Specialized(kernel_, which, true).of(rest);
+      body.erase(body.begin() + static_cast<std::ptrdiff_t>(i) + 1, body.end());
+      body.push_back({If{which, true, std::move(with)}});
+      body.push_back({If{which, false, std::move(without)}});
+      return;
     }
   }
 
@@ -234,23 +228,11 @@ class Unswitch {
       });
     });
   }
-  // Loads below that are not among those `left` are made where the register holds.
-  static void limit(Stmt& stmt, RegisterId which, const std::set<RegisterId>& left) {
-    if (auto* load = std::get_if<Load>(&stmt.node)) {
-      const bool plain = !load->whole && load->around == 0 && !load->only;
-      if (plain && left.count(load->result) == 0) load->only = which;
-    }
-    visit_body(stmt, [&](Body& inner) {
-      for (Stmt& in : inner) limit(in, which, left);
-    });
-  }
-
   Kernel& kernel_;
-  Platform platform_;
 };
 
 }  // namespace
 
-void unswitch(Kernel& kernel, Platform platform) { Unswitch(kernel, platform).run(kernel.body); }
+void unswitch(Kernel& kernel) { Unswitch(kernel).run(kernel.body); }
 
 }  // namespace jf::lower
