@@ -124,7 +124,10 @@ def fuse(
     kernels. In functions of NestedTensors the search for each row's group, the reading of per-group operands and folds
     of the rows of each group fuse, too. Matrix products, scatters to several places and complex numbers stay with XLA
     between the regions; `explain` names them. So does control flow, whose bodies (`lax.scan`, `while_loop`, `cond`,
-    `jax.checkpoint`, `shard_map`) have regions of their own. `jax.lax.ragged_dot` (and `ragged_dot_general`) becomes
+    `jax.checkpoint`, `shard_map`) have regions of their own. A `lax.scan` of elementwise steps whose carries are linear
+    recurrences, `h = a * h + b` with a and b of the step or of other carries (moving averages, returns, advantages,
+    gated linear layers, `where` that resets one), is part of a kernel, and so is its derivative, where its results for
+    every step are kept. `jax.lax.ragged_dot` (and `ragged_dot_general`) becomes
     `jax_fuser.ragged_dot`, which batches with any `in_axes`. A grouped matmul of bf16, f16 or f32 that only one
     region reads is part of it; on the CPU, and of bf16 and f16 on GPUs of compute capability 9.0, what follows is part
     of its kernel. In bf16 and f16 a region computes in f32 and rounds what it stores, so it is at least as exact as the

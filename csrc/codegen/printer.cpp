@@ -143,9 +143,9 @@ struct Printer : MemoryStatements {
 
   void operator()(const If& statement) {
     line("if (", statement.holds ? "" : "!", "jf::first(", use(statement.which), ")) {");
-    ++divergent;
+    divergent += !statement.together;
     block(statement.body);
-    --divergent;
+    divergent -= !statement.together;
   }
 
   void operator()(const FromIndex& from) {

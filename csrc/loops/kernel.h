@@ -209,11 +209,11 @@ struct Guard {
   Condition below;
   Body body;
 };
-// The body runs where the register, the same in all lanes, holds, or does not. All threads of the block agree, or the
-// body has nothing in it that they do together.
+// The body runs where the register, the same in all lanes, holds, or does not. With `together` all threads of the block
+// agree; else the body has nothing in it that they do together.
 struct If {
   RegisterId which;
-  bool holds;
+  bool holds, together;
   Body body;
 };
 // A register array comes to life here and lives to the end of the enclosing body. Where `fill` names a fold (kAdd,

@@ -18,14 +18,24 @@ using ir::OpKind;
 template <class T, class... Kinds>
 constexpr bool is_one_of = (std::is_same_v<T, Kinds> || ...);
 
-// Statements that can stand twice, under a condition: each thread by itself, without arrays of their own.
-bool can_be_copied(const Body& body) {
+// Statements that can stand twice, under a condition that all threads agree on, or each has its own.
+bool can_be_copied(const Body& body, bool together) {
   bool all = true;
   for_each(body, [&](const auto& node) {
-    all = all && is_one_of<std::decay_t<decltype(node)>, For, Vector, Guard, Load, FromIndex, Search, Compute, Store,
-                           Get, Set, Accumulate, Prefetch>;
+    using T = std::decay_t<decltype(node)>;
+    bool of_block = false;
+    if constexpr (is_one_of<T, Combine>) of_block = !node.cluster;
+    all = all && (is_one_of<T, For, Vector, Guard, Load, FromIndex, Search, Compute, Store, Get, Set, Accumulate,
+                            Declare, Prefetch> ||
+                  (of_block && together));
   });
   return all;
+}
+template <class Kind>
+bool has(const Body& body) {
+  bool some = false;
+  for_each(body, [&](const auto& node) { some = some || is_one_of<std::decay_t<decltype(node)>, Kind>; });
+  return some;
 }
 
 // Calls f with every register that a statement reads.
@@ -86,12 +96,6 @@ void for_every(Body& body, const F& f) {
   }
 }
 
-bool has_loads(const Body& body) {
-  bool some = false;
-  for_each(body, [&](const auto& node) { some = some || is_one_of<std::decay_t<decltype(node)>, Load>; });
-  return some;
-}
-
 // A body where a register is known to hold, or not to.
 class Specialized {
  public:
@@ -136,29 +140,41 @@ class Specialized {
       }
     }
   }
+  // Drops what nothing reads: registers, and arrays that come to life in the body.
   static bool drop_unused(Body& body) {
     std::set<RegisterId> used;
-    for_every(body, [&](Stmt& stmt) { for_operands(stmt, [&](RegisterId id) { used.insert(id); }); });
-    return drop(body, used);
+    std::set<int> idle;
+    for_every(body, [&](Stmt& stmt) {
+      for_operands(stmt, [&](RegisterId id) { used.insert(id); });
+      if (const auto* declare = std::get_if<Declare>(&stmt.node)) idle.insert(declare->array);
+    });
+    for_every(body, [&](Stmt& stmt) {
+      if (const auto* get = std::get_if<Get>(&stmt.node)) idle.erase(get->array);
+    });
+    return drop(body, used, idle);
   }
-  static bool drop(Body& body, const std::set<RegisterId>& used) {
+  static bool drop(Body& body, const std::set<RegisterId>& used, const std::set<int>& idle) {
     bool some = false;
     for (Stmt& stmt : body) {
-      visit_body(stmt, [&](Body& inner) { some = drop(inner, used) || some; });
+      visit_body(stmt, [&](Body& inner) { some = drop(inner, used, idle) || some; });
+      if (auto* combine = std::get_if<Combine>(&stmt.node)) {
+        std::erase_if(combine->arrays, [&](int array) { return idle.count(array) > 0; });
+      }
     }
-    const auto gone = std::remove_if(body.begin(), body.end(), [&](const Stmt& stmt) {
+    const size_t before = body.size();
+    std::erase_if(body, [&](const Stmt& stmt) {
       return std::visit(
           [&](const auto& node) {
             using T = std::decay_t<decltype(node)>;
             if constexpr (is_one_of<T, Load, FromIndex, Search, Compute, Get>) return used.count(node.result) == 0;
+            if constexpr (is_one_of<T, Set, Accumulate, Declare>) return idle.count(node.array) > 0;
+            if constexpr (is_one_of<T, Combine>) return node.arrays.empty();
             if constexpr (is_one_of<T, For, Vector, Guard>) return node.body.empty();
             return false;
           },
           stmt.node);
     });
-    some = some || gone != body.end();
-    body.erase(gone, body.end());
-    return some;
+    return some || body.size() < before;
   }
 
   const Kernel& kernel_;
@@ -175,30 +191,62 @@ class Unswitch {
  public:
   explicit Unswitch(Kernel& kernel) : kernel_(kernel) {}
 
-  void run(Body& body) {
-    for (size_t i = 0; i < body.size(); ++i) {
-      if (auto* loop = std::get_if<For>(&body[i].node)) run(loop->body);
-      if (auto* guard = std::get_if<Guard>(&body[i].node)) run(guard->body);
-      const auto* compute = std::get_if<Compute>(&body[i].node);
-      if (compute == nullptr || compute->operands.empty() || kernel_.registers.at(compute->result) != DType::kPred) {
-        continue;
+  void run(Body& body, bool together = true) {
+    for (Stmt& stmt : body) {
+      if (auto* loop = std::get_if<For>(&stmt.node)) {
+        const bool threads = loop->parallel == loops::Parallel::kThread || loop->parallel == loops::Parallel::kThreadY;
+        run(loop->body, together && !threads);
       }
-      const RegisterId which = compute->result;
-      Body rest(body.begin() + static_cast<std::ptrdiff_t>(i) + 1, body.end());
-      if (!can_be_copied(rest) || !has_loads(rest)) continue;
-      Body without = Specialized(kernel_, which, false).of(rest);
-      drop_prefetches(without);
-      if (has_loads(without)) continue;
-      renumber(without);
-      Body with = Specialized(kernel_, which, true).of(rest);
-      body.erase(body.begin() + static_cast<std::ptrdiff_t>(i) + 1, body.end());
-      body.push_back({If{which, true, std::move(with)}});
-      body.push_back({If{which, false, std::move(without)}});
-      return;
+      if (auto* guard = std::get_if<Guard>(&stmt.node)) run(guard->body, false);
+    }
+    for (size_t i = 0; i < body.size() && !split(body, i, together); ++i) {
     }
   }
 
  private:
+  // Makes two of a body by the condition that statement i computes, if that is one, and pays.
+  bool split(Body& body, size_t i, bool together) {
+    const auto* compute = std::get_if<Compute>(&body[i].node);
+    if (compute == nullptr || compute->operands.empty() || kernel_.registers.at(compute->result) != DType::kPred) {
+      return false;
+    }
+    const RegisterId which = compute->result;
+    auto [first, rest] = taken_apart(body, i);
+    if (!can_be_copied(rest, together) || !has<Load>(rest)) return false;
+    Body without = Specialized(kernel_, which, false).of(rest);
+    drop_prefetches(without);
+    if (has<Load>(without) || has<Declare>(without)) return false;
+    renumber(without);
+    Body with = Specialized(kernel_, which, true).of(rest);
+    first.push_back({If{which, true, together, std::move(with)}});
+    first.push_back({If{which, false, together, std::move(without)}});
+    body = std::move(first);
+    return true;
+  }
+  // What statement i is computed from in the body, and all else; where that is more than arithmetic, all up to i.
+  static std::pair<Body, Body> taken_apart(const Body& body, size_t i) {
+    std::set<RegisterId> needed = {std::get<Compute>(body[i].node).result};
+    std::vector<bool> goes_first(body.size(), false);
+    bool computed = true;
+    for (size_t at = i + 1; at-- > 0;) {
+      Stmt stmt = body[at];
+      std::visit(
+          [&](const auto& node) {
+            if constexpr (requires { node.result; }) {
+              if (needed.count(node.result) == 0) return;
+              goes_first[at] = true;
+              computed = computed && is_one_of<std::decay_t<decltype(node)>, Compute, FromIndex>;
+            }
+          },
+          stmt.node);
+      if (goes_first[at]) for_operands(stmt, [&](RegisterId id) { needed.insert(id); });
+    }
+    Body first, rest;
+    for (size_t at = 0; at < body.size(); ++at) {
+      (goes_first[at] || (!computed && at <= i) ? first : rest).push_back(body[at]);
+    }
+    return {std::move(first), std::move(rest)};
+  }
   // Gives variables and registers numbers that nothing else has.
   void renumber(Body& body) {
     int64_t next = next_variable(kernel_);
