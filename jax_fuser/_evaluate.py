@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ _SCAN: dict[str, Callable[..., Any]] = {
     "scan_min": lax.cummin,
     "scan_logsumexp": lax.cumlogsumexp,
     "scan_linear": recurrence,
+    "scan_linear_resets": functools.partial(recurrence, resets=True),
 }
 
 

@@ -135,14 +135,12 @@ class _Steps:
             self.behind[carry] = lax.cumsum(begun, 0, self.reverse)
             self.before[carry] = _moved_on(self.behind[carry], first[None], self.reverse)
             return True
-        factors = form.factor.astype(dtype)
-        if jnp.issubdtype(dtype, jnp.floating):  # a NaN of their own is one of the result; others forget
-            own = jnp.isnan(factors) if form.keeps is None else form.keeps & jnp.isnan(factors)
-            begun = jnp.where(own, jnp.nan, begun)
-            factors = factors if form.keeps is None else jnp.where(form.keeps, factors, jnp.nan)
-        elif form.keeps is not None:
-            factors = jnp.where(form.keeps, factors, 0)
-        before = jnp.where(is_first, first, recurrence(begun, factors, 0, self.reverse))
+        factors, resets = form.factor.astype(dtype), form.keeps is not None and jnp.issubdtype(dtype, jnp.floating)
+        if resets:  # a NaN of their own is one of the result
+            begun = jnp.where(form.keeps & jnp.isnan(factors), jnp.nan, begun)
+        if form.keeps is not None:
+            factors = jnp.where(form.keeps, factors, jnp.nan if resets else 0)
+        before = jnp.where(is_first, first, recurrence(begun, factors, 0, self.reverse, resets))
         self.before[carry], self.behind[carry] = before, form.behind(before).astype(dtype)
         return True
 

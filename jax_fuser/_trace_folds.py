@@ -37,7 +37,8 @@ def scan(op: str) -> Emit:
 
 def recurrence(w: Writer, eqn: Equation, x: Ids) -> Ids:
     p = eqn.params
-    return [w.builder.scan("scan_linear", x[0], p["axis"], p["reverse"], w.label(eqn), x[1])]
+    op = "scan_linear_resets" if p["resets"] else "scan_linear"
+    return [w.builder.scan(op, x[0], p["axis"], p["reverse"], w.label(eqn), x[1])]
 
 
 def argument(op: str) -> Emit:

@@ -28,18 +28,21 @@ EVERY_THREAD = 1 << 30  # touched an element: several of them did
 GRID = {"task": "task", "block": "x", "block_y": "y", "cluster": "rank"}
 
 
-def behind(values: np.ndarray, factors: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Return what stands behind an element of a linear recurrence; a NaN factor forgets what is before."""
+def behind(values: np.ndarray, factors: np.ndarray, before: np.ndarray, resets: bool = False) -> np.ndarray:
+    """Return what stands behind an element of a linear recurrence; with resets a NaN factor forgets what is before."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(factors != factors, values, values + factors * before)
+        result = values + factors * before
+        return np.where(np.isnan(factors), values, result) if resets else result
 
 
-def recurred(values: np.ndarray, factors: np.ndarray, before: Any) -> tuple[np.ndarray, np.ndarray]:
+def recurred(
+    values: np.ndarray, factors: np.ndarray, before: Any, resets: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Return what stands before each element, along the last axis, and behind the last one."""
     result = np.empty_like(values, shape=(*values.shape[:-1], values.shape[-1] + 1))
     result[..., 0] = before
     for i in range(values.shape[-1]):
-        result[..., i + 1] = behind(values[..., i], factors[..., i], result[..., i])
+        result[..., i + 1] = behind(values[..., i], factors[..., i], result[..., i], resets)
     return result[..., :-1], result[..., -1]
 
 
@@ -333,7 +336,7 @@ class Block:
         factor, carry, at, lanes, back, when = how
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
-        ufunc, turn = FOLDS[fold][0], slice(None, None, -1 if back else 1)
+        ufunc, turn = FOLDS.get(fold, [None])[0], slice(None, None, -1 if back else 1)
         on = active.threads[:, None] & active.lanes
         value = self.registers[register]
         if carry:
@@ -343,10 +346,12 @@ class Block:
             times = self.registers[factor]
             if lanes:
                 value, times = np.where(on, value, 0)[:, turn], np.where(on, times, 1)[:, turn]
-                value, last = recurred(value, times, old[:, 0] if carry else 0)
+                value, last = recurred(value, times, old[:, 0] if carry else 0, fold == "select")
                 value, last = value[:, turn], np.repeat(last[:, None], self.kernel.width, 1)
             else:
-                value, last = (old, behind(value, times, old)) if carry else (np.zeros_like(value), None)
+                value, last = (
+                    (old, behind(value, times, old, fold == "select")) if carry else (np.zeros_like(value), None)
+                )
         else:
             if lanes:
                 turned = np.where(on, value, identity(fold, value.dtype))[:, turn]
@@ -378,7 +383,7 @@ class Block:
             before = old[:, 0, 0] if over == "threads" else old[0]
         if factors:
             times = parts_of(self.arrays[factors]).reshape(line.shape)[..., turn]
-            line, last = recurred(line, times, before if carry else 0)
+            line, last = recurred(line, times, before if carry else 0, fold == "select")
         else:
             ufunc = FOLDS[fold][0]
             line = ufunc.accumulate(line, axis=-1)

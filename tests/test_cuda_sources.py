@@ -208,7 +208,10 @@ def test_every_scan_compiles(shape, dtype):
             for reverse in (False, True) if dtype in ("f32", "s32") else ((number + axis) % 2 == 1,):
                 b.output(b.scan(op, x, axis, reverse))
                 if op == "scan_sum":
-                    b.output(b.scan("scan_linear", x, axis, reverse, factors=b.pointwise("abs", [x])))
+                    factors = b.pointwise("abs", [x])
+                    b.output(b.scan("scan_linear", x, axis, reverse, factors=factors))
+                    if dtype not in INTEGERS:
+                        b.output(b.scan("scan_linear_resets", x, axis, reverse, factors=factors))
     assert _core.compile_cuda(b.finish(), _core.cuda_target_for(90))
 
 

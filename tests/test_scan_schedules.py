@@ -12,28 +12,38 @@ from jax_fuser import _core
 ROWS, COLUMNS = 12, 40
 
 
-def fusion(axis=1, reverse=False, linear=False):
+def fusion(axis=1, reverse=False, linear=""):
     """y = x + cumsum(2 x); its values are x, ..., doubled, summed, y. With `linear` a recurrence of 2 x and x."""
     b = jf.ir.Builder("sums")
     x = b.input("x", "f32", [ROWS, COLUMNS])
     doubled = b.pointwise("add", [x, x])
     if linear:
-        summed = b.scan("scan_linear", doubled, axis, reverse, factors=x)
+        # Where x is 0, and nowhere else, the factor is NaN.
+        factors = b.pointwise("div", [b.pointwise("mul", [x, x]), x]) if linear == RESETS else x
+        summed = b.scan(linear, doubled, axis, reverse, factors=factors)
     else:
         summed = b.scan("scan_sum", doubled, axis, reverse)
     b.output(b.pointwise("add", [summed, x]))
     return b.finish()
 
 
+RESETS = "scan_linear_resets"
 X, DOUBLED, SUMMED, Y = fusion().values
 
 
-def truth(x, axis, reverse, linear=False):
+def values(linear=""):
+    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    return np.where(np.abs(x) < 0.3, 0, x) if linear == RESETS else x
+
+
+def truth(x, axis, reverse, linear=""):
     x = np.asarray(x, np.float64)
     turned = np.flip(x, axis) if reverse else x
     if linear:
         rows = np.moveaxis(turned, axis, -1)
-        s = np.moveaxis(loop_interpreter.recurred(2 * rows, rows, 0)[0], -1, axis)
+        s = np.moveaxis(
+            loop_interpreter.recurred(2 * rows, np.where(rows == 0, np.nan, rows), 0, linear == RESETS)[0], -1, axis
+        )
     else:
         s = np.cumsum(turned * 2, axis)
     return x + (np.flip(s, axis) if reverse else s)
@@ -79,7 +89,7 @@ def side_by_side(s):
 CPU = [lanes, columns, uneven, tasks, side_by_side, lambda s: None]
 
 
-LINEAR = pytest.mark.parametrize("linear", [False, True], ids=["sum", "linear"])
+LINEAR = pytest.mark.parametrize("linear", ["", "scan_linear", RESETS], ids=["sum", "linear", "resets"])
 
 
 @LINEAR
@@ -87,7 +97,7 @@ LINEAR = pytest.mark.parametrize("linear", [False, True], ids=["sum", "linear"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("edit", CPU)
 def test_any_loops_give_the_same_result(edit, axis, reverse, linear):
-    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    x = values(linear)
     try:
         schedule = scheduled(fusion(axis, reverse, linear), edit)
         [got] = jf.ir.run(schedule, jnp.asarray(x))
@@ -164,7 +174,7 @@ def one_thread_outside(s):
 @pytest.mark.parametrize("edit", [*CUDA, one_thread_outside])
 def test_threads_scan_every_element_in_order(edit, reverse, linear):
     axis = CUDA.get(edit, 1)
-    x = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    x = values(linear)
     [got] = loop_interpreter.run(scheduled(fusion(axis, reverse, linear), edit), x)
     assert_close(got, truth(x, axis, reverse, linear), scale=4)
 

@@ -64,7 +64,7 @@ JF_FUNCTION Lanes<T, W> scanned(const Lanes<T, W>& x) {
 
 // What stands before each lane in the order of the scan, one after the other, as a loop would: `carry` before the first
 // one, before the next one f times that, and x. `carry` becomes what stands behind the last one, in all lanes.
-template <bool kReverse, class T, int W>
+template <bool kForgets, bool kReverse, class T, int W>
 JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
   if constexpr (W <= JF_PART) {
     Lanes<T, W> result = x;
@@ -72,16 +72,16 @@ JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const
     for (int i = 0; i < W; ++i) {
       const int at = kReverse ? W - 1 - i : i;
       result.v[at] = last;
-      last = f.v[at] != f.v[at] ? x.v[at] : x.v[at] + f.v[at] * last;
+      last = kForgets && f.v[at] != f.v[at] ? x.v[at] : x.v[at] + f.v[at] * last;
     }
     carry = {splat(last)};
     return result;
   } else {
     Lanes<T, W / 2> half = carry.lo;
     Lanes<T, W> result;
-    if constexpr (kReverse) result.hi = recurred<true>(half, f.hi, x.hi);
-    result.lo = recurred<kReverse>(half, f.lo, x.lo);
-    if constexpr (!kReverse) result.hi = recurred<false>(half, f.hi, x.hi);
+    if constexpr (kReverse) result.hi = recurred<kForgets, true>(half, f.hi, x.hi);
+    result.lo = recurred<kForgets, kReverse>(half, f.lo, x.lo);
+    if constexpr (!kReverse) result.hi = recurred<kForgets, false>(half, f.hi, x.hi);
     carry = {half, half};
     return result;
   }

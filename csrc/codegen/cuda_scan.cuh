@@ -28,7 +28,7 @@ JF_FUNCTION Lanes<T, W> scanned(Lanes<T, W> x) {
 
 // What stands before each lane in the order of the scan: `carry` before the first one, before the next one f times
 // that, and x. `carry` becomes what stands behind the last one, in all lanes.
-template <bool kReverse, class T, int W>
+template <bool kForgets, bool kReverse, class T, int W>
 JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const Lanes<T, W>& x) {
   Lanes<T, W> result;
   T last = carry.v[0];
@@ -36,7 +36,7 @@ JF_FUNCTION Lanes<T, W> recurred(Lanes<T, W>& carry, const Lanes<T, W>& f, const
   for (int i = 0; i < W; ++i) {
     const int at = kReverse ? W - 1 - i : i;
     result.v[at] = last;
-    last = f.v[at] != f.v[at] ? x.v[at] : x.v[at] + f.v[at] * last;
+    last = kForgets && f.v[at] != f.v[at] ? x.v[at] : x.v[at] + f.v[at] * last;
   }
   carry = splat(Type<Lanes<T, W>>{}, last);
   return result;

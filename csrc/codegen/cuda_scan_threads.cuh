@@ -186,11 +186,14 @@ template <class T>
 struct Step {
   T factor, value;
 
-  // A factor of NaN forgets. The product of many may be infinite: times nothing it adds nothing, times 0 it is 0.
+  // The product of many factors may be infinite: times nothing it adds nothing, times 0 it is 0. With kForgets a factor
+  // of NaN forgets.
+  template <bool kForgets>
   JF_FUNCTION Step of(const Step& a, const Step& b) {
     const T product = a.factor * b.factor;
     const bool undefined = product != product && a.factor == a.factor && b.factor == b.factor;
-    const bool alone = b.factor != b.factor || a.value == T(0);
+    const bool is_nan = b.factor != b.factor;
+    const bool alone = kForgets ? is_nan || a.value == T(0) : a.value == T(0) && !is_nan;
     return {undefined ? T(0) : product, alone ? b.value : b.factor * a.value + b.value};
   }
 };
@@ -199,10 +202,11 @@ JF_FUNCTION Step<T> shuffled(Step<T> x, Shuffle shuffle) {
   return {shuffled(x.factor, shuffle), shuffled(x.value, shuffle)};
 }
 // As an op that scans.
+template <bool kForgets>
 struct Steps {
   template <class T, int V>
   JF_FUNCTION Lanes<Step<T>, V> of(const Lanes<Step<T>, V>& a, const Lanes<Step<T>, V>& b) {
-    return map<Step<T>>([](const Step<T>& x, const Step<T>& y) { return Step<T>::of(x, y); }, a, b);
+    return map<Step<T>>([](const Step<T>& x, const Step<T>& y) { return Step<T>::template of<kForgets>(x, y); }, a, b);
   }
 };
 template <class Op, class T, int V>
@@ -226,22 +230,22 @@ JF_FUNCTION void set_values(Lanes<T, W>& carry, const Lanes<Step<T>, W>& steps) 
 }
 
 // A run of elements from what stands before it.
-template <int kRun, Order kOrder, bool kInLanes, class T, int W>
+template <bool kForgets, int kRun, Order kOrder, bool kInLanes, class T, int W>
 JF_FUNCTION void recur_run(Lanes<T, W>* array, const Lanes<T, W>* factors, Lanes<T, W> running) {
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
     const int n = kOrder == kReverse ? kRun - 1 - k : k;
     if constexpr (kInLanes) {
-      array[n] = recur_lanes<kOrder>(running, factors[n], array[n]);
+      array[n] = recur_lanes<kForgets, kOrder>(running, factors[n], array[n]);
     } else {
-      array[n] = recur(running, factors[n], array[n]);
+      array[n] = recur<kForgets>(running, factors[n], array[n]);
     }
   }
 }
 
 // As scan_threads, a linear recurrence, of whose elements each is what stands before it: what each run makes of what
 // stands before it is scanned over the threads, then each thread goes along its runs once more.
-template <class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, int N, class Carry>
+template <bool kForgets, class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, int N, class Carry>
 JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N], Lanes<T, W> (&factors)[N],
                                Carry&& carry) {
   static_assert(N % kRun == 0, "an array is runs of equally many elements");
@@ -254,7 +258,7 @@ JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N],
   for (int i = 0; i < kRuns; ++i) {
     const int r = kBack ? kRuns - 1 - i : i;
     Lanes<Step<T>, kValues> total;
-    fill<Steps>(total);
+    fill<Steps<kForgets>>(total);
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const int n = r * kRun + (kBack ? kRun - 1 - k : k);
@@ -262,33 +266,33 @@ JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W> (&array)[N],
       for (int l = 0; l < (kInLanes ? W : kValues); ++l) {
         const int lane = kInLanes && kBack ? W - 1 - l : l;
         Step<T>& own = total.v[kInLanes ? 0 : lane];
-        own = Step<T>::of(own, {factors[n].v[lane], array[n].v[lane]});
+        own = Step<T>::template of<kForgets>(own, {factors[n].v[lane], array[n].v[lane]});
       }
     }
     if constexpr (kAlongX) {
       totals.v[r] = total.v[0];
     } else {
       Lanes<Step<T>, W> before;
-      scan_rows<Steps, B, kOrder>(total, before, steps, scratch);
+      scan_rows<Steps<kForgets>, B, kOrder>(total, before, steps, scratch);
       Lanes<T, W> running;
       set_values(running, before);
-      recur_run<kRun, kOrder, false>(array + r * kRun, factors + r * kRun, running);
+      recur_run<kForgets, kRun, kOrder, false>(array + r * kRun, factors + r * kRun, running);
     }
   }
   if constexpr (kAlongX) {
-    scan_columns<Steps, B, kOrder>(totals, all_before, steps, scratch);
+    scan_columns<Steps<kForgets>, B, kOrder>(totals, all_before, steps, scratch);
 #pragma unroll
     for (int r = 0; r < kRuns; ++r) {
       const Lanes<T, W> running = splat(Type<Lanes<T, W>>{}, all_before.v[r].value);
-      recur_run<kRun, kOrder, kInLanes>(array + r * kRun, factors + r * kRun, running);
+      recur_run<kForgets, kRun, kOrder, kInLanes>(array + r * kRun, factors + r * kRun, running);
     }
   }
   set_values(carry, steps);
 }
-template <class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, class Carry>
+template <bool kForgets, class B, int kOver, int kRun, Order kOrder, int kBytes, class T, int W, class Carry>
 JF_FUNCTION void recur_threads(Scratch<kBytes> scratch, Lanes<T, W>& x, Lanes<T, W>& factor, Carry&& carry) {
   Lanes<T, W> array[1] = {x}, factors[1] = {factor};
-  recur_threads<B, kOver, kRun, kOrder>(scratch, array, factors, carry);
+  recur_threads<kForgets, B, kOver, kRun, kOrder>(scratch, array, factors, carry);
   x = array[0];
 }
 

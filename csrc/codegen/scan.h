@@ -36,32 +36,36 @@ JF_FUNCTION L scan_lanes(L& carry, const L& value, On on) {
   return scan_lanes<Op, kOrder>(carry, first_lanes(on, value, nothing));
 }
 
-// Linear recurrences: an element is what stands before it; before the next one `factor` times that, and `value`, or
-// `value` alone where the factor is NaN.
-template <class L>
+// Linear recurrences: an element is what stands before it; before the next one `factor` times that, and `value`. With
+// kForgets, `value` alone where the factor is NaN.
+template <bool kForgets, class L>
 JF_FUNCTION L recur(L& carry, const L& factor, const L& value) {
-  const L before = carry;
-  carry = select(ne(factor, factor), value, add(mul(factor, carry), value));
+  const L before = carry, sum = add(mul(factor, carry), value);
+  if constexpr (kForgets) {
+    carry = select(ne(factor, factor), value, sum);
+  } else {
+    carry = sum;
+  }
   return before;
 }
-template <Order kOrder, class L>
+template <bool kForgets, Order kOrder, class L>
 JF_FUNCTION L recur_lanes(L& carry, const L& factor, const L& value) {
-  return recurred<kOrder>(carry, factor, value);
+  return recurred<kForgets, kOrder>(carry, factor, value);
 }
-template <Order kOrder, class L, class On>
+template <bool kForgets, Order kOrder, class L, class On>
 JF_FUNCTION L recur_lanes(L& carry, const L& factor, const L& value, On on) {
   L zero, one;
   fill<fold::add>(zero), fill<fold::mul>(one);
-  return recur_lanes<kOrder>(carry, first_lanes(on, factor, one), first_lanes(on, value, zero));
+  return recur_lanes<kForgets, kOrder>(carry, first_lanes(on, factor, one), first_lanes(on, value, zero));
 }
 // Without elements before.
 struct Start {};
 
-template <Order kOrder, class L, class... On>
+template <bool kForgets, Order kOrder, class L, class... On>
 JF_FUNCTION L recur_lanes(Start, const L& factor, const L& value, On... on) {
   L carry;
   fill<fold::add>(carry);
-  return recur_lanes<kOrder>(carry, factor, value, on...);
+  return recur_lanes<kForgets, kOrder>(carry, factor, value, on...);
 }
 
 }  // namespace jf

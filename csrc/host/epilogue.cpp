@@ -99,7 +99,7 @@ class Tail {
       : ends_(ends),
         outputs_(fusion.outputs.size()),
         folds_(folds),
-        kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target)) {
+        kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target, lower::Loops::kNest)) {
     const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
     product_ = static_cast<int>(input - fusion.inputs.begin());
     result_ = static_cast<int>(fusion.inputs.size());

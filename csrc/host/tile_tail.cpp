@@ -38,7 +38,7 @@ TileTail tile_tail(const ir::Fusion& tail, ir::ValueId product, std::vector<int6
   scheduler.transform_like(result);
   scheduler.parallelize_like(result);
   scheduler.inline_most();
-  made.kernel = lower::lower(tail, scheduler.schedule(), target);
+  made.kernel = lower::lower(tail, scheduler.schedule(), target, lower::Loops::kNest);
   return made;
 }
 

@@ -429,7 +429,7 @@ ValueId Builder::scan(OpKind kind, ValueId x, int64_t axis, bool reverse, const 
   infer(fusion_, kind, inputs, attribute, {"", DType::kPred, {}});
   if (fusion_.values[x].axes[axis].extent <= 1) {
     const Value& only = fusion_.values[x];
-    return kind == OpKind::kScanLinear ? full(only.dtype, shape(only), zero_of(only.dtype)) : x;
+    return is_recurrence(kind) ? full(only.dtype, shape(only), zero_of(only.dtype)) : x;
   }
   return add_op(kind, std::move(inputs), attribute, DType::kPred, {}, label);
 }

@@ -42,11 +42,14 @@ const OpInfo* find_op(std::string_view name) {
   return nullptr;
 }
 
+bool is_recurrence(OpKind scan) { return scan == OpKind::kScanLinear || scan == OpKind::kScanResets; }
+
 OpKind fold_of(OpKind fold) {
   switch (fold) {
     case OpKind::kReduceSum:
     case OpKind::kScanSum:
-    case OpKind::kScanLinear: return OpKind::kAdd;
+    case OpKind::kScanLinear:
+    case OpKind::kScanResets: return OpKind::kAdd;
     case OpKind::kReduceProd:
     case OpKind::kScanProd: return OpKind::kMul;
     case OpKind::kReduceMax:

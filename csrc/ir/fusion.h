@@ -79,6 +79,8 @@ const OpInfo& info(OpKind kind);
 const OpInfo* find_op(std::string_view name);
 // The pointwise op that joins two parts of a reduction or a scan: kAdd for kReduceSum and kScanSum.
 OpKind fold_of(OpKind fold);
+// Whether a scan is a linear recurrence.
+bool is_recurrence(OpKind scan);
 // Whether the op reads its first operand at other places than its own, so that it must be in memory.
 bool reads_memory(OpKind kind);
 // Whether the op converts or moves values, as is possible with 8-bit floats.

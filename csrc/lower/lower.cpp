@@ -106,7 +106,7 @@ void name_arrays(loops::Kernel& kernel) {
 
 }  // namespace
 
-loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Target& target) {
+loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Target& target, Loops loops) {
   // 1. Every value is there, with the right index, where it is read. Everything below relies on it.
   check_legal(segment, schedule, target);
 
@@ -145,7 +145,7 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     own_shifts(kernel);
     read_early(kernel);
   }
-  unswitch(kernel);
+  if (loops == Loops::kAny) unswitch(kernel);
   name_arrays(kernel);
   return kernel;
 }

@@ -11,6 +11,10 @@
 
 namespace jf::lower {
 
-loops::Kernel lower(const ir::Fusion& segment, const schedule::Schedule& schedule, const Target& target);
+// kNest: one nest, which becomes part of another kernel; no loop becomes two.
+enum class Loops : bool { kAny, kNest };
+
+loops::Kernel lower(const ir::Fusion& segment, const schedule::Schedule& schedule, const Target& target,
+                    Loops loops = Loops::kAny);
 
 }  // namespace jf::lower

@@ -90,7 +90,7 @@ void Places::make_arrays() {
     if (!is_scan(item)) continue;
     const ScanLoops loops = scan_loops(tree_, item, schedule_);
     const ir::Value& value = fusion_.values[item.value];
-    if (loops.together && item.op->kind == ir::OpKind::kScanLinear) {
+    if (loops.together && ir::is_recurrence(item.op->kind)) {
       factors_of_[item.value] = static_cast<int>(kernel_.arrays.size());
       kernel_.arrays.push_back({value.name + "_factors", value.dtype, kernel_.arrays[array_of_[item.value]].size});
     }

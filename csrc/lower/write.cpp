@@ -14,6 +14,9 @@
 namespace jf::lower {
 namespace {
 
+// What a scan's statement has as its op.
+ir::OpKind op_of(ir::OpKind scan) { return scan == ir::OpKind::kScanResets ? ir::OpKind::kSelect : ir::fold_of(scan); }
+
 using ir::Fusion;
 using ir::OpClass;
 using ir::ValueId;
@@ -246,13 +249,13 @@ class Writer : Operands {
           return;
         }
         result = operands[0];
-        const bool linear = op.kind == ir::OpKind::kScanLinear;
+        const bool linear = ir::is_recurrence(op.kind);
         if (along.carried < 0 && !along.lanes && !linear) break;
         result = new_register(own);
         loops::Scan scan{result,
                          carry_of_[op.output],
                          element(item, item, along.beside),
-                         ir::fold_of(op.kind),
+                         op_of(op.kind),
                          std::get<ir::Scan>(op.attribute).reverse,
                          along.lanes,
                          operands[0]};
@@ -335,7 +338,8 @@ class Writer : Operands {
       JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
                " is scanned by threads with elements beside each other");
     }
-    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside), over.op};
+    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside)};
+    scan.op = op_of(item.op->kind);
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
     scan.threads = over.threads;

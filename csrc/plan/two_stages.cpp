@@ -308,7 +308,7 @@ class StageRewriter {
     const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
     const auto* scan = std::get_if<ir::Scan>(&op.attribute);
     if (scan != nullptr && value.axes[scan->axis].extent <= 1) {
-      if (op.kind == OpKind::kScanLinear) return filled(value, ir::zero_of(value.dtype), op.label);
+      if (ir::is_recurrence(op.kind)) return filled(value, ir::zero_of(value.dtype), op.label);
       return add(OpKind::kCopy, {inputs[0]}, {}, value, op.label);
     }
     if (const int64_t parts = scan == nullptr ? 0 : wanted_parts(op, ir::shape(value)); parts > 0) {
@@ -480,8 +480,8 @@ class StageRewriter {
     ir::Scan own_runs = runs;
     own_runs.parts = parts;
     const ValueId zero = filled(fresh(value, "zero", dtype, counted(shape)), ir::zero_of(dtype), "");
-    const ValueId apart = add(OpKind::kScanLinear, {operand, factors}, own_runs, stated("apart"), op.label);
-    const ValueId forgetting = forgets(factors, op.label);
+    const ValueId apart = add(op.kind, {operand, factors}, own_runs, stated("apart"), op.label);
+    const ValueId forgetting = forgets(op, factors);
     auto after = [&](ValueId before, const char* what) {
       const ValueId grown = by_element(OpKind::kMul, {factors, before}, "grown");
       const ValueId sum = by_element(OpKind::kAdd, {grown, operand}, forgetting < 0 ? what : "sum");
@@ -490,12 +490,12 @@ class StageRewriter {
     const ValueId behind = after(apart, "behind");
     const ValueId made = folded(OpKind::kReduceSum, by_element(OpKind::kSelect, {last, behind, zero}, "ends"), "made");
     const ValueId times = factors_of_runs(op, runs, factors, forgetting, made, parts);
-    const ValueId starts = add(OpKind::kScanLinear, {made, times}, runs, stated("starts"), op.label);
+    const ValueId starts = add(op.kind, {made, times}, runs, stated("starts"), op.label);
 
     const ValueId start = add(OpKind::kSpread, {starts}, ir::Dims{{axis}}, stated("start", value.axes), "");
     const ValueId begun = after(start, "begun");
     const ValueId values = by_element(OpKind::kSelect, {first, begun, operand}, "begun_runs");
-    const ValueId scanned = add(OpKind::kScanLinear, {values, factors}, own_runs, stated("scanned"), op.label);
+    const ValueId scanned = add(op.kind, {values, factors}, own_runs, stated("scanned"), op.label);
     if (dtype == value.dtype) return add(OpKind::kSelect, {first, start, scanned}, {}, value, op.label);
     const ValueId joined = by_element(OpKind::kSelect, {first, start, scanned}, "joined");
     return add(OpKind::kConvert, {joined}, {}, value, op.label);
@@ -507,11 +507,11 @@ class StageRewriter {
     const Value like = result_.values[id];
     return add(OpKind::kNe, {id, zeros_like(like)}, {}, fresh(like, "is_something", DType::kPred), label);
   }
-  // Whether a factor is NaN; none where there is no such number.
-  ValueId forgets(ValueId factors, const std::string& label) {
+  // Whether a step forgets what stands before; none where no step does.
+  ValueId forgets(const Op& op, ValueId factors) {
+    if (op.kind != OpKind::kScanResets) return -1;
     const Value of = result_.values[factors];
-    if (!is_float(of.dtype)) return -1;
-    return add(OpKind::kNe, {factors, factors}, {}, fresh(of, "forgets", DType::kPred), label);
+    return add(OpKind::kNe, {factors, factors}, {}, fresh(of, "forgets", DType::kPred), op.label);
   }
   // What each run multiplies by: the product of its factors, NaN where it forgets. 0 where another factor is, or where
   // there is nothing before, however large the others are.

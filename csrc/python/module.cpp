@@ -189,8 +189,8 @@ void bind_builder(nb::module_& m) {
           "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "", "factors"_a = -1,
           "Carry a value along an axis. scan_linear takes factors, too: each element is what stands before it, 0 "
           "before "
-          "the first one, and behind an element stand its value and its factor times that; its value alone where "
-          "the factor is NaN.")
+          "the first one, and behind an element stand its value and its factor times that; with "
+          "scan_linear_resets its value alone where the factor is NaN.")
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
