@@ -28,7 +28,12 @@ def either(data, extents, bias):
     return jnp.where(~mask[:, None] | (extents[1] > 100), 1, jnp.exp(data))
 
 
-FUNCTIONS = [gelu_of_groups, masked_rows, either]
+def norms_of_rows(data, extents, bias):
+    nt = jf.as_nested(data, extents=extents)
+    return jf.nested.rms_norm(nt, -1).data, jf.nested.softmax(nt, -1).data
+
+
+FUNCTIONS = [gelu_of_groups, masked_rows, either, norms_of_rows]
 
 
 @pytest.mark.parametrize("extents", [[0, 0, 0], [10, 0, 13], [20, 1, 19]])
