@@ -145,6 +145,8 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
     own_shifts(kernel);
     read_early(kernel);
   }
+
+  // 6. What a condition leaves out.
   if (loops == Loops::kAny) unswitch(kernel);
   name_arrays(kernel);
   return kernel;
