@@ -51,9 +51,8 @@ def lowest(dtype: Any, largest: bool) -> jax.Array:
     if dtype == jnp.bool_:
         return jnp.asarray(not largest)
     if jnp.issubdtype(dtype, jnp.inexact):
-        end = jnp.asarray(-jnp.inf if largest else jnp.inf, dtype)
-        if jnp.dtype(dtype).itemsize > 1 or np.isinf(np.asarray(-np.inf).astype(dtype)):
-            return end
+        if np.isinf(np.asarray(np.inf).astype(dtype)):
+            return jnp.asarray(-jnp.inf if largest else jnp.inf, dtype)
         return jnp.asarray(jnp.finfo(dtype).min if largest else jnp.finfo(dtype).max, dtype)
     return jnp.asarray(jnp.iinfo(dtype).min if largest else jnp.iinfo(dtype).max, dtype)
 

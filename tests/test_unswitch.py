@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from loop_interpreter import run
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -66,8 +67,6 @@ def test_nothing_is_read_where_the_condition_does_not_hold(f, platform):
 
 def test_padding_of_a_kernel_for_gpus_in_the_interpreter():
     """As the GPU runs it: rows behind the last group are not read, others are all computed."""
-    from loop_interpreter import run
-
     b = jf.ir.Builder("rows")
     x, n = b.input("x", "f32", [12, 64]), b.input("n", "s32", [])
     row = b.iota("s32", [12], 0)

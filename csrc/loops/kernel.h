@@ -265,7 +265,7 @@ struct Scan {
 };
 // Scans an array over its elements, the threads along x or y, and its lanes. Elements follow each other over runs of
 // `run` elements of all threads: first the run of thread 0, then that of thread 1, ..., then the next runs. Every
-// thread of the block gets here. A linear recurrence has an array of factors.
+// thread of the block gets here. A linear recurrence has an array of factors, and its op as in Scan.
 struct ScanThreads {
   int array, carry;  // -1 for no carry
   IndexPtr at;       // of the carry's array

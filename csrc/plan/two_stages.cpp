@@ -466,12 +466,14 @@ class StageRewriter {
     const std::vector<int64_t> shape = ir::shape(value);
     const ValueId place =
         add(OpKind::kIota, {}, ir::Dims{{axis}}, fresh(value, "place", DType::kS32, counted(shape)), "");
-    auto is = [&](ValueId index, int64_t number, const char* what) {
-      const ValueId other = filled(fresh(value, "number", DType::kS32, counted(shape)), {number}, "");
-      return add(OpKind::kEq, {index, other}, {}, fresh(value, what, DType::kPred), "");
+    auto everywhere = [&](int64_t number) {
+      return filled(fresh(value, "number", DType::kS32, counted(shape)), {number}, "");
     };
-    const ValueId length = filled(fresh(value, "length", DType::kS32, counted(shape)), {run}, "");
-    const ValueId of_run = add(OpKind::kRem, {place, length}, {}, fresh(value, "place_in_run", DType::kS32), "");
+    auto is = [&](ValueId index, int64_t number, const char* what) {
+      return add(OpKind::kEq, {index, everywhere(number)}, {}, fresh(value, what, DType::kPred), "");
+    };
+    const ValueId of_run =
+        add(OpKind::kRem, {place, everywhere(run)}, {}, fresh(value, "place_in_run", DType::kS32), "");
     const ValueId low = is(of_run, 0, "is_low");
     const ValueId high = add(OpKind::kOr, {is(of_run, run - 1, "is_high"), is(place, extent - 1, "is_highest")}, {},
                              fresh(value, "is_end", DType::kPred), "");
@@ -479,7 +481,7 @@ class StageRewriter {
 
     ir::Scan own_runs = runs;
     own_runs.parts = parts;
-    const ValueId zero = filled(fresh(value, "zero", dtype, counted(shape)), ir::zero_of(dtype), "");
+    const ValueId zero = zeros_like(result_.values[operand]);
     const ValueId apart = add(op.kind, {operand, factors}, own_runs, stated("apart"), op.label);
     const ValueId forgetting = forgets(op, factors);
     auto after = [&](ValueId before, const char* what) {

@@ -188,8 +188,7 @@ void bind_builder(nb::module_& m) {
              ir::ValueId factors) { return b.scan(op_named(op, "scan"), value, axis, reverse, label, factors); },
           "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "", "factors"_a = -1,
           "Carry a value along an axis. scan_linear takes factors, too: each element is what stands before it, 0 "
-          "before "
-          "the first one, and behind an element stand its value and its factor times that; with "
+          "before the first one, and behind an element stand its value and its factor times that; with "
           "scan_linear_resets its value alone where the factor is NaN.")
       .def(
           "grouped_matmul",
