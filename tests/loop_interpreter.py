@@ -333,7 +333,7 @@ class Block:
         array[self.thread, element] = np.where(on, self.registers[register], array[self.thread, element])
 
     def scan(self, active: Active, _: Any, to: str, dtype: str, register: str, fold: str, *how: str) -> None:
-        factor, carry, at, lanes, back, when = how
+        factor, resets, carry, at, lanes, back, when = how
         if when:
             active = Active(active.threads & self.condition(when), active.lanes)
         ufunc, turn = FOLDS.get(fold, [None])[0], slice(None, None, -1 if back else 1)
@@ -346,11 +346,11 @@ class Block:
             times = self.registers[factor]
             if lanes:
                 value, times = np.where(on, value, 0)[:, turn], np.where(on, times, 1)[:, turn]
-                value, last = recurred(value, times, old[:, 0] if carry else 0, fold == "select")
+                value, last = recurred(value, times, old[:, 0] if carry else 0, bool(resets))
                 value, last = value[:, turn], np.repeat(last[:, None], self.kernel.width, 1)
             else:
                 value, last = (
-                    (old, behind(value, times, old, fold == "select")) if carry else (np.zeros_like(value), None)
+                    (old, behind(value, times, old, bool(resets))) if carry else (np.zeros_like(value), None)
                 )
         else:
             if lanes:
@@ -363,7 +363,7 @@ class Block:
         self.registers[to] = np.where(active.threads[:, None], value, 0).astype(value.dtype)
 
     def scan_threads(self, active: Active, _: Any, name: str, fold: str, *how: str) -> None:
-        factors, carry, at, lanes, over, run, back = how
+        factors, resets, carry, at, lanes, over, run, back = how
         assert active.threads.all(), f"not all threads reach the scan of {name}"
         (x, y), array, turn = self.kernel.block, self.arrays[name], slice(None, None, -1 if back else 1)
         if x > WARP or over == "threads_y":
@@ -383,7 +383,7 @@ class Block:
             before = old[:, 0, 0] if over == "threads" else old[0]
         if factors:
             times = parts_of(self.arrays[factors]).reshape(line.shape)[..., turn]
-            line, last = recurred(line, times, before if carry else 0, fold == "select")
+            line, last = recurred(line, times, before if carry else 0, bool(resets))
         else:
             ufunc = FOLDS[fold][0]
             line = ufunc.accumulate(line, axis=-1)
@@ -568,13 +568,13 @@ STATEMENTS = [
         ),
         (r"(r\d+): (\w+) = (\w+)\[(.+)\]", Block.get),
         (
-            r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: times (r\d+))?(?: from (\w+)\[(.+?)\])?"
+            r"(r\d+): (\w+) = scan (r\d+) by (\w+)(?: times (r\d+)( resets)?)?(?: from (\w+)\[(.+?)\])?"
             r"( over lanes)?( reverse)?(?: if (.+))?",
             Block.scan,
         ),
         (r"(r\d+): (\w+) = (\w+)((?: \S+)*)", Block.compute),
         (
-            r"scan (\w+) by (\w+)(?: times (\w+))?(?: from (\w+)\[(.+?)\])?"
+            r"scan (\w+) by (\w+)(?: times (\w+)( resets)?)?(?: from (\w+)\[(.+?)\])?"
             r" over( lanes)? (threads(?:_y)?) in runs of (\d+)( reverse)?",
             Block.scan_threads,
         ),

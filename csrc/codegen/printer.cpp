@@ -244,17 +244,17 @@ struct Printer : MemoryStatements {
     line("cluster.fold<", fold(combine.op), ", ", block, combine.lanes ? "true" : "false", ">(", names.substr(2), ");");
   }
   static const char* order(bool reverse) { return reverse ? "jf::kReverse" : "jf::kForward"; }
-  static const char* forgets(ir::OpKind op) { return op == ir::OpKind::kSelect ? "true" : "false"; }
+  static const char* forgets(bool resets) { return resets ? "true" : "false"; }
   void operator()(const Scan& scan) {
     const std::string type = lanes(scan.result), &value = use(scan.value);
     const std::string definition = define(scan.result, "t", results);
     const std::string carry = scan.carry < 0 ? "" : element(scan.carry, scan.at) + ", ";
     const std::string call =
         scan.factor && scan.lanes
-            ? cat("jf::recur_lanes<", forgets(scan.op), ", ", order(scan.reverse), ">(",
+            ? cat("jf::recur_lanes<", forgets(scan.resets), ", ", order(scan.reverse), ">(",
                   carry.empty() ? "jf::Start{}, " : carry, use(*scan.factor), ", ", value, on(), ")")
         : scan.factor && carry.empty() ? type + "{}"
-        : scan.factor ? cat("jf::recur<", forgets(scan.op), ">(", carry, use(*scan.factor), ", ", value, ")")
+        : scan.factor ? cat("jf::recur<", forgets(scan.resets), ">(", carry, use(*scan.factor), ", ", value, ")")
         : scan.lanes  ? cat("jf::scan_lanes<", fold(scan.op), ", ", order(scan.reverse), ">(", carry, value, on(), ")")
                       : cat("jf::scan<", fold(scan.op), ">(", carry, value, ")");
     if (scan.when.empty()) {
@@ -269,7 +269,7 @@ struct Printer : MemoryStatements {
     check_all_threads("scan");
     const std::string from = scratch();
     const bool linear = scan.factors >= 0;
-    line(linear ? cat("jf::recur_threads<", forgets(scan.op), ", ") : cat("jf::scan_threads<", fold(scan.op), ", "),
+    line(linear ? cat("jf::recur_threads<", forgets(scan.resets), ", ") : cat("jf::scan_threads<", fold(scan.op), ", "),
          "jf::Block<", kernel.block, ", ", kernel.block_y, ">, ", scan.lanes ? "jf::kLanes | " : "",
          scan.threads ? "jf::kX" : "jf::kY", ", ", scan.run, ", ", order(scan.reverse), ">(", from, ", ",
          array(scan.array), ", ", linear ? cat(array(scan.factors), ", ") : "",

@@ -96,6 +96,13 @@ class Assignment {
     }
     return count;
   }
+  // Between two runs of a fold in a body that runs or does not, the others in it have been run, too.
+  void some_runs(const Body& body) {
+    const bool outer = alone_;
+    alone_ = alone_ && meetings(body) < 2;
+    visit(body);
+    alone_ = outer;
+  }
   void visit(const Body& body) {
     for (const Stmt& stmt : body) std::visit([&](const auto& node) { (*this)(node); }, stmt.node);
   }
@@ -108,14 +115,8 @@ class Assignment {
     visit(loop.body);
     alone_ = outer;
   }
-  void operator()(const If& statement) { visit(statement.body); }
-  // Between two runs of a fold in here the others in here have been run, too.
-  void operator()(const Guard& guard) {
-    const bool outer = alone_;
-    alone_ = alone_ && meetings(guard.body) < 2;
-    visit(guard.body);
-    alone_ = outer;
-  }
+  void operator()(const Guard& guard) { some_runs(guard.body); }
+  void operator()(const If& statement) { some_runs(statement.body); }
   void operator()(const Combine& combine) {
     if (!over_threads(combine)) return;
     const int64_t bytes = scratch_bytes(kernel_, combine);

@@ -251,8 +251,8 @@ struct Combine {
 };
 // carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
 // with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew. A linear recurrence, whose op is
-// add, takes in the carry `factor` times, and its result is the carry before that; where its op is select, the value
-// alone is the next carry where the factor is NaN.
+// add, takes in the carry `factor` times, and its result is the carry before that; with `resets`, the value alone is the
+// next carry where the factor is NaN.
 struct Scan {
   RegisterId result;
   int carry;
@@ -261,11 +261,12 @@ struct Scan {
   bool reverse, lanes;
   RegisterId value;
   std::optional<RegisterId> factor = {};
+  bool resets = false;
   Condition when = {};  // elsewhere the carry stays and the register holds zeros
 };
 // Scans an array over its elements, the threads along x or y, and its lanes. Elements follow each other over runs of
 // `run` elements of all threads: first the run of thread 0, then that of thread 1, ..., then the next runs. Every
-// thread of the block gets here. A linear recurrence has an array of factors, and its op as in Scan.
+// thread of the block gets here. A linear recurrence has an array of factors, and `resets` as in Scan.
 struct ScanThreads {
   int array, carry;  // -1 for no carry
   IndexPtr at;       // of the carry's array
@@ -273,6 +274,7 @@ struct ScanThreads {
   bool reverse = false, lanes = false, threads = false, threads_y = false;
   int64_t run = 1;
   int factors = -1;
+  bool resets = false;
 };
 // Shared memory written before is seen by all threads of the block afterwards.
 struct Sync {};

@@ -174,14 +174,15 @@ struct Printer {
          combine.threads ? " threads" : "", combine.threads_y ? " threads_y" : "", combine.cluster ? " cluster" : "");
   }
   std::string carry(int array, const IndexPtr& at) const { return array < 0 ? "" : cat(" from ", element(array, at)); }
+  static const char* resets(bool resets) { return resets ? " resets" : ""; }
   void operator()(const Scan& s) {
     line(typed(s.result), " = scan ", reg(s.value), " by ", ir::info(s.op).name,
-         s.factor ? cat(" times ", reg(*s.factor)) : "", carry(s.carry, s.at), s.lanes ? " over lanes" : "",
+         s.factor ? cat(" times ", reg(*s.factor), resets(s.resets)) : "", carry(s.carry, s.at), s.lanes ? " over lanes" : "",
          s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
   }
   void operator()(const ScanThreads& s) {
     line("scan ", kernel.arrays.at(s.array).name, " by ", ir::info(s.op).name,
-         s.factors < 0 ? "" : cat(" times ", kernel.arrays.at(s.factors).name), carry(s.carry, s.at), " over",
+         s.factors < 0 ? "" : cat(" times ", kernel.arrays.at(s.factors).name, resets(s.resets)), carry(s.carry, s.at), " over",
          s.lanes ? " lanes" : "", s.threads ? " threads" : "", s.threads_y ? " threads_y" : "", " in runs of ", s.run,
          s.reverse ? " reverse" : "");
   }

@@ -14,9 +14,6 @@
 namespace jf::lower {
 namespace {
 
-// What a scan's statement has as its op.
-ir::OpKind op_of(ir::OpKind scan) { return scan == ir::OpKind::kScanResets ? ir::OpKind::kSelect : ir::fold_of(scan); }
-
 using ir::Fusion;
 using ir::OpClass;
 using ir::ValueId;
@@ -255,11 +252,12 @@ class Writer : Operands {
         loops::Scan scan{result,
                          carry_of_[op.output],
                          element(item, item, along.beside),
-                         op_of(op.kind),
+                         ir::fold_of(op.kind),
                          std::get<ir::Scan>(op.attribute).reverse,
                          along.lanes,
                          operands[0]};
         if (linear) scan.factor = operands[1];
+        scan.resets = op.kind == ir::OpKind::kScanResets;
         emit(std::move(scan), when);
         break;
       }
@@ -339,13 +337,14 @@ class Writer : Operands {
                " is scanned by threads with elements beside each other");
     }
     loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside)};
-    scan.op = op_of(item.op->kind);
+    scan.op = ir::fold_of(item.op->kind);
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
     scan.threads = over.threads;
     scan.threads_y = over.threads_y;
     scan.run = along.run;
     scan.factors = factors_of_[item.value];
+    scan.resets = item.op->kind == ir::OpKind::kScanResets;
     statements_.push_back({{}, {std::move(scan)}, true});
   }
 
