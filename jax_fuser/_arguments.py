@@ -61,6 +61,8 @@ def real(fn: str, name: str, value: Any) -> float:
         return float(value)
     except TypeError:
         raise TypeError(f"{fn}: {name} must be a number, got {_spell(value)}") from None
+    except OverflowError:
+        raise ValueError(f"{fn}: {name} must fit in a float, got {str(value)[:60]}") from None
 
 
 def flag(fn: str, name: str, value: Any) -> bool:

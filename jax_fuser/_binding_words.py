@@ -75,14 +75,19 @@ def _first_wrong(form: list[tuple[str, str, bool]], args: tuple[Any, ...], kwarg
             short = repr(value) if isinstance(value, (str, int, float, list, tuple, type(None))) else ""
             got = f"{short[:60]} ({type(value).__name__})" if short else f"a {type(value).__name__}"
             return f"{parameter} must be {words}, got {got}"
+        numbers = filter(_is_int, value if isinstance(value, (list, tuple)) else [value])
+        beyond = [x for x in numbers if "int" in kind and not -(2**63) <= x < 2**63]
+        if beyond:
+            return f"{parameter} must be from -2**63 to 2**63 - 1, got {str(beyond[0])[:60]}"
     return None
 
 
 def _is_int(x: Any) -> bool:
     try:
-        return -(2**63) <= operator.index(x) < 2**63 and not isinstance(x, bool)
+        operator.index(x)
     except TypeError:
         return False
+    return not isinstance(x, bool)
 
 
 def _all(x: Any, fits: Any) -> bool:

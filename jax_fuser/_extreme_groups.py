@@ -1,7 +1,8 @@
 """The largest or smallest row of each group: one primitive, which `fuse` makes part of its kernels.
 
 Its derivative goes to all rows that hold the extreme value, in equal parts, and is made of `spread_groups` and
-`sum_groups`, so every transform nests.
+`sum_groups`, so every transform nests. All rows of a group with a NaN get NaN, as by the rule of `jnp.max`, where no
+row equals it.
 """
 
 from __future__ import annotations
@@ -75,19 +76,24 @@ def _jvp(primals: Any, tangents: Any, *, largest: bool) -> tuple[Any, Any]:
     hit = hits_p.bind(found, *layout, rows, largest=largest)
     count = sum_groups_once(hit.astype(moved.dtype), *layout)
     total = sum_groups_once(jnp.where(hit, moved, jnp.zeros((), moved.dtype)), *layout)
-    return found, total / jnp.maximum(count, 1)
+    return found, total / _shares(found, jnp.maximum(count, 1))
+
+
+def _shares(found: jax.Array, count: jax.Array) -> jax.Array:
+    """Return among how many rows a derivative is shared; NaN where the extreme value is, for all of its rows."""
+    return jnp.where(jnp.isnan(found), jnp.asarray(jnp.nan, count.dtype), count)
 
 
 def _hits_of_one(
     found: jax.Array, ids: jax.Array, starts: jax.Array, extents: jax.Array, rows: jax.Array, *, largest: bool
 ) -> jax.Array:
-    """Return which rows hold the extreme value of their group, at least one of each.
+    """Return which rows hold the extreme value of their group, at least one of each; all rows where it is NaN.
 
     XLA may compute rows once to fold them and again to compare them, and rounds differently then: none would be equal.
     """
     inside, own = trailing(ids < extents.shape[0], rows.ndim), take_rows(found, ids)
     if rows.shape[0] == 0 or jnp.issubdtype(rows.dtype, jnp.complexfloating):
-        return (rows == own) & inside
+        return ((rows == own) | jnp.isnan(own)) & inside
 
     def beats(left: Any, right: Any) -> Any:
         more = right[0] > left[0] if largest else right[0] < left[0]
@@ -99,7 +105,7 @@ def _hits_of_one(
 
     places = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     _, place = last_rows(first, (rows, places), ids, starts, extents)
-    return ((rows == own) | (places == take_rows(place, ids))) & inside
+    return ((rows == own) | (places == take_rows(place, ids)) | jnp.isnan(own)) & inside
 
 
 def _lower_hits(*operands: Any, largest: bool) -> jax.Array:
@@ -134,8 +140,9 @@ def _extreme_of_all_jvp(axis: int, largest: bool, primals: Any, tangents: Any) -
     [rows], [moved] = primals, tangents
     found = _extreme_of_all(rows, axis, largest)
     place = (jnp.argmax if largest else jnp.argmin)(rows, axis, keepdims=True)
-    hit = (rows == jnp.expand_dims(found, axis)) | (jax.lax.broadcasted_iota(place.dtype, rows.shape, axis) == place)
-    count = jnp.sum(hit.astype(moved.dtype), axis)
+    own = jnp.expand_dims(found, axis)
+    hit = (rows == own) | (jax.lax.broadcasted_iota(place.dtype, rows.shape, axis) == place) | jnp.isnan(own)
+    count = _shares(found, jnp.sum(hit.astype(moved.dtype), axis))
     return found, jnp.sum(jnp.where(hit, moved, jnp.zeros((), moved.dtype)), axis) / count
 
 

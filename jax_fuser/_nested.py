@@ -89,7 +89,7 @@ def partition(x: Any, axis: int, offsets: Any = None, *, extents: Any = None, va
         >>> jf.nested.partition(jnp.ones((2, 5)), 1, [0, 2, 5]).shape
         (2, 2, ragged)
     """
-    return _build("partition", x, offsets, extents, axis, validate, "axis")
+    return _build("partition", _as_rows("partition", "x", x), offsets, extents, axis, validate, "axis")
 
 
 def combine(nt: NestedTensor) -> jax.Array:
@@ -119,7 +119,7 @@ def _build(
 ) -> NestedTensor:
     if (offsets is None) == (extents is None):
         raise TypeError(f"{fn}: pass exactly one of offsets= or extents=")
-    data = _as_rows(fn, data)
+    data, validate = _as_rows(fn, "data", data), _arguments.flag(fn, "validate", validate)
     check_sizes(fn, data=data, offsets=offsets, extents=extents)
     dim = _dimension(fn, name, ragged_dim, data)
     rows = data.shape[dim]
@@ -139,13 +139,13 @@ def _build(
     return _poison_padding(NestedTensor(data, checks.to_int32(given), ragged_dim=dim))
 
 
-def _as_rows(fn: str, data: Any) -> jax.Array:
+def _as_rows(fn: str, name: str, data: Any) -> jax.Array:
     if isinstance(data, NestedTensor):
         raise NotImplementedError(
-            f"{fn}: data is a NestedTensor already and multi-level nesting is not supported; "
+            f"{fn}: {name} is a NestedTensor already and multi-level nesting is not supported; "
             f"flatten it first with as_flattened, or keep the inner groups in N-D extents"
         )
-    return _arguments.array(fn, "data", data)
+    return _arguments.array(fn, name, data)
 
 
 def _dimension(fn: str, name: str, ragged_dim: Any, data: jax.Array) -> int:
@@ -158,7 +158,7 @@ def _dimension(fn: str, name: str, ragged_dim: Any, data: jax.Array) -> int:
 def _as_nested_like(data: Any, like: NestedTensor) -> NestedTensor:
     if not isinstance(like, NestedTensor):
         raise TypeError(f"as_nested: like must be a NestedTensor, got {type(like).__name__}")
-    data, dim = _as_rows("as_nested", data), like.ragged_dim
+    data, dim = _as_rows("as_nested", "data", data), like.ragged_dim
     check_sizes("as_nested", data=data, like=like.data)
     outer = like.extents.shape[:-1]
     if data.ndim <= dim or data.shape[dim] != like.capacity or (outer and data.shape[:dim] != outer):
@@ -205,8 +205,9 @@ def from_segment_ids(data: Any, ids: Any, num_groups: int, *, validate: bool = T
         NestedTensor(f32[expert=3, ragged=[2,0,1], 2], rows 3/4)
     """
     fn = "from_segment_ids"
-    data, groups = _as_rows(fn, data), _group_count(fn, num_groups)
+    data, groups = _as_rows(fn, "data", data), _group_count(fn, num_groups)
     check_sizes(fn, data=data, ids=ids)
+    validate = _arguments.flag(fn, "validate", validate)
     ids = checks.index_array(fn, "ids", ids, validate)
     if ids.ndim != 1 or data.ndim < 1 or ids.shape[0] != data.shape[0]:
         raise ValueError(f"{fn}: ids need shape [rows] with rows={data.shape[:1]}; got {ids.shape}")
@@ -258,7 +259,7 @@ def from_list(arrays: Sequence[Any], *, capacity: int | None = None) -> NestedTe
     arrays = list(arrays)
     if len(arrays) == 0:
         raise ValueError("from_list: needs at least one array; use as_nested(data, extents=[]) for no groups")
-    parts = [_as_rows("from_list", x) for x in arrays]
+    parts = [_as_rows("from_list", f"arrays[{i}]", x) for i, x in enumerate(arrays)]
     check_sizes("from_list", **{f"array {i}": x for i, x in enumerate(parts)})
     head = parts[0]
     for i, part in enumerate(parts):
@@ -298,7 +299,7 @@ def from_padded(padded: Any, extents: Any, *, validate: bool = True) -> NestedTe
         [1.0, 2.0, 3.0, 0.0]
     """
     fn = "from_padded"
-    padded = _as_rows(fn, padded)
+    padded, validate = _as_rows(fn, "padded", padded), _arguments.flag(fn, "validate", validate)
     check_sizes(fn, padded=padded, extents=extents)
     extents = checks.index_array(fn, "extents", extents, validate)
     if padded.ndim < 2 or extents.ndim != 1 or extents.shape[0] != padded.shape[0]:
@@ -331,7 +332,8 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
     Args:
         x: rows `[t, ..]`. Differentiable; forward and backward are both gathers, so gradients are repeatable.
         ids: integers `[t]`, the group of each row, or `[t, k]`: row `i` goes to `k` groups. Ids outside
-            `0..num_groups-1` drop the row: it is sorted behind all groups and reads as zero.
+            `0..num_groups-1`, such as -1, mean that the row is dropped, also where they are concrete: it is sorted
+            behind all groups and reads as zero.
         num_groups: number of groups, static.
         validate: check that concrete ids of 64 bits, or of uint32, fit in int32.
 
@@ -351,9 +353,9 @@ def sort_by_group(x: Any, ids: Any, num_groups: int, *, validate: bool = True) -
         ([11.0, 10.0, 12.0], [1, 2], [1, 0, 2])
     """
     fn = "sort_by_group"
-    x, groups = _as_rows(fn, x), _group_count(fn, num_groups)
+    x, groups = _as_rows(fn, "x", x), _group_count(fn, num_groups)
     check_sizes(fn, x=x, ids=ids)
-    ids = checks.index_array(fn, "ids", ids, validate)
+    ids = checks.index_array(fn, "ids", ids, _arguments.flag(fn, "validate", validate))
     ids = checks.to_int32(ids) if isinstance(ids, np.ndarray) else ids
     if x.ndim < 1 or ids.ndim not in (1, 2) or ids.shape[0] != x.shape[0]:
         raise ValueError(f"{fn}: ids need shape [t] or [t, k] with t={x.shape[:1]}; got {ids.shape}")

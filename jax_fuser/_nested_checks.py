@@ -74,13 +74,13 @@ def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
         raise TypeError(f"{fn}: {name} must be an integer array, got a {type(value).__name__}; pass one of its arrays")
     else:
         try:
-            array = np.asarray(value)
-        except jax.errors.TracerArrayConversionError:
-            array = jnp.asarray(value)
-        except ValueError:
+            array = _from_list(value)
+        except (TypeError, ValueError, OverflowError):
             raise TypeError(f"{fn}: {name} must be an integer array, got {value!r:.80}") from None
         if array.size == 0:
             array = array.astype(np.int32)
+        if array.dtype == object:
+            _refuse_objects(fn, name, value, array)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{fn}: {name} must be an integer array, got {array.dtype}")
     # Converting 64-bit values to int32 would wrap without a word.
@@ -92,6 +92,22 @@ def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
             at = first(bad)
             raise ValueError(f"{fn}: {name}[{spell(at)}]={values[at]} does not fit in int32")
     return array
+
+
+def _from_list(value: Any) -> Any:
+    try:
+        return np.asarray(value)
+    except jax.errors.TracerArrayConversionError:
+        return jnp.asarray(value)
+
+
+def _refuse_objects(fn: str, name: str, value: Any, array: np.ndarray) -> None:
+    """Say what NumPy makes objects of: integers that no dtype holds, and what is no number."""
+    for at, entry in np.ndenumerate(array):
+        if not isinstance(entry, int):
+            raise TypeError(f"{fn}: {name} must be an integer array, got {value!r:.80}")
+        if not -INT32_MAX - 1 <= entry <= INT32_MAX:
+            raise ValueError(f"{fn}: {name}[{spell(at)}]={str(entry)[:60]} does not fit in int32")
 
 
 def to_int32(array: Any) -> jax.Array:

@@ -53,6 +53,8 @@ def value_and_grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, ha
                     "differentiate by position, not by name"
                 )
             _require_floating(args[i], i)
+        if len({i % len(args) for i in positions}) < len(positions):
+            raise ValueError(f"grad: argnums must name each argument once, got {argnums!r}")
         value, grads = inner(*args, **kwargs)
         if isinstance(argnums, int):
             return value, _restore(args[argnums], grads)
@@ -104,8 +106,12 @@ def _checked(fn: str, fun: Any, argnums: Any) -> int | tuple[int, ...]:
 
 
 def _require_floating(arg: Any, position: int) -> None:
-    if not any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(arg)):
-        kind = f"NestedTensor of {arg.dtype}" if isinstance(arg, NestedTensor) else type(arg).__name__
+    leaves = jax.tree.leaves(arg)
+    for leaf in leaves:
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+            raise TypeError(f"grad: argument {position} must hold arrays alone, got a {type(leaf).__name__} in it")
+    if not any(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves):
+        kind = f"NestedTensor of {jnp.result_type(arg.data)}" if isinstance(arg, NestedTensor) else type(arg).__name__
         raise TypeError(f"grad: argument {position} ({kind}) has no floating data to differentiate")
 
 

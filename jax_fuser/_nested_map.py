@@ -23,6 +23,17 @@ def is_operand(x: Any) -> bool:
     return isinstance(x, (NestedTensor, jax.Array, np.ndarray, np.generic, bool, int, float, complex))
 
 
+def check_number(name: str, x: Any) -> None:
+    """Refuse operands that JAX has no dtype for: Python's integers of more bits, NumPy's strings and objects."""
+    if isinstance(x, (np.generic, np.ndarray)):
+        if x.dtype.kind in "OSUMm":
+            raise TypeError(f"{name}: the other operand must be numbers, got {x.dtype}")
+    elif isinstance(x, int):
+        held = jnp.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+        if not held.min <= x <= held.max:
+            raise ValueError(f"{name}: {str(x)[:60]} does not fit in {held.dtype}; pass a float or an array")
+
+
 def map_nested(f: Callable[..., Any], nt: NestedTensor, *others: Any) -> Any:
     """Apply `f` to the rows of `nt`, row by row.
 
@@ -54,7 +65,7 @@ def map_nested(f: Callable[..., Any], nt: NestedTensor, *others: Any) -> Any:
     require_nested("map", nt)
     _arguments.function("map", "f", f)
     for i, other in enumerate(others):
-        if not is_operand(other) and not hasattr(other, "shape"):
+        if not is_operand(other) and (not hasattr(other, "shape") or isinstance(other, jax.ShapeDtypeStruct)):
             raise TypeError(f"map: others[{i}] must be an array, a number or a NestedTensor, got {other!r:.80}")
     return elementwise("map", f, nt, *others)
 
@@ -70,14 +81,15 @@ def elementwise(name: str, fn: Callable[..., Any], *operands: Any) -> Any:
     _check_dense_broadcast(name, nested)
     mask = nt.row_mask()
     result = fn(*(_rows(name, nt, x, mask) for x in operands))
-    return jax.tree.map(lambda out: _wrap(name, nt, out, mask), result)
+    is_nested = lambda out: isinstance(out, NestedTensor)  # noqa: E731
+    return jax.tree.map(lambda out: _wrap(name, nt, out, mask), result, is_leaf=is_nested)
 
 
 def _rows(name: str, nt: NestedTensor, x: Any, mask: jax.Array) -> Any:
     if isinstance(x, NestedTensor):
         rows = x.data
     elif isinstance(x, (jax.Array, np.ndarray)) and (x.ndim or isinstance(x, jax.Array)):
-        rows = _expand(name, nt, jnp.asarray(x))
+        rows = _expand(name, nt, _arguments.array(name, "the other operand", x))
     else:
         return x
     # A Python literal keeps the dtype and weak type of the rows.
@@ -139,8 +151,10 @@ def _check_dense_broadcast(name: str, nested: list[NestedTensor]) -> None:
 
 
 def _wrap(name: str, nt: NestedTensor, out: Any, mask: jax.Array) -> NestedTensor:
-    if not hasattr(out, "shape"):
+    if not hasattr(out, "shape") or isinstance(out, NestedTensor):
         raise TypeError(f"{name}: the function must return arrays, it returned a {type(out).__name__}")
+    if jnp.issubdtype(out.dtype, jax.dtypes.extended):
+        raise TypeError(f"{name}: the function must return arrays of numbers, it returned {out.dtype}")
     dim = nt.ragged_dim
     lead = nt.data.shape[: dim + 1]
     # Shared extents let an operand add or widen outer dimensions; the rows themselves must stay.
@@ -255,6 +269,8 @@ def allclose(
     """
     require_nested("allclose", a)
     require_nested("allclose", b)
+    rtol, atol = (_tolerance(name, value) for name, value in (("rtol", rtol), ("atol", atol)))
+    equal_nan = _arguments.flag("allclose", "equal_nan", equal_nan)
     if a.shape != b.shape or a.extents.shape != b.extents.shape:
         return jnp.zeros((), jnp.bool_)
     if a.gapped or b.gapped or a.capacity != b.capacity:
@@ -267,3 +283,9 @@ def allclose(
     close = jnp.isclose(left, right, rtol=rtol, atol=atol, equal_nan=equal_nan)
     same_rows = jnp.all(close | ~over_rows(valid, left.ndim, a.ragged_dim))
     return jnp.all(a.extents == b.extents) & same_rows
+
+
+def _tolerance(name: str, value: Any) -> Any:
+    if isinstance(value, jax.Array) and value.ndim == 0:
+        return value
+    return _arguments.real("allclose", name, value)

@@ -68,6 +68,8 @@ def reduce_mean(nt: NestedTensor, axis: Axis = "ragged") -> Any:
 def reduce_max(nt: NestedTensor, axis: Axis = "ragged") -> Any:
     """Largest value over an axis; -inf for an empty group (the lowest integer). Otherwise as `sum`.
 
+    Rows that hold it share the gradient evenly. Where one is NaN, the result is, and so is the gradient of all rows.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -78,7 +80,7 @@ def reduce_max(nt: NestedTensor, axis: Axis = "ragged") -> Any:
 
 
 def reduce_min(nt: NestedTensor, axis: Axis = "ragged") -> Any:
-    """Smallest value over an axis; inf for an empty group (the highest integer). Otherwise as `sum`.
+    """Smallest value over an axis; inf for an empty group (the highest integer). Otherwise as `max`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -96,6 +96,7 @@ def stats(nt: NestedTensor) -> Stats:
     """
     if not isinstance(nt, NestedTensor):
         raise TypeError(f"stats: expected a NestedTensor, got {type(nt).__name__}; build one with as_nested")
+    nt.ragged_dim  # noqa: B018 (raises for leaves that are no arrays)
     _, extents = nt._spans()
     total = nt.total
     longest = jnp.max(extents, axis=-1, initial=0)

@@ -143,14 +143,25 @@ def to_padded(nt: NestedTensor, max_extent: int | None = None, fill: Any = 0) ->
         [[0.0, 1.0], [2.0, -1.0]]
     """
     require_nested("to_padded", nt)
-    value = _arguments.array("to_padded", "fill", fill, nt.dtype)
+    value = _fill(fill, nt.dtype)
+    pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))
+    out: jax.Array = automatically(pad, nt, value, like=lambda _: [_without_rows(nt, None, None)])
+    return out
+
+
+def _fill(fill: Any, dtype: Any) -> jax.Array:
+    if fill is None or isinstance(fill, (str, bytes)):
+        raise TypeError(f"to_padded: fill must be a number, got {fill!r:.80}")
+    value = _arguments.array("to_padded", "fill", fill, None if hasattr(fill, "dtype") else dtype)
     if value.ndim:
         raise ValueError(f"to_padded: fill must be a scalar, got an array {value.shape}")
-    if jnp.issubdtype(nt.dtype, jnp.integer) and isinstance(fill, float) and not fill.is_integer():
-        raise TypeError(f"to_padded: fill must be an integer for {nt.dtype}, got {fill}")
-    pad = functools.partial(_pad, size=_static_extent("to_padded", nt, max_extent))
-    out: jax.Array = automatically(pad, nt, value.astype(nt.dtype), like=lambda _: [_without_rows(nt, None, None)])
-    return out
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        _arguments.check_real("to_padded", "fill", value)
+    known = np.asarray(fill) if isinstance(fill, float) else concrete(value)
+    is_fraction = known is not None and jnp.issubdtype(known.dtype, jnp.floating) and known != np.floor(known)
+    if jnp.issubdtype(dtype, jnp.integer) and is_fraction:
+        raise TypeError(f"to_padded: fill must be an integer for {dtype}, got {known}")
+    return value.astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames="size")

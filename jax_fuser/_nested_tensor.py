@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fuser._nested_checks import check_extents, check_starts, index_array, to_int32
+from jax_fuser import _arguments
+from jax_fuser._nested_checks import check_extents, check_layout_shape, check_starts, index_array, to_int32
 from jax_fuser._row_groups import row_groups, rows_used, spans
 
 
@@ -76,14 +77,15 @@ def _row_ids(extents: jax.Array, starts: jax.Array | None, capacity: int) -> jax
 
 def _binary(name: str, fn: Callable[..., Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
     def method(self: NestedTensor, other: Any) -> Any:
-        from jax_fuser._nested_map import elementwise, is_operand
+        from jax_fuser._nested_map import check_number, elementwise, is_operand
 
         if not is_operand(other):
             return NotImplemented
+        check_number(name, other)
         operands = (other, self) if reflected else (self, other)
         return elementwise(name, fn, *operands)
 
-    method.__name__ = name
+    method.__name__ = method.__qualname__ = name
     return method
 
 
@@ -93,7 +95,7 @@ def _unary(name: str, fn: Callable[..., Any]) -> Callable[[Any], Any]:
 
         return elementwise(name, fn, self)
 
-    method.__name__ = name
+    method.__name__ = method.__qualname__ = name
     return method
 
 
@@ -109,7 +111,8 @@ class NestedTensor:
     Operators `+ - * / **`, comparisons, unary minus and `abs` act on rows; the other operand is a scalar, an array
     that broadcasts over the dense dimensions (`[h]`), a per-group array `[groups, 1, h]`, or a nested tensor of the
     same layout. `nt @ w` is `jax_fuser.grouped_matmul(nt, w)`. `nt == x` compares elements; use
-    `nested.allclose` and `nested.same_layout` for whole tensors.
+    `nested.allclose` and `nested.same_layout` for whole tensors. Differentiate with `nested.grad`, or with respect to
+    `nt.data`: `jax.grad` refuses the integer extents.
 
     Args:
         data: rows, `[.., capacity, ..]`, any dtype. Differentiable.
@@ -139,6 +142,7 @@ class NestedTensor:
 
     def __init__(self, data: Any, extents: Any, starts: Any = None, ragged_dim: int = 0):
         ndim = getattr(data, "ndim", None)
+        ragged_dim = _arguments.integer("NestedTensor", "ragged_dim", ragged_dim)
         if ndim is not None and not 0 <= ragged_dim < ndim:
             raise ValueError(f"NestedTensor: ragged_dim={ragged_dim} is not a dimension of data of shape {data.shape}")
         layout = _Layout(None) if ndim is None else _Layout(ndim - 1 - ragged_dim, tuple(data.shape))
@@ -178,6 +182,11 @@ class NestedTensor:
                 "and so does scan; in_axes=NestedTensor(0, None) shares the extents, a scan over nt.data does, and a "
                 "dense axis is mapped with nested.map"
             )
+        if self._starts is not None and self._starts.shape != self.extents.shape:
+            raise ValueError(
+                f"NestedTensor: starts must have the shape of extents, {self.extents.shape}, got {self._starts.shape}; "
+                "build one with as_nested"
+            )
         made, shape = self._layout.made, self.data.shape
         if made is not None and shape[dim:] != made[-1 - self._layout.dense_ndim :]:
             taken, put = _is_without_one(shape, made), _is_without_one(made, shape)
@@ -194,10 +203,12 @@ class NestedTensor:
             if value is None and name == "starts":
                 continue
             dtype = getattr(value, "dtype", None)
-            if dtype is None:
+            if dtype is None or isinstance(value, NestedTensor):
                 raise TypeError(
                     f"NestedTensor: {name} must be an array, got a {type(value).__name__}; build one with as_nested"
                 )
+            if name == "data" and getattr(dtype, "kind", "O") in "OSU":  # keys have no kind
+                raise TypeError(f"NestedTensor: data must be an array of numbers, got {dtype}")
             if dtype == jax.dtypes.float0 and name != "data":
                 raise TypeError(
                     "grad: NestedTensor carries integer extents; use jax_fuser.nested.grad, or differentiate w.r.t. "
@@ -293,8 +304,8 @@ class NestedTensor:
 
         Raises:
             TypeError: extents or starts are no integers.
-            ValueError: `data` alone is replaced and has another number of rows; concrete extents are negative or more
-                than the rows.
+            ValueError: `data` alone is replaced and has another number of rows; extents of a shape that does not fit
+                the data or the starts; concrete extents that are negative or more than the rows.
 
         Example:
             >>> import jax.numpy as jnp
@@ -322,11 +333,13 @@ class NestedTensor:
             starts = to_int32(index_array("replace", "starts", starts))
         if "extents" in changes and _is_array(extents):
             extents = index_array("replace", "extents", extents)
-            if starts is None and layout.dense_ndim is not None and hasattr(data, "shape"):
+            if layout.dense_ndim is not None and hasattr(data, "shape"):
                 dim = len(data.shape) - 1 - layout.dense_ndim
-                check_extents("replace", extents, data.shape[dim], dim)
+                check_layout_shape("replace", "extents", extents, data.shape, dim)
+                if starts is None:
+                    check_extents("replace", extents, data.shape[dim], dim)
             extents = to_int32(extents)
-        if "starts" in changes and _is_array(starts) and _is_array(extents):
+        if ("starts" in changes or "extents" in changes) and _is_array(starts) and _is_array(extents):
             check_starts("replace", starts, extents, data.shape[self.ragged_dim] if hasattr(data, "shape") else None)
         return NestedTensor.tree_unflatten(layout, (data, extents, starts))
 
@@ -354,6 +367,11 @@ class NestedTensor:
         raise TypeError("NestedTensor is not one array; use nt.data, as_flattened(nt) or nested.to_padded(nt)")
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property, whose own AttributeError Python brings here
+            raise AttributeError(
+                f"NestedTensor: {name} needs arrays, this one holds a {type(self.data).__name__} as data; build one "
+                "with as_nested"
+            )
         raise AttributeError(
             f"NestedTensor has no attribute {name!r}; functions of nested tensors are in jax_fuser.nested, whose map "
             "applies a function of arrays to all rows"

@@ -57,8 +57,8 @@ def extreme_groups(w: Writer, eqn: Equation, x: Ids) -> Ids:
 def extreme_hits(w: Writer, eqn: Equation, x: Ids) -> Ids:
     *of_groups, rows = x
     out = eqn.invars[4].aval
-    found = _spread(w, eqn, of_groups, out)
-    hit = w.op("eq", [w.rounded(value, out.dtype) for value in (rows, found)], eqn)
+    rows, found = (w.rounded(value, out.dtype) for value in (rows, _spread(w, eqn, of_groups, out)))
+    hit = w.op("or_", [w.op("eq", [rows, found], eqn), w.op("ne", [found, found], eqn)], eqn)
     at = len(eqn.invars[1].aval.shape)
     owned = w.builder.broadcast(_owned(w, eqn, of_groups[1]), list(out.shape), range(at))
     return [w.op("and_", [hit, owned], eqn)]

@@ -249,7 +249,14 @@ def test_a_mistake_is_said_by_name(case):
             r"\[split\] axis must be an int, got '0' \(str\); call it as split\(value: str, ",
         ),
         (lambda s: s.split("y", 0, 2.5), r"\[split\] factor must be an int, got 2.5 \(float\)"),
-        (lambda s: s.split("y", 0, 2**70), r"\[split\] factor must be an int, got 1180591620717411303424 \(int\)"),
+        (
+            lambda s: s.split("y", 0, 2**70),
+            r"\[split\] factor must be from -2\*\*63 to 2\*\*63 - 1, got 1180591620717411303424; call it as",
+        ),
+        (
+            lambda s: s.reorder("y", [0, -(2**70)]),
+            r"\[reorder\] order must be from -2\*\*63 to 2\*\*63 - 1, got -1180591620717411303424",
+        ),
         (lambda s: s.split("y", 0), r"\[split\] needs factor; call it as split"),
         (lambda s: s.split("y", 0, 2, outer=True), r"\[split\] has no argument 'outer'"),
         (lambda s: s.split("y", 0, 2, True, 1), r"\[split\] takes 4 arguments, got 5"),

@@ -311,3 +311,11 @@ def test_stats():
     assert [float(v) for v in s] == [6.0, 4.0, 2.0, 2.0, 1.0, 0.25]
     none = jax.jit(jf.nested.stats)(jf.as_nested(rows(0, 2), extents=[]))
     assert [float(v) for v in none] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_ids_that_are_no_group_drop_their_rows():
+    """Concrete ones, too: they are how one says so."""
+    for num in (2, jnp.int32(2), -7):
+        sorted_rows, perm = jf.nested.sort_by_group(jnp.array([1.0, 2.0, 3.0]), [1, -1, num], 2)
+        assert sorted_rows.data.tolist() == [1, 0, 0] and sorted_rows.extents.tolist() == [0, 1]
+        assert perm.tolist() == [0, 1, 2]

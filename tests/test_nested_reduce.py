@@ -264,3 +264,27 @@ def test_rows_that_tie_share_the_gradient(device):
     for axis in ("ragged", "group"):
         gradient = jax.grad(lambda x, axis=axis: jnp.sum(jf.nested.max(jf.as_nested(x, extents=[3]), axis)))(x)
         np.testing.assert_array_equal(gradient, [[0, 0.5], [0.5, 0.5], [0.5, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("rows", [6, 4000])
+@pytest.mark.parametrize("axis", ["ragged", "group"])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_a_nan_makes_the_gradient_of_its_group_nan(device, name, axis, rows):
+    """As by the rule of jnp.max, whether a kernel folds the rows or XLA does; not in other groups, nor in padding."""
+    x = jnp.arange(1.0, 1 + 8 * rows).reshape(rows, 8).at[1, :7].set(jnp.nan)
+
+    def f(x):
+        return jnp.sum(getattr(jf.nested, name)(jf.as_nested(x, extents=[3, 0, rows - 4]), axis))
+
+    want = np.zeros((rows, 8))
+    want[: 3 if axis == "ragged" else -1, :7] = np.nan
+    largest = name == "max"
+    if axis == "ragged":
+        want[2 if largest else 0, 7] = 1
+        want[-2 if largest else 3] = 1
+    else:
+        want[-2 if largest else 0, 7] = 1
+    for gradient in (jax.grad(f), jax.jit(jax.grad(f)), jax.grad(jf.fuse(f)), jf.fuse(jax.grad(f))):
+        np.testing.assert_array_equal(gradient(x), want)
+    with jax.disable_jit():
+        np.testing.assert_array_equal(jax.grad(lambda x: jnp.sum(getattr(jnp, name)(x, 0)))(x[:3])[:, :7], want[:3, :7])

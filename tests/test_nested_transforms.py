@@ -250,3 +250,17 @@ def test_extents_of_other_integers():
             np.testing.assert_array_equal((nt @ w).data[:3], x[:3].sum(1, keepdims=True))
     huge = jf.NestedTensor(x, jnp.array([2, 2**32 - 1], jnp.uint32))
     np.testing.assert_array_equal(jf.nested.sum(huge), [x[:2].sum(0), x[2:].sum(0)])
+
+
+def test_jax_refuses_extents_and_data_are_what_to_differentiate():
+    """JAX looks at the leaves alone before it calls anything: docs/nested.md quotes its words."""
+    small = jf.as_nested(jnp.arange(6.0).reshape(3, 2), extents=[2, 0])
+    loss = lambda nt: jf.nested.sum(nt * nt).sum()  # noqa: E731
+    with pytest.raises(TypeError, match=r"requires real- or complex-valued inputs .*, but got int32"):
+        jax.grad(loss)(small)
+    want = jf.nested.grad(loss)(small).data
+    for got in (
+        jax.grad(lambda x: loss(small.replace(data=x)))(small.data),
+        jax.grad(loss, allow_int=True)(small).data,
+    ):
+        np.testing.assert_array_equal(got, want)

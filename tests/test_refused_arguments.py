@@ -107,7 +107,7 @@ REFUSED = {
     "keys": (
         lambda: jf.nested.sort_by_group(jax.random.split(jax.random.key(0), 8), EXPERTS[:, 0], 3),
         TypeError,
-        "sort_by_group: data must be an array of numbers, got key<fry>; see jax.random.key_data",
+        "sort_by_group: x must be an array of numbers, got key<fry>; see jax.random.key_data",
     ),
     "activation of integers": (
         lambda: products(activation="silu"),
