@@ -41,7 +41,13 @@ class _Pointwise:
     state: Any = ()
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        out = self.function(x)
+        try:
+            out = self.function(x)
+        except jax.errors.TracerArrayConversionError as error:
+            raise TypeError(
+                f"{self.fn}: activation must be a function of JAX arrays, got one that makes NumPy's of them; pass "
+                "jnp.tanh for np.tanh, say"
+            ) from error
         dtype = getattr(out, "dtype", x.dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(x.dtype, jnp.complexfloating):
             raise TypeError(f"{self.fn}: activation must return real numbers of {x.dtype}, got {dtype}")

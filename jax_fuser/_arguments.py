@@ -13,6 +13,7 @@ import numpy as np
 def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
     """Return an argument as a JAX array; numbers and lists of numbers are some, and become one of `dtype`."""
     if isinstance(value, jax.Array):
+        check_stored(fn, name, value)
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise TypeError(f"{fn}: {name} must be an array of numbers, got {value.dtype}; see jax.random.key_data")
         return value
@@ -30,6 +31,15 @@ def array(fn: str, name: str, value: Any, dtype: Any = None) -> jax.Array:
     except (TypeError, ValueError, OverflowError):
         what = f"an array of {held}" if held is not None else repr(value)
         raise TypeError(f"{fn}: {name} must be an array of numbers that fit, got {what[:80]}") from None
+
+
+def check_stored(fn: str, name: str, value: Any) -> None:
+    """Refuse an array whose memory is gone: XLA would not say which."""
+    if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted():
+        raise RuntimeError(
+            f"{fn}: {name} {value.dtype}{list(value.shape)} has been deleted or donated; pass a copy to what takes its "
+            "memory (donate_argnums), or what that returned to this function"
+        )
 
 
 def check_real(fn: str, name: str, value: jax.Array) -> None:

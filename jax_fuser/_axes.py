@@ -269,8 +269,9 @@ class Builder:
         self._counted.append(self._axes[result][axis])
         return result
 
-    def grouped_rows(
+    def grouped_product(
         self,
+        mode: str,
         operands: Sequence[int],
         transpose_rhs: bool,
         dtype: str,
@@ -279,7 +280,7 @@ class Builder:
         weights: str = "",
         leaves_padding: bool = False,
     ) -> int:
-        """Multiply the rows of each group by its matrix: (lhs, rhs[, factors], extents[, starts]).
+        """Multiply the rows of each group by its matrix, or sum over them: (lhs, rhs[, factors], extents[, starts]).
 
         `weights`: of packed ones, which have factors. No mesh may split any axis.
         """
@@ -287,11 +288,13 @@ class Builder:
         def call(b: _core.Builder, to: Sequence[int], lhs: int, rhs: int, *rest: int) -> int:
             packed = 1 if weights else 0
             factors, extents, starts = rest[:packed], rest[packed], rest[packed + 1] if len(rest) > packed + 1 else None
-            return b.grouped_matmul(lhs, rhs, extents, starts, "rows", transpose_rhs, dtype, label,
+            return b.grouped_matmul(lhs, rhs, extents, starts, mode, transpose_rhs, dtype, label,
                                     scales=list(factors), weights=weights, columns=n * packed,
                                     leaves_padding=leaves_padding)  # fmt: skip
 
-        result = self._made(call, operands, (self._extent[self._axes[operands[0]][0]], n))
+        rows, k = (self._extent[axis] for axis in self._axes[operands[0]])
+        groups = self._extent[self._axes[operands[2]][0]]
+        result = self._made(call, operands, (groups, k, n) if mode == "contraction" else (rows, n))
         self._counted += [axis for value in (*operands, result) for axis in self._axes[value]]
         return result
 

@@ -20,7 +20,7 @@ from jax_fuser._nested import order_rows
 from jax_fuser._nested_checks import INT32_MAX
 from jax_fuser._nested_moves import move_rows
 from jax_fuser._nested_tensor import NestedTensor
-from jax_fuser._packed_weights import PackedWeights
+from jax_fuser._packed_weights import PackedWeights, check_packed
 from jax_fuser._quant import ScaledTensor
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._quantized_copies import check_copies
@@ -185,7 +185,10 @@ def _eight_bits_of(
 
 def _matrices_of(fn: str, name: str, value: Any) -> Matrices:
     if not isinstance(value, ScaledTensor):
-        return value if isinstance(value, PackedWeights) else _arguments.array(fn, name, value)
+        if isinstance(value, PackedWeights):
+            check_packed(fn, name, value)
+            return value
+        return _arguments.array(fn, name, value)
     data = value.data
     known = value.format in _FORMAT_OF and (value.format != "fp8_block" or len(value.block) == 2)
     if not known or isinstance(data, NestedTensor) or str(getattr(data, "dtype", "")) not in DTYPE_NAMES:

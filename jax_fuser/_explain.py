@@ -114,12 +114,16 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
         target = _ffi.target_text(platform)
         chosen = _tuned.kept(program, target)
         choices = _tuned.choices_of(chosen)
-        segments = tuple(_kernel(k, choices.get(k["name"], "")) for k in _core.facts(program + chosen, target))
-        outputs = _core.Fusion(program.partition("schedule {")[0]).outputs
-        given = "program" in eqn.params
-        first = range(len(outputs)) if given else _trace.write_program(inner, eqn.params["name"])[0].first
-        for value, i in zip(outputs, first):
-            readers[value] = ", ".join(dict.fromkeys(map(label, call.readers[i])))
+        kernels = _core.facts(program + chosen, target)
+        segments = tuple(_kernel(k, choices.get(k["name"], "")) for k in kernels)
+        places = [("output", i) for i in range(len(eqn.outvars))]
+        if "program" not in eqn.params:
+            places = _trace.write_program(inner, eqn.params["name"])[0].places
+        reading: dict[str, list[str]] = defaultdict(list)  # equal results of the function are one of the program
+        for number, value in (result for k in kernels for result in k["results"]):
+            for place, ends in zip(places, call.readers):
+                reading[value] += map(label, ends if place == ("output", number) else ())
+        readers = {value: ", ".join(dict.fromkeys(ends)) for value, ends in reading.items() if ends}
     return RegionReport(
         eqn.params["name"],
         len(inner.eqns),
@@ -137,7 +141,8 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
 
 def _kernel(facts: dict[str, Any], tuned: str) -> KernelReport:
     flows = {side: tuple(Flow(v, t, tuple(shape), n) for v, t, shape, n in facts[side]) for side in ("reads", "writes")}
-    return KernelReport(**{**facts, **flows}, tuned=tuned)
+    others = {key: value for key, value in facts.items() if key != "results"}
+    return KernelReport(**{**others, **flows}, tuned=tuned)
 
 
 @dataclass(frozen=True)
@@ -161,45 +166,71 @@ def _calls(closed: Any, platform: str) -> list[_Call]:
     names = getattr(jaxpr.debug_info, "arg_names", None) or ()
     if len(names) != len(jaxpr.invars):
         names = range(len(jaxpr.invars))
-    _walk(jaxpr, [f"argument {name}" for name in names], [["the result"] for _ in jaxpr.outvars], calls, platform)
+    reading = _reading(jaxpr, [["the result"] for _ in jaxpr.outvars])
+    _walk(jaxpr, [f"argument {name}" for name in names], reading, calls, platform)
     return calls
 
 
-def _walk(jaxpr: Any, origins: list[Any], readers: list[list[Any]], calls: list[_Call], platform: str) -> list[Any]:
-    """Add the fused equations of an open jaxpr whose arguments and results are known; return its results' origins."""
-    made: dict[Any, Any] = dict(zip(jaxpr.invars, origins))
+@dataclass(frozen=True)
+class _Reading:
+    """Who reads each value of a jaxpr, and the same of the bodies that its equations pass their operands to."""
+
+    read_by: dict[Any, list[Any]]
+    bodies: dict[tuple[int, int], _Reading]  # by the numbers of the equation and of the jaxpr in it
+
+
+def _reading(jaxpr: Any, readers: list[list[Any]]) -> _Reading:
+    """Return who reads the values of an open jaxpr, given who reads its results."""
     read_by: dict[Any, list[Any]] = defaultdict(list)
+    bodies: dict[tuple[int, int], _Reading] = {}
     for v, own in zip(jaxpr.outvars, readers):
         if isinstance(v, Var):
             read_by[v] += own
-    for eqn in reversed(jaxpr.eqns):
+    for i, eqn in reversed([*enumerate(jaxpr.eqns)]):
         if _is_passed(eqn):
             for v, out in zip(eqn.invars, eqn.outvars):
                 read_by[v] = read_by[out] + read_by[v]
             continue
-        for v in _regions.variables(eqn):
-            read_by[v].insert(0, eqn)
+        inside: list[list[Any]] = [[] for _ in eqn.invars]
+        for k, inner in enumerate(inner_jaxprs(eqn)):
+            if _is_body(inner, eqn):
+                body = bodies[i, k] = _reading(inner, [read_by[v] for v in eqn.outvars])
+                for own, v in zip(inside, inner.invars if _has_kernels(inner) else ()):
+                    own += body.read_by[v]
+        for v, own in reversed([*zip(eqn.invars, inside if any(inside) else [[eqn]] * len(inside))]):
+            if isinstance(v, Var):
+                read_by[v] = own + read_by[v]
+    return _Reading(read_by, bodies)
+
+
+def _is_body(inner: Any, eqn: Any) -> bool:
+    """Whether an equation's operands and results are those of a jaxpr in it."""
+    return (len(inner.invars), len(inner.outvars)) == (len(eqn.invars), len(eqn.outvars))
+
+
+def _walk(jaxpr: Any, origins: list[Any], reading: _Reading, calls: list[_Call], platform: str) -> list[Any]:
+    """Add the fused equations of an open jaxpr whose arguments' origins are known; return those of its results."""
+    made: dict[Any, Any] = dict(zip(jaxpr.invars, origins))
 
     def origin(atom: Any) -> Any:
         return made.get(atom, "a constant") if isinstance(atom, Var) else "a constant"
 
-    for eqn in jaxpr.eqns:
+    for i, eqn in enumerate(jaxpr.eqns):
         before = [origin(v) for v in eqn.invars]
         if _is_passed(eqn):
             made.update(zip(eqn.outvars, before))
             continue
-        after = [read_by[v] for v in eqn.outvars]
         made.update((v, eqn) for v in eqn.outvars)
         if _is_fused(eqn, platform):
-            calls.append(_Call(eqn, before, after))
+            calls.append(_Call(eqn, before, [reading.read_by[v] for v in eqn.outvars]))
             continue
-        for inner in inner_jaxprs(eqn):
-            if (len(inner.invars), len(inner.outvars)) == (len(before), len(after)):
-                results = _walk(inner, before, after, calls, platform)
-                made.update(zip(eqn.outvars, results))
+        for k, inner in enumerate(inner_jaxprs(eqn)):
+            if _is_body(inner, eqn):
+                made.update(zip(eqn.outvars, _walk(inner, before, reading.bodies[i, k], calls, platform)))
             else:
                 body = f"the body of {eqn.primitive.name}"
-                _walk(inner, [body] * len(inner.invars), [[body]] * len(inner.outvars), calls, platform)
+                outside = _reading(inner, [[body]] * len(inner.outvars))
+                _walk(inner, [body] * len(inner.invars), outside, calls, platform)
     return [origin(v) for v in jaxpr.outvars]
 
 
@@ -236,8 +267,13 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
             yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))
             continue
         if any(_has_kernels(inner) for inner in inner_jaxprs(eqn)):
-            if name in _bodies.BODIES and (name not in _trace.CALLS or _trace.own_placement(eqn)):
-                yield name, str(reason)
+            # Calls have no reason: their kernels are where those of their caller could be.
+            if (
+                reason is not None
+                and name in _bodies.BODIES
+                and (name not in _trace.CALLS or _trace.own_placement(eqn))
+            ):
+                yield name, reason
             for inner in inner_jaxprs(eqn):
                 yield from _cuts(inner, platform)
             continue

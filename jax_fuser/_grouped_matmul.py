@@ -14,15 +14,22 @@ from jax_fuser import _arguments
 from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
 from jax_fuser._grouped_tail import product_and_tail
-from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
+from jax_fuser._nested_checks import check_extents, check_groups, check_stored, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor, quantize
 from jax_fuser._quantized_product import FORMAT, check_format, product_and_quantize
-from jax_fuser._ragged_dot import check_dtypes, local_groups, ragged_dot, ragged_dot_general, to_extents
+from jax_fuser._ragged_dot import (
+    check_dtypes,
+    check_result,
+    local_groups,
+    ragged_dot,
+    ragged_dot_general,
+    to_extents,
+)
 from jax_fuser._row_groups import ordered_starts
-from jax_fuser._spread_sum import take_rows
 from jax_fuser._static_sizes import check_sizes
+from jax_fuser._sum_rows import rows_at
 from jax_fuser._tail_arguments import bias_of, check_even, row_scale_of
 
 __all__ = ["grouped_matmul", "ragged_dot", "ragged_dot_general"]
@@ -58,8 +65,10 @@ def grouped_matmul(
         group_sizes: integers `(groups,)`; only with rows.
         transpose_rhs: whether `k` is the last axis of `rhs`; read in place.
         bias: `(groups, n)`, one row per group. Differentiable.
-        activation: "silu", "gelu", "relu", a pointwise function, or "swiglu", "geglu": then `rhs` has `2 n` columns,
-            gate before up, and the result has `n`.
+        activation: "silu", "gelu", "relu", a pointwise function of JAX arrays, or "swiglu", "geglu": then `rhs` has
+            `2 n` columns, gate before up, and the result has `n`. A function gets all rows, padding among them, and
+            must compute each element from that element alone: what mixes rows, such as a softmax along axis 0, mixes
+            groups and padding.
         row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         row_index: integers `(m,)`: row `i` of the product is `lhs[row_index[i]]`; rows `lhs` is then an array of any
             length. An index outside `lhs` stands for a row of zeros. On GPUs of compute capability 9.0 the kernel of
@@ -73,15 +82,15 @@ def grouped_matmul(
             with the product of 16-bit rows, where the result has columns in multiples of 128: nothing else is stored.
             Elsewhere, in exported programs, and for other formats, gathered or inner rows, the product is stored and
             then quantized; `explain` says which. Not differentiable: see `quantize`.
-        validate: whether to check concrete `group_sizes`, or the order of gapped groups.
+        validate: whether to check concrete `group_sizes`, or where the groups of a nested `lhs` lie.
 
     Returns:
         Nested tensor of the same layout for a nested `lhs`, otherwise `(m, n)`; with `output_format` a `ScaledTensor`
         that holds it.
 
     Raises:
-        ValueError: shapes do not fit, concrete sizes are negative or sum to more than `m`, or layouts differ;
-            `output_format` is unknown, or the columns are none for it.
+        ValueError: shapes do not fit, concrete sizes are negative or sum to more than `m`, nested groups overlap or
+            reach past the rows, or layouts differ; `output_format` is unknown, or the columns are none for it.
         TypeError: an argument has the wrong type or an unsupported dtype; what is quantized is differentiated.
 
     Example:
@@ -104,6 +113,7 @@ def grouped_matmul(
             raise TypeError(f"grouped_matmul: {operand.format} operands not supported; use scaled_grouped_matmul{hint}")
     rhs, numbers = _arguments.array("grouped_matmul", "rhs", rhs), None
     transpose_rhs = _arguments.flag("grouped_matmul", "transpose_rhs", transpose_rhs)
+    validate = _arguments.flag("grouped_matmul", "validate", validate)
     function = activation_of("grouped_matmul", activation)
     preferred_element_type = _arguments.dtype("grouped_matmul", "preferred_element_type", preferred_element_type)
     rows = lhs.data if isinstance(lhs, NestedTensor) else lhs
@@ -112,11 +122,12 @@ def grouped_matmul(
         if group_sizes is not None or row_index is not None:
             name = "group_sizes" if group_sizes is not None else "row_index"
             raise TypeError(f"grouped_matmul: {name}= needs lhs as an array of rows, got a NestedTensor; pass lhs.data")
-        data, extents, starts, dim = lhs.data, to_int32(lhs.extents), None, lhs.ragged_dim
-        if lhs.gapped:
-            if validate:
-                check_order("grouped_matmul", lhs.starts, extents)
-            starts = ordered_starts(lhs.starts, extents, lhs.capacity)
+        data, dim = lhs.data, lhs.ragged_dim
+        check_stored("grouped_matmul", lhs)
+        if validate:
+            check_groups("grouped_matmul", lhs)
+        extents = to_int32(lhs.extents)
+        starts = ordered_starts(lhs.starts, extents, lhs.capacity) if lhs.gapped else None
     else:
         data, dim, starts = _arguments.array("grouped_matmul", "lhs", lhs), 0, None
         tokens = data
@@ -128,7 +139,7 @@ def grouped_matmul(
             index = _row_index(row_index, tokens)
             placed = [*names_of(index), *names_of(data)[1:]]
             if any([*placed, *names_of(data)]):
-                data = automatically(take_rows, data, index, like=lambda _: [placed])
+                data = automatically(rows_at, data, index, like=lambda _: [placed])
             else:
                 numbers, data = index, jax.ShapeDtypeStruct((*index.shape, *data.shape[1:]), data.dtype)
         sizes = index_array("grouped_matmul", "group_sizes", group_sizes, validate)
@@ -138,12 +149,14 @@ def grouped_matmul(
                 f"wrap other shapes with as_nested"
             )
         if validate:
-            check_extents("grouped_matmul", sizes, data.shape[0], 0)
+            rows_of = "lhs" if row_index is None else "row_index"
+            check_extents("grouped_matmul", sizes, data.shape[0], 0, "group_sizes", rows_of)
         extents = to_extents(sizes, data.shape[0])
     check_dtypes("grouped_matmul", data, rhs)
     gated = isinstance(activation, str) and activation in GATED
     _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, group_offset)
     dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
+    check_result("grouped_matmul", dtype, data, rhs)
     columns = rhs.shape[1 if transpose_rhs else 2]
     if isinstance(activation, str) and activation != "relu" and not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(

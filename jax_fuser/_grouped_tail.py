@@ -28,7 +28,7 @@ from jax_fuser._packed_matmul import packed_product
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
 from jax_fuser._row_groups import row_groups, spans
 from jax_fuser._spread_sum import take_rows
-from jax_fuser._sum_rows import sum_rows
+from jax_fuser._sum_rows import rows_at, sum_rows
 from jax_fuser._varying import same_varying
 
 tail_p = jax.extend.core.Primitive(_trace.PRODUCT_TAIL)
@@ -99,7 +99,7 @@ def _product(x: Any, rhs: Any, factors: Any, extents: Any, starts: Any, packed: 
 
 def _rows(x: Any, index: Any, back: Any, leaves: bool) -> jax.Array:
     if back is None:
-        return take_rows(x, index.astype(jnp.uint32))
+        return rows_at(x, index.astype(jnp.uint32))
     return sum_rows(x, index.astype(jnp.int32)[:, None], back, leaves=leaves)
 
 

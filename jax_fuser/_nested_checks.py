@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import checkify
 
+from jax_fuser import _arguments
 from jax_fuser._row_groups import spans
 
 INT32_MAX = 2**31 - 1
@@ -69,6 +70,7 @@ def readable(x: Any) -> np.ndarray | None:
 def index_array(fn: str, name: str, value: Any, validate: bool = True) -> Any:
     """Return `value` as an integer array (NumPy or JAX) whose values fit in int32."""
     if isinstance(value, (jax.Array, np.ndarray)):
+        _arguments.check_stored(fn, name, value)
         array: Any = value
     elif hasattr(value, "extents"):
         raise TypeError(f"{fn}: {name} must be an integer array, got a {type(value).__name__}; pass one of its arrays")
@@ -181,24 +183,55 @@ def check_offsets(fn: str, offsets: Any, rows: int, dim: int) -> None:
     raise ValueError(f"{fn}: offsets[{spell(at)}]={values[at]} exceeds data.shape[{dim}]={rows}")
 
 
-def check_extents(fn: str, extents: Any, rows: int, dim: int) -> None:
-    """Check values: extents are non-negative and sum to at most the rows."""
+def check_extents(fn: str, extents: Any, rows: int, dim: int, name: str = "extents", of: str = "data") -> None:
+    """Check values: extents are non-negative and sum to at most the rows.
+
+    `name` and `of`: what the caller calls them and the array that has the rows.
+    """
+    _check_signs(fn, name, extents)
     values = readable(extents)
     if values is None:
         extents = to_int32(extents)
-        debug_check(lambda: jnp.all(extents >= 0), f"{fn}: extents must be non-negative")
         # A sum may wrap.
-        fit = f"{fn}: extents exceed data.shape[{dim}]={rows}"
+        fit = f"{fn}: {name} exceed {of}.shape[{dim}]={rows}"
         debug_check(lambda: jnp.all(spans(extents, None, rows)[1] >= extents), fit)
         return
-    if (values < 0).any():
-        at = first(values < 0)
-        raise ValueError(f"{fn}: extents must be non-negative; extents[{spell(at)}]={values[at]}")
     sums = values.sum(axis=-1)
     if (sums > rows).any():
         at = first(sums > rows)
-        where = f"extents[{spell(at)}]" if at else "extents"
-        raise ValueError(f"{fn}: {where} sum to {sums[at]}, which exceeds data.shape[{dim}]={rows}")
+        where = f"{name}[{spell(at)}]" if at else name
+        raise ValueError(
+            f"{fn}: {where} sum to {sums[at]}, which exceeds {of}.shape[{dim}]={rows}; lower them, or pass more rows "
+            f"in {of}"
+        )
+
+
+def _check_signs(fn: str, name: str, extents: Any) -> None:
+    values = readable(extents)
+    if values is None:
+        debug_check(lambda: jnp.all(to_int32(extents) >= 0), f"{fn}: {name} must be non-negative")
+    elif (values < 0).any():
+        at = first(values < 0)
+        raise ValueError(
+            f"{fn}: {name} must be non-negative; {name}[{spell(at)}]={values[at]}; pass how many rows each group has"
+        )
+
+
+def check_groups(fn: str, lhs: Any) -> None:
+    """Check values of a nested `lhs`: its class checks none."""
+    if not lhs.gapped:
+        check_extents(fn, lhs.extents, lhs.capacity, lhs.ragged_dim, "lhs.extents", "lhs.data")
+        return
+    starts = lhs.starts
+    _check_signs(fn, "lhs.extents", lhs.extents)
+    check_starts(fn, starts, lhs.extents, lhs.capacity)
+    check_order(fn, starts, lhs.extents)
+
+
+def check_stored(fn: str, lhs: Any) -> None:
+    """Refuse a nested `lhs` whose memory is gone."""
+    for name in ("data", "extents", "_starts"):
+        _arguments.check_stored(fn, f"lhs.{name.lstrip('_')}", getattr(lhs, name))
 
 
 def check_starts(fn: str, starts: Any, extents: Any, rows: int | None) -> None:

@@ -24,7 +24,7 @@ from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._grouped_split import Layout, result_sharding, split
-from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
+from jax_fuser._nested_checks import check_extents, check_groups, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
 from jax_fuser._ragged_dot import to_extents
@@ -64,15 +64,15 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
                 f"{_FUNCTION}: group_sizes= needs lhs as an array of rows, got a NestedTensor; leave it out"
             )
         check_rows(_FUNCTION, nested)
+        if validate:
+            check_groups(_FUNCTION, nested)
         data, extents = nested.data, to_int32(nested.extents)
         if nested.gapped:
-            if validate:
-                check_order(_FUNCTION, nested.starts, extents)
             starts = ordered_starts(nested.starts, extents, nested.capacity)
     else:
         if group_sizes is None:
             raise TypeError(f"{_FUNCTION}: lhs is an array, so group_sizes= is needed")
-        data, extents = jnp.asarray(lhs), index_array(_FUNCTION, "group_sizes", group_sizes, validate)
+        data, extents = lhs, index_array(_FUNCTION, "group_sizes", group_sizes, validate)
     groups, _, k = weights.shape
     if data.ndim != 2 or extents.shape != (groups,) or data.shape[1] != k:
         raise ValueError(
@@ -81,7 +81,7 @@ def multiply_packed(lhs: Any, weights: PackedWeights, group_sizes: Any, multiply
         )
     if nested is None:
         if validate:
-            check_extents(_FUNCTION, extents, data.shape[0], 0)
+            check_extents(_FUNCTION, extents, data.shape[0], 0, "group_sizes", "lhs")
         extents = to_extents(extents, data.shape[0])
     out = multiply(data, weights, extents, starts)
     return out if nested is None else nested.replace(data=out)
@@ -156,7 +156,7 @@ def _kind(format: str, block: int) -> str:
 def _in_fusion(w: Any, eqn: Any, x: Any) -> Any:
     p = eqn.params
     dtype, weights = _ffi.known_dtype_name(p["dtype"]), _kind(p["format"], p["block"])
-    return [w.builder.grouped_rows(x, p["transpose_rhs"], dtype, p["n"], w.label(eqn), weights)]
+    return [w.builder.grouped_product("rows", x, p["transpose_rhs"], dtype, p["n"], w.label(eqn), weights)]
 
 
 def _refuse(eqn: Any) -> str | None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser import _arguments
 from jax_fuser._fp4 import FORMATS, from_e2m1, unpack
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._quant import FORMATS as BLOCKS_OF
@@ -27,6 +28,7 @@ _ROWS = (4, 8, 2)
 # Contraction indices likewise: product of sixteen, half of it, lane of four, which of two.
 _INDICES = (4, 2, 4, 2)
 _SCALES = {"nvfp4": ("float8_e4m3fn",), "mxfp4": ("float8_e8m0fnu",), "int4": ("bfloat16", "float16", "float32")}
+_BLOCKS = {"nvfp4": (16,), "mxfp4": (32,), "int4": (32, 64)}  # of pieces
 _NVFP4_EXPONENT = 8  # weights of nvfp4 reach the tensor cores divided by 2 to this
 # Codes of int4 are in the lowest bits of bf16: numbers times 2 to minus this. Exponents of bf16 scales: the least moved
 # one whose weights are normal, the largest of a group whose factor is finite.
@@ -46,6 +48,8 @@ class PackedWeights:
         block: weights of a scale, as the pieces have them.
         n, k: columns and contraction indices of the weights.
 
+    Weights of several layers, stacked for a `jax.lax.scan` over them, have the layers in front of the groups.
+
     Example:
         >>> import jax.numpy as jnp
         >>> import jax_fuser as jf
@@ -61,13 +65,43 @@ class PackedWeights:
     k: int = field(metadata=_STATIC)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """`(groups, n, k)`."""
-        return self.pieces.shape[0], self.n, self.k
+    def shape(self) -> tuple[int, ...]:
+        """`(groups, n, k)`, or `(layers, groups, n, k)` of those that are stacked."""
+        return *self.pieces.shape[:-3], self.n, self.k
 
     def __repr__(self) -> str:
-        groups = self.pieces.shape[0] if hasattr(self.pieces, "shape") else "?"
-        return f"PackedWeights({self.format} 1x{self.block}, [{groups}, {self.n}, {self.k}])"
+        outer = self.pieces.shape[:-3] if hasattr(self.pieces, "shape") else "?"
+        return f"PackedWeights({self.format} 1x{self.block}, [{', '.join(map(str, (*outer, self.n, self.k)))}])"
+
+
+def check_packed(fn: str, name: str, weights: PackedWeights) -> None:
+    """Refuse weights that `repack_weights` does not make, and those of several layers at once."""
+    for part, value, dtype in (("pieces", weights.pieces, jnp.uint32), ("factors", weights.factors, jnp.float32)):
+        if getattr(value, "dtype", None) != dtype:
+            got = getattr(value, "dtype", f"a {type(value).__name__}")
+            raise TypeError(
+                f"{fn}: {name}.{part} must be an array of {jnp.dtype(dtype)}, got {got}; repack_weights makes them"
+            )
+        _arguments.check_stored(fn, f"{name}.{part}", value)
+    if weights.format not in _BLOCKS or weights.block not in _BLOCKS[weights.format]:
+        raise ValueError(
+            f"{fn}: {name} has format {weights.format!r} and block {weights.block!r}, expected one of {_BLOCKS}; "
+            "repack_weights makes them"
+        )
+    given = weights.pieces.shape, weights.factors.shape
+    if len(given[0]) > 4 and len(given[1]) == len(given[0]) - 3:
+        raise ValueError(
+            f"{fn}: {name} must be the weights of one layer, (groups, n, k), got a stack of them, {weights.shape}; "
+            "pass it to jax.lax.scan or jax.vmap, or take one with jax.tree.map(lambda a: a[i], weights)"
+        )
+    groups = given[1][:1]
+    words = _COLUMNS * _DEPTH // 8 + _COLUMNS // 2 * _DEPTH // weights.block // (1 if weights.format == "int4" else 2)
+    expected = (*groups, -(-weights.n // _COLUMNS), -(-weights.k // _DEPTH), words), groups
+    if given != expected:
+        raise ValueError(
+            f"{fn}: {name} of n={weights.n} and k={weights.k} needs pieces {expected[0]} and factors {groups}, got "
+            f"{given[0]} and {given[1]}; repack_weights makes them"
+        )
 
 
 def repack_weights(weights: ScaledTensor) -> PackedWeights:

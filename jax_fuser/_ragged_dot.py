@@ -80,6 +80,8 @@ def ragged_dot_general(
     The ragged dimension of `lhs` is a free one (`[b,m,k], [g,b,k,n] -> [b,m,n]`), a contracted one
     (`[b,m,k], [b,k,n] -> [g,b,m,n]`) or a batch one (`[b,m,k], [b,k,n] -> [b,m,n]`), with any number and order of
     batch, contracted and free dimensions. All three are differentiable to any order, and batch with any `in_axes`.
+    Inside of `fuse` what follows elementwise, such as `total + ragged_dot_general(..)` in float32, is the end of the
+    product's kernel where one has ends (compute capability 9.0, 16-bit operands).
 
     Args:
         lhs: array with one ragged dimension. Differentiable.
@@ -130,6 +132,20 @@ def check_dtypes(function: str, lhs: Any, rhs: Any) -> None:
             )
 
 
+def check_result(function: str, dtype: Any, lhs: Any, rhs: Any) -> None:
+    """Refuse types of results that XLA has no products of."""
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    if not whole and not jnp.issubdtype(dtype, jnp.floating):
+        return
+    bits = int(jnp.iinfo(dtype).bits if whole else jnp.finfo(dtype).bits)
+    of_floats = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in (lhs, rhs))
+    if bits in (2, 6) or (whole and bits == 4 and of_floats):
+        raise TypeError(
+            f"{function}: preferred_element_type={jnp.dtype(dtype).name} not supported for {lhs.dtype} x {rhs.dtype}; "
+            "take a type of 8 bits or more, and convert the result with astype"
+        )
+
+
 def to_extents(sizes: Any, m: int) -> jax.Array:
     """Return group sizes of any integer dtype as int32, clipped to `[0, m]` before they could wrap."""
     sizes = jnp.asarray(sizes)
@@ -150,7 +166,8 @@ def local_groups(
     known = readable(offset)
     if groups is not None and known is not None and not 0 <= known.item() <= total - groups:
         raise ValueError(
-            f"{function}: group_offset={known.item()} and the {groups} groups of rhs exceed {total} groups in all"
+            f"{function}: group_offset={known.item()} and the {groups} groups of rhs exceed {total} groups in all; "
+            f"pass an offset from 0 to {total - groups}, or sizes of more groups"
         )
     given = to_int32(offset).reshape(())  # bounds would wrap in a narrower dtype
     if groups is not None:
@@ -196,10 +213,19 @@ def _dispatch(
     if offset is not None and len(dims.rhs_group_dimensions) == 1 and sizes.ndim:
         local = rhs.shape[dims.rhs_group_dimensions[0]]
         if local > sizes.shape[-1]:
-            raise TypeError(f"{function}: rhs has {local} groups, more than the {sizes.shape[-1]} of group_sizes")
+            raise TypeError(
+                f"{function}: rhs has {local} groups, more than the {sizes.shape[-1]} of group_sizes; pass its own "
+                "part of rhs, or the sizes of all groups"
+            )
         sizes_shape = (*sizes.shape[:-1], local)
     types = [(x.shape, x.dtype) for x in (lhs, rhs)] + [(sizes_shape, sizes.dtype)]
-    dtype = _result_dtype(*types, dims, precision, preferred)
+    try:
+        dtype = _result_dtype(*types, dims, precision, preferred)
+    except TypeError as error:
+        raise TypeError(f"{function}: {str(error).rstrip('.')}; {_expected(dims, lhs, rhs, sizes)}") from None
+    except ValueError as error:  # of the precision
+        raise ValueError(f"{function}: {error}") from None
+    check_result(function, dtype, lhs, rhs)
     ragged = dims.lhs_ragged_dimensions[0]
     rows = lhs.shape[ragged]
     extents, starts = to_extents(sizes, rows), None
@@ -210,6 +236,15 @@ def _dispatch(
     else:
         form = _batch if ragged in lhs_batch else _rows
     return form(lhs, rhs, (extents, starts), dims, dtype)
+
+
+def _expected(dims: Any, *arrays: jax.Array) -> str:
+    lhs, rhs, sizes = (f"{x.dtype}{list(x.shape)}" for x in arrays)
+    got = f"got lhs {lhs}, rhs {rhs} and group_sizes {sizes}"
+    if dims == _BASIC:
+        form = "lhs (m, k), rhs (g, k, n) and integer group_sizes (g,)"
+        return f"expected {form}, {got}; transpose or reshape them (grouped_matmul takes rhs (g, n, k), too)"
+    return f"{got} with {dims}; change the dimension numbers or the arrays"
 
 
 def _permute(x: jax.Array, *parts: Sequence[int]) -> jax.Array:

@@ -157,7 +157,7 @@ def extents_of_rows(extents: Any, m: int) -> jax.Array:
     sizes = index_array("quantize", "extents", extents, True)
     if sizes.ndim != 1:
         raise ValueError(f"quantize: extents must be (groups,), got {sizes.shape}")
-    check_extents("quantize", sizes, m, 0)
+    check_extents("quantize", sizes, m, 0, of="x")
     return to_extents(sizes, m)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,10 +10,10 @@ import numpy as np
 
 from jax_fuser import _arguments, _fp4
 from jax_fuser._activations import Activation
-from jax_fuser._nested_checks import check_extents, check_order, index_array, to_int32
+from jax_fuser._nested_checks import check_extents, check_groups, check_stored, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_matmul import check_rows, multiply_packed
-from jax_fuser._packed_weights import PackedWeights, repack_weights
+from jax_fuser._packed_weights import PackedWeights, check_packed, repack_weights
 from jax_fuser._quant import ScaledTensor, dequantize
 from jax_fuser._quantize_matrices import ALIGNMENT
 from jax_fuser._quantized_copies import check_copies, kind_of
@@ -90,15 +91,16 @@ def scaled_grouped_matmul(
         row_scale: `(m,)`, or nested with the layout of `lhs`. Differentiable.
         transpose_rhs: False for floats `rhs` `(groups, k, n)`. Quantized weights are `(groups, n, k)`: the tensor cores
             read 8-bit operands with `k` as the last axis alone.
-        preferred_element_type: bfloat16, float16 or float32.
-        validate: whether to check concrete `group_sizes`, or the order of gapped groups.
+        preferred_element_type: bfloat16, float16 or float32; None is bfloat16.
+        validate: whether to check concrete `group_sizes`, or where the groups of a nested `lhs` lie.
 
     Returns:
         NestedTensor of the same layout for a nested `lhs`, otherwise `(m, n)`.
 
     Raises:
         ValueError: shapes do not fit, `k` of quantized operands is no multiple of 16, or they are not transposed; the
-            format is unknown; sizes are negative or sum to more than `m`.
+            format is unknown; sizes are negative or sum to more than `m`, or nested groups overlap or reach past the
+            rows.
         TypeError: operands do not go together; one that is quantized is differentiated.
 
     Example:
@@ -115,6 +117,7 @@ def scaled_grouped_matmul(
     """
     dtype = _result_dtype(preferred_element_type)
     transpose_rhs = _arguments.flag("scaled_grouped_matmul", "transpose_rhs", transpose_rhs)
+    validate = _arguments.flag("scaled_grouped_matmul", "validate", validate)
     if quantized_rhs is not None and format is None:
         raise ValueError(
             "scaled_grouped_matmul: quantized_rhs= needs format= and floats; pass quantized weights as rhs"
@@ -124,6 +127,7 @@ def scaled_grouped_matmul(
         data = operand.data if isinstance(operand, ScaledTensor) else operand
         data = data.data if isinstance(data, NestedTensor) else data
         check_sizes("scaled_grouped_matmul", **{name: data})
+    lhs, rhs = _operand("lhs", lhs), _operand("rhs", rhs)
     rows = lhs.data if isinstance(lhs, ScaledTensor) else lhs
     nested = rows if isinstance(rows, NestedTensor) else None
     tail = ScaledTail(bias, activation, row_scale, nested)
@@ -137,7 +141,8 @@ def scaled_grouped_matmul(
         weights = rhs if isinstance(rhs, PackedWeights) else repack_weights(rhs)
 
         def multiply(x: Any, weights: PackedWeights, extents: Any, starts: Any) -> Any:
-            tail.check(x.shape[0], *weights.shape[:2], extents)
+            groups, n, _ = weights.shape
+            tail.check(x.shape[0], groups, n, extents)
             return tail.multiply(x, weights, extents, starts, dtype)
 
         return multiply_packed(lhs, weights, group_sizes, multiply, validate)
@@ -169,7 +174,7 @@ def scaled_grouped_matmul(
     tail.check(m, groups, n, extents)
     if nested is None:
         if validate:
-            check_extents("scaled_grouped_matmul", extents, m, 0)
+            check_extents("scaled_grouped_matmul", extents, m, 0, "group_sizes", "lhs")
         extents = to_extents(extents, m)
     if scaled == "floats":
         assert format is not None
@@ -188,9 +193,32 @@ def scaled_grouped_matmul(
     return out if nested is None else nested.replace(data=out)
 
 
+def _operand(name: str, x: Any) -> Any:
+    """Return an operand, or what a quantized one holds, as arrays."""
+    fn = "scaled_grouped_matmul"
+    if isinstance(x, PackedWeights):
+        check_packed(fn, name, x)
+    elif isinstance(x, NestedTensor):
+        check_stored(fn, x)
+    elif isinstance(x, ScaledTensor):
+        data, scales = x.data, _arguments.array(fn, f"{name}.scales", x.scales)
+        if not jnp.issubdtype(scales.dtype, jnp.floating):
+            raise TypeError(f"{fn}: {name}.scales must be floats, got {scales.dtype}; quantize makes them")
+        if isinstance(data, NestedTensor):
+            check_stored(fn, data)
+        else:
+            data = _arguments.array(fn, f"{name}.data", data)
+        if x.global_scale is not None:
+            _arguments.array(fn, f"{name}.global_scale", x.global_scale)
+        return dataclasses.replace(x, data=data, scales=scales)
+    else:
+        return _arguments.array(fn, name, x)
+    return x
+
+
 def _result_dtype(given: Any) -> np.dtype[Any]:
     try:
-        dtype = None if given is None else np.dtype(given)
+        dtype = np.dtype(jnp.bfloat16 if given is None else given)
     except TypeError:
         dtype = None
     if dtype is None or dtype.name not in FLOATS:
@@ -209,11 +237,11 @@ def _groups(nested: NestedTensor | None, group_sizes: Any, validate: bool) -> tu
             "scaled_grouped_matmul: group_sizes= needs lhs with an array of rows, got a NestedTensor; leave it out"
         )
     check_rows("scaled_grouped_matmul", nested)
+    if validate:
+        check_groups("scaled_grouped_matmul", nested)
     extents = to_int32(nested.extents)
     if not nested.gapped:
         return extents, None
-    if validate:
-        check_order("scaled_grouped_matmul", nested.starts, extents)
     return extents, ordered_starts(nested.starts, extents, nested.capacity)
 
 
@@ -242,9 +270,11 @@ def _floats(lhs: Any, rhs: Any, format: str) -> str:
         )
     for operand in (lhs, rhs):
         if kind_of(operand) not in FLOATS:
+            quantized = isinstance(operand, (ScaledTensor, PackedWeights))
+            hint = "leave it out for operands that are quantized" if quantized else "convert them with astype"
             raise TypeError(
                 f"scaled_grouped_matmul: format= quantizes floats, {', '.join(FLOATS)}; got {kind_of(lhs)} x "
-                f"{kind_of(rhs)}; leave it out for operands that are quantized"
+                f"{kind_of(rhs)}; {hint}"
             )
     return "floats"
 

@@ -22,7 +22,8 @@ from jax_fuser._accumulator import accumulator
 from jax_fuser._automatic import placed_as
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._fuse import fuse
-from jax_fuser._spread_sum import trailing
+from jax_fuser._group_order import group_order
+from jax_fuser._spread_sum import spread_groups, take_rows, trailing
 from jax_fuser._varying import same_varying
 
 # Above this many terms the sum is one reduction instead of a chain of additions.
@@ -94,6 +95,32 @@ def gathered_sum(x: jax.Array, take: jax.Array) -> jax.Array:
 def gather_rows(x: jax.Array, index: jax.Array) -> jax.Array:
     """Return rows of `x`, zero for -1, where nothing differentiates them."""
     return gathered_sum(x, index[:, None])
+
+
+@jax.custom_jvp
+def rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Return rows of `x`, `(rows, ...)`, each any number of times; zero where the unsigned index is past the end.
+
+    The derivative adds what a row's uses give in their order, in float32 for 16-bit floats: a scatter-add would round
+    after each.
+    """
+    return take_rows(x, index)
+
+
+@rows_at.defjvp
+def _rows_at_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, index = primals
+    return rows_at(x, index), _rows_in_order(tangents[0], index)
+
+
+def _rows_in_order(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Return the same as `rows_at`, from rows that lie in groups of those of one index."""
+    if 0 in (x.shape[0], index.shape[0]):
+        return take_rows(x, index)
+    order, place, extents = group_order(index, x.shape[0])
+    ids = jnp.minimum(index, x.shape[0]).astype(jnp.int32)[order]
+    rows = spread_groups(x, ids, jnp.cumsum(extents) - extents, extents)
+    return sum_rows(rows, place[:, None], order[:, None])
 
 
 def is_worth_a_kernel(rows: Any) -> bool:

@@ -263,7 +263,7 @@ RULES: dict[str, Rule] = {
     "slice": Rule(_trace_moves.slice, is_view=_always),
     "rev": Rule(_trace_moves.rev, is_view=_always),
     "concatenate": Rule(_trace_moves.concatenate, fits=False),
-    PRODUCT: Rule(_trace_ops.grouped_rows, refuse=_trace_ops.refuse_product, fits=False),
+    PRODUCT: Rule(_trace_ops.grouped_product, refuse=_trace_ops.refuse_product, fits=False),
     "jax_fuser_search": Rule(_trace_moves.search, refuse=_trace_moves.refuse_taking, fits=False),
     "jax_fuser_spread_groups": Rule(_trace_groups.spread_groups, refuse=_trace_groups.refuse, fits=False),
     "jax_fuser_sum_groups": Rule(_trace_groups.sum_groups, refuse=_trace_groups.refuse, fits=False),

@@ -143,18 +143,25 @@ def _float_bits(dtype: Any) -> tuple[int, int]:
     return {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}[str(dtype)]
 
 
-def grouped_rows(w: Writer, eqn: Equation, x: Ids) -> Ids:
+def grouped_product(w: Writer, eqn: Equation, x: Ids) -> Ids:
     p, out = eqn.params, eqn.outvars[0].aval
-    dtype, leaves = known_dtype_name(out.dtype), p["leaves_padding"]
-    return [w.builder.grouped_rows(x, p["transpose_rhs"], dtype, out.shape[1], w.label(eqn), leaves_padding=leaves)]
+    how = p["transpose_rhs"], known_dtype_name(out.dtype), out.shape[-1], w.label(eqn)
+    return [w.builder.grouped_product(p["mode"], x, *how, leaves_padding=p["leaves_padding"])]
 
 
 def refuse_product(eqn: Equation) -> str | None:
     # Only products that some kernel ends with what follows them are worth being parts of a fusion.
-    if eqn.params["mode"] != "rows":
-        axis = "sums over the rows of groups" if eqn.params["mode"] == "contraction" else "has a ragged batch axis"
-        return f"a grouped product that {axis}"
-    for aval in (*(v.aval for v in eqn.invars[:2]), eqn.outvars[0].aval):
+    lhs, rhs = (v.aval for v in eqn.invars[:2])
+    if eqn.params["mode"] == "batch":
+        return "a grouped product that has a ragged batch axis"
+    if eqn.params["mode"] == "contraction" and lhs.dtype.itemsize != 2:
+        return f"a grouped product that sums over the rows of groups of {lhs.dtype}"
+    if eqn.params["mode"] == "contraction" and (lhs.shape[1] % 8 or rhs.shape[1] % 8):
+        return (
+            "a grouped product that sums over the rows of groups, "
+            f"of {lhs.shape[1]} and {rhs.shape[1]} columns, which are not both multiples of 8"
+        )
+    for aval in (lhs, rhs, eqn.outvars[0].aval):
         if str(aval.dtype) not in ("bfloat16", "float16", "float32"):
             return f"a grouped product of {aval.dtype}"
     if not all(math.prod(v.aval.shape) for v in eqn.invars):

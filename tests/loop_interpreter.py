@@ -349,9 +349,7 @@ class Block:
                 value, last = recurred(value, times, old[:, 0] if carry else 0, bool(resets))
                 value, last = value[:, turn], np.repeat(last[:, None], self.kernel.width, 1)
             else:
-                value, last = (
-                    (old, behind(value, times, old, bool(resets))) if carry else (np.zeros_like(value), None)
-                )
+                value, last = (old, behind(value, times, old, bool(resets))) if carry else (np.zeros_like(value), None)
         else:
             if lanes:
                 turned = np.where(on, value, identity(fold, value.dtype))[:, turn]

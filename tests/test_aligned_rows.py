@@ -80,6 +80,28 @@ def test_reductions_of_odd_rows_of_f32(name):
     check(f, arrays(7, 519, full, vectors, dtype=np.float32), "reduction")
 
 
+def far_from_label(x, labels):
+    """What softmax says of other columns: a counter runs along the rows, too."""
+    y = x.astype(jnp.float32)
+    p = jnp.where(jax.lax.broadcasted_iota(jnp.int32, y.shape, 1) == labels[:, None], 0, jax.nn.softmax(y, -1))
+    return p.astype(x.dtype), p.sum(-1)
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("bfloat16", 50257), ("float32", 50257), ("float32", 20001)])
+def test_rows_that_several_blocks_keep(dtype, columns):
+    labels = np.array([0, 7, columns - 1, 99, 20000, 1, 2, 3, 4], np.int32)
+    args = [*arrays(len(labels), columns, 1, 0, dtype=jnp.dtype(dtype)), labels]
+    fusion = jf.ir.trace(far_from_label, *args)
+    assert jf.ir.compute_heuristics(fusion, "reduction", "cuda")["cluster"] > 1
+    check(far_from_label, args, "reduction")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_long_rows_that_nothing_keeps(dtype):
+    f = lambda x: (x.max(-1), (x.astype("float32") ** 2).sum(-1))  # noqa: E731
+    check(f, arrays(9, 50257, 1, 0, dtype=jnp.dtype(dtype)), "reduction")
+
+
 def test_short_rows_of_f32_stay_where_they_are():
     check(rms_norm, arrays(3, 301, 1, 1, dtype=np.float32), "reduction", moved=False)
 

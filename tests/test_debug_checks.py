@@ -69,7 +69,7 @@ CASES = {
         lambda v: jf.grouped_matmul(X, W, v),
         [3, 5, 0],
         [3, 5, 1],
-        r"grouped_matmul: extents exceed data.shape\[0\]=8",
+        r"grouped_matmul: group_sizes exceed lhs.shape\[0\]=8",
     ),
     "order of groups": (
         lambda v: jf.grouped_matmul(nested([3, 0, 2], v), W).data,
@@ -82,6 +82,12 @@ CASES = {
         [0, 4, 6],
         [0, 2, 6],
         "grouped_matmul: groups of gapped storage must lie in ascending order",
+    ),
+    "extents of a product": (
+        lambda v: jf.grouped_matmul(jf.NestedTensor(X, v), W).data,
+        [3, 5, 0],
+        [3, 5, 1],
+        r"grouped_matmul: lhs.extents exceed lhs.data.shape\[0\]=8",
     ),
     "group offset": (
         lambda v: jf.grouped_matmul(X, W[:2], jnp.array([3, 4, 1]), group_offset=v[0]),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device_text import run_on_cpu
-from test_grouped_epilogue import EDGES, HOPPER, TAILS, M, N, arrays, shapes, truth
+from test_grouped_epilogue import EDGES, HOPPER, TAILS, N, arrays, shapes, truth
 from tolerances import assert_close
 
 import jax_fuser as jf
@@ -89,6 +89,7 @@ int main() {
 """
 
 
+@pytest.mark.parametrize("extents", [None, [0, 0, 1, 0], [1], [0, 0]])
 @pytest.mark.parametrize(
     "tail",
     [
@@ -100,10 +101,12 @@ int main() {
         "a residual beside another column",
     ],
 )
-def test_every_element_gets_its_own(tail, tmp_path):
-    edge = "odd" if tail == "fuse around it" else "empty groups"
-    given = arrays(EDGES[edge])
-    program = str(jf.ir.trace(TAILS[tail][0], *shapes()))
+def test_every_element_gets_its_own(tail, extents, tmp_path):
+    """Of many rows, or of one row in one of some groups, in the only one, in none."""
+    edge = EDGES["odd" if tail == "fuse around it" else "empty groups"]
+    given = arrays(extents or edge, **({"m": 1} if extents else {}))
+    m = len(given[0])
+    program = str(jf.ir.trace(TAILS[tail][0], *shapes(m=m, groups=len(extents or edge))))
     stages = _core.stages(program, HOPPER)
     source = stages["source"][stages["source"].rindex('#include "grouped/') :]
     functor = source[source.index('#include "codegen') : source.index("// tile=")]
@@ -113,7 +116,7 @@ def test_every_element_gets_its_own(tail, tmp_path):
     refs = refs[len(refs) - len(types) :]
     assert all(kind == "input" for kind, _ in refs)
     x, w, extents = (np.asarray(a, None if a.dtype == jnp.int32 else np.float32) for a in given[:3])
-    y, first = np.full((M, N), np.nan, np.float32), 0
+    y, first = np.full((m, N), np.nan, np.float32), 0
     for g, count in enumerate(extents):
         y[first : first + count] = x[first : first + count] @ w[g]
         first += count
@@ -122,7 +125,7 @@ def test_every_element_gets_its_own(tail, tmp_path):
     members = [f"  const auto e{i} = read({i + 2});\n" for i in range(len(types))]
     values = ", ".join(f"reinterpret_cast<{t}>(e{i}.data())" for i, t in enumerate(types))
     want = truth(tail, *given)
-    main = MAIN % {"functor": functor, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0]), "m": M, "product": N,
+    main = MAIN % {"functor": functor, "rows": int(re.findall(r"HopperTile<(\d+)", source)[0]), "m": m, "product": N,
                    "n": want.shape[1], "groups": len(extents),
                    "members": "".join(members) + f"  const Epilogue epilogue = {{{values}}};"}  # fmt: skip
     got = np.frombuffer(run_on_cpu(main, tmp_path), jnp.bfloat16).reshape(want.shape)

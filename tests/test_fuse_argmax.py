@@ -1,5 +1,7 @@
 """argmax and argmin, stacks and lax.reduce_precision inside fused functions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import meshes
@@ -148,3 +150,29 @@ def test_reduce_precision(device, dtype, exponent, mantissa):
         check(f, x)
         got, want = jf.fuse(f)(x)[0][1:], f(x)[0][1:]  # the sign of a NaN is the machine's
         assert np.array_equal(np.signbit(got), np.signbit(want))
+
+
+KEYED = ["float32", "bfloat16", "float16", "int8", "int16", "int32", "uint8", "uint16", "uint32"]
+
+
+@pytest.mark.parametrize("dtype", KEYED)
+@pytest.mark.parametrize("op", [jnp.argmax, jnp.argmin])
+def test_keys_for_gpus_are_in_the_order_of_elements(op, dtype):
+    x = np.array(values((40, 64), dtype))
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x[9, 0], x[20, 0], x[3:, 1], x[5, 2], x[7, 3] = np.nan, -np.nan, np.nan, np.inf, -np.inf
+        x[:, 4], x[:20, 5], x[20:, 5] = -0.0, 0.0, -0.0
+    else:
+        x[[3, 30], 0], x[[4, 31], 1] = np.iinfo(dtype).max, np.iinfo(dtype).min
+    text = jf.fuse(lambda x: op(x, 0)).lower(x).as_text("segments", platform="cuda")
+    [fusion] = re.findall(r"^fusion .*?^}", text, re.MULTILINE | re.DOTALL)
+    assert fusion.count("= reduce_") == 1
+    with jax.enable_x64(True):
+        [got] = jf.ir.evaluate(jf.ir.Fusion(fusion), jnp.asarray(x))
+    np.testing.assert_array_equal(got, op(jnp.asarray(x), 0))
+
+
+def test_one_long_row_is_one_fold_in_parts_on_gpus():
+    x = jax.ShapeDtypeStruct((1, 128256), "float32")
+    [region] = jf.explain(lambda x: x.argmax(-1), platform="cuda")(x).regions
+    assert len(re.findall(r"^segment \d", region.kernels, re.MULTILINE)) == 2

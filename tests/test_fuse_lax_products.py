@@ -83,7 +83,7 @@ def test_products_apart_are_calls_of_their_own():
     )
     assert {c.reason for c in report.cuts if c.own_call} == {
         "a grouped product whose result is needed as it is",
-        "a grouped product that sums over the rows of groups",
+        "a grouped product that sums over the rows of groups of float32",
     }
     assert "  calls of their own:\n    jax_fuser_grouped_matmul x" in repr(report)
     assert "a grouped product of int32" in repr(jf.explain(jax.lax.ragged_dot)(x.astype(int), w13.astype(int), sizes))

@@ -30,6 +30,10 @@ def swish(x):
     return x * jax.nn.sigmoid(1.5 * x) + 1
 
 
+def exact_gelu(x):
+    return jax.nn.gelu(x, approximate=False)
+
+
 def activated(activation):
     return lambda x, w, e, *_: jf.grouped_matmul(x, w, e, activation=activation)
 
@@ -38,6 +42,10 @@ def activated(activation):
 TAILS = {
     "silu": (activated("silu"), lambda y, *_: jax.nn.silu(y)),
     "gelu": (activated("gelu"), lambda y, *_: jax.nn.gelu(y)),
+    "exact gelu": (activated(exact_gelu), lambda y, *_: exact_gelu(y)),
+    "fuse exact gelu of bf16": (
+        jf.fuse(lambda x, w, e, *_: exact_gelu(jf.grouped_matmul(x, w, e))), lambda y, *_: exact_gelu(y),
+    ),
     "relu": (activated("relu"), lambda y, *_: jax.nn.relu(y)),
     "swiglu": (activated("swiglu"), lambda y, *_: jax.nn.silu(y[:, : N // 2]) * y[:, N // 2 :]),
     "geglu": (activated("geglu"), lambda y, *_: jax.nn.gelu(y[:, : N // 2]) * y[:, N // 2 :]),
@@ -91,6 +99,13 @@ def test_what_follows_a_product_is_in_its_kernel(tail):
     assert len(entries) <= 1 + tail.startswith(("fuse", "a residual"))
 
 
+@pytest.mark.parametrize("groups", [1, GROUPS])
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_follows_a_product_of_one_row_is_in_its_kernel(tail, groups):
+    [kernel] = kernels(TAILS[tail][0], shapes(m=1, groups=groups))
+    assert kernel["entry"] == "jf_grouped_rows_fused"
+
+
 def test_fuse_and_an_activation_give_the_same_kernel():
     def source(f):
         [program] = programs(f, shapes()[:3])
@@ -108,7 +123,10 @@ def test_fuse_and_an_activation_give_the_same_kernel():
 @pytest.mark.parametrize(
     ("f", "why"),
     [
+        (lambda y: (y.astype(jnp.int32) % y.astype(jnp.int32)).astype(BF16), "rem is too long to be repeated"),
         (lambda y: jnp.sin(y), "sin is too long to be repeated for every sum"),
+        (lambda y: jax.lax.erfc(y.astype(jnp.float32)), "erfc is too long to be repeated for every sum"),
+        (lambda y: jnp.arccosh(y + 2), "acosh is too long to be repeated for every sum"),
         (lambda y: y[:, ::2] + 1, "it reads the product at other places than its own"),
         (lambda y: y[:, :64] + y[:, 64:128] * y[:, 128:192], "made of 3 columns of the product"),
         (lambda y: y[:, :128] + 1, "it leaves out columns of the product"),
@@ -123,6 +141,32 @@ def test_what_stays_apart_says_why(f, why):
     given = jf.fuse(lambda x, w, e: f(jf.grouped_matmul(x, w, e)))
     [reason] = [k["reason"] for k in kernels(given, shapes()[:3]) if k["entry"] == "jf_grouped_rows"]
     assert why in reason
+
+
+ERROR_FUNCTIONS = [jax.lax.erf, jax.lax.erfc, exact_gelu]  # short where 16 bits are kept of them, but not of f16
+
+
+@pytest.mark.parametrize("dtype", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize(
+    "f",
+    [jnp.cbrt, jnp.arctan, jnp.arcsin, jnp.sinh, jnp.cosh, *ERROR_FUNCTIONS,
+     lambda y: (y * 9).astype(jnp.int32) // 7, lambda y: (y * 9).astype(jnp.int32) % 7],
+)  # fmt: skip
+def test_functions_that_are_short_enough(f, dtype):
+    if f in ERROR_FUNCTIONS and dtype == jnp.float16:
+        pytest.skip("erfc of float16 has no short form")
+
+    def around(y, dtype):
+        return f((y / 8).astype(dtype)).astype(BF16)
+
+    def fused(x, w, e):
+        return around(jf.grouped_matmul(x, w, e), dtype)
+
+    assert "jf_grouped_rows_fused" in [facts["entry"] for facts in kernels(jf.fuse(fused), shapes()[:3])]
+    given = arrays([30, 0, 33], k=24, n=64, m=64)[:3]
+    # Of the product in bf16, not of a wider one: integers would be others.
+    want = around(jf.grouped_matmul(*given), F32)
+    assert_close(jf.fuse(fused)(*given), want, dtype if dtype == jnp.float16 else BF16)
 
 
 def test_other_targets_store_the_product():
@@ -209,9 +253,10 @@ def compiled(f, arguments):
         (TAILS["bias, swiglu and scale"][0], {"m": 16384, "k": 2048, "n": 4096}),
         (lambda x, w, e, b, s, r: jf.grouped_matmul(x, w.mT, e, transpose_rhs=True, activation="geglu"), {"n": 2048}),
         (TAILS["fuse around it"][0], {"dtype": jnp.float16}),
+        (TAILS["fuse exact gelu of bf16"][0], {"m": 16384, "k": 2048, "n": 4096}),
         (TAILS["a residual of a gated product"][0], {}),
     ],
-    ids=["bias, swiglu and scale", "K-major geglu", "a wide residual", "residual"],
+    ids=["bias, swiglu and scale", "K-major geglu", "a wide residual", "exact gelu", "residual"],
 )
 def test_epilogues_spill_nothing_and_leave_products_to_overlap(f, size, tmp_path):
     nvrtc_or_skip()
@@ -250,9 +295,16 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize("tail", ["bias, swiglu and scale", "fuse around it"])
+@pytest.mark.parametrize("tail", ["bias, swiglu and scale", "fuse around it", "exact gelu", "fuse exact gelu of bf16"])
 def test_numbers_on_the_cpu(tail):
     given = arrays(EDGES["odd"], k=24)
+    assert_close(jax.jit(TAILS[tail][0])(*given), truth(tail, *given), BF16)
+
+
+@pytest.mark.parametrize("extents", [[1], [0], [0, 1, 0], [0, 0, 0]])
+@pytest.mark.parametrize("tail", TAILS)
+def test_one_row_on_the_cpu(tail, extents):
+    given = arrays(extents, m=1, k=24)
     assert_close(jax.jit(TAILS[tail][0])(*given), truth(tail, *given), BF16)
 
 
@@ -296,6 +348,17 @@ def test_numbers_on_hopper(tail, edge):
         jax.block_until_ready(jnp.full(want.shape, jnp.nan, BF16))  # what the result's memory may hold
         got = jax.jit(TAILS[tail][0])(*jax.device_put(given, device))
     assert_close(got, want, BF16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extents", [[1], [0], [0, 1, 0], [0, 0, 0]])
+@pytest.mark.parametrize("tail", TAILS)
+def test_one_row_on_hopper(tail, extents):
+    device = hopper_or_skip()
+    given = arrays(extents, m=1, k=2048)
+    with jax.default_device(device):
+        got = jax.jit(TAILS[tail][0])(*jax.device_put(given, device))
+    assert_close(got, truth(tail, *given), BF16)
 
 
 @pytest.mark.gpu

@@ -187,6 +187,19 @@ def test_row_index_gathers(device, operands):
         assert_close(turned, jax.vjp(linear, x)[1](linear(x))[0].astype("float32"))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gradients_of_rows_with_many_uses_are_added_in_float32(device, dtype):
+    w = jnp.ones((1, 16, 16), dtype)
+
+    def loss(x):
+        index = jnp.arange(6000) % x.shape[0]
+        return 0.01 * jnp.sum(jf.grouped_matmul(x, w, [6000], row_index=index).astype("float32"))
+
+    for f in (jax.grad(loss), jax.jit(jax.grad(loss)), jf.fuse(jax.grad(loss)), jax.grad(jf.fuse(loss))):
+        for tokens, want in ((1, 960), (2, 480), (16, 60)):  # one after another, 16-bit sums would stop at 64 or 512
+            np.testing.assert_allclose(np.asarray(f(jnp.ones((tokens, 16), dtype)), np.float32), want, rtol=0.004)
+
+
 def test_long_row_indices_do_not_wrap(device):
     with jax.enable_x64(True):
         index = jnp.array([1, 2**32, -(2**32), -1], jnp.int64)
@@ -300,8 +313,8 @@ ERRORS = {
     "group_sizes= needs lhs as an array": lambda x, w: jf.grouped_matmul(x, w, EXTENTS),
     "row_index must be (m,)": lambda x, w: jf.grouped_matmul(x[0, 0], w, EXTENTS, row_index=[0]),
     "row_index= needs lhs as an array": lambda x, w: jf.grouped_matmul(x, w, row_index=[0]),
-    "extents sum to 18, which exceeds data.shape[0]=17": lambda x, w: jf.grouped_matmul(x.data, w, [9, 9, 0, 0]),
-    "extents must be non-negative; extents[1]=-1": lambda x, w: jf.grouped_matmul(x.data, w, [9, -1, 0, 0]),
+    "group_sizes sum to 18, which exceeds lhs.shape[0]=17": lambda x, w: jf.grouped_matmul(x.data, w, [9, 9, 0, 0]),
+    "group_sizes must be non-negative; group_sizes[1]=-1": lambda x, w: jf.grouped_matmul(x.data, w, [9, -1, 0, 0]),
     "group_sizes must be an integer array, got float": lambda x, w: jf.grouped_matmul(x.data, w, [9.0, 0, 0, 0]),
     "rhs must be an array (groups, k, n), got a NestedTensor": lambda x, w: jf.grouped_matmul(x, x),
     "lhs needs a last axis k": lambda x, w: jf.grouped_matmul(x.replace(data=x.data[:, 0]), w),

@@ -271,7 +271,7 @@ def test_what_is_refused():
 PLACES = [
     ("cuda", HOPPER, {}, "one kernel multiplies and quantizes: wgmma, tile="),
     ("cuda", HOPPER, {"activation": "swiglu", "n": 512}, "one kernel multiplies and quantizes: wgmma, tile="),
-    ("cuda", HOPPER, {"m": 100, "k": 2048}, "two steps, .* of few tiles k is split among blocks"),
+    ("cuda", HOPPER, {"m": 100, "k": 4096}, "two steps, .* of few tiles k is split among blocks"),
     ("cuda", HOPPER, {"m": 8, "activation": "swiglu"}, "two steps, .* of few rows each block computes alone"),
     ("cuda", HOPPER, {"k": 70}, "two steps, .* k=70 gives rows that are not multiples of 16 bytes"),
     ("cuda", HOPPER, {"activation": jnp.sin}, "two steps, .* sin is too long to be repeated"),

@@ -1,5 +1,6 @@
 """Short forms of functions for results of 16 bits: their error over all of float32, on CPUs, and for GPUs with g++."""
 
+import math
 import pathlib
 
 import numpy as np
@@ -11,8 +12,10 @@ GPU = """
 #include <cstdio>
 int main() {
   for (jf::Lanes<jf::f32, 1> x; std::fread(&x, 4, 1, stdin) == 1;) {
-    const jf::Lanes<jf::f32, 1> y[] = {jf::exp<jf::Loose>(x), jf::tanh<jf::Loose>(x), jf::logistic<jf::Loose>(x)};
-    std::fwrite(y, 4, 3, stdout);
+    const jf::Lanes<jf::f32, 1> y[] = {jf::exp<jf::Loose>(x), jf::tanh<jf::Loose>(x), jf::logistic<jf::Loose>(x),
+                                       jf::erf<jf::bf16>(x), jf::erfc<jf::bf16>(x),   jf::erf<jf::Loose>(x),
+                                       jf::erfc<jf::Loose>(x)};
+    std::fwrite(y, 4, 7, stdout);
   }
 }
 """
@@ -24,7 +27,8 @@ using M = jf::MODEL;
 int main() {
   using Lanes = jf::Lanes<jf::f32, JF_PART>;
   for (Lanes x; std::fread(&x, sizeof(x), 1, stdin) == 1;) {
-    const Lanes y[] = {jf::exp<M>(x), jf::tanh<M>(x), jf::logistic<M>(x), jf::sin(x), jf::cos(x)};
+    const Lanes y[] = {jf::exp<M>(x), jf::tanh<M>(x), jf::logistic<M>(x), jf::sin(x),    jf::cos(x),
+                       jf::erf<M>(x), jf::erfc<M>(x), jf::tanh(x),        jf::logistic(x)};
     for (int i = 0; i < JF_PART; ++i) {
       for (const Lanes& of : y) std::fwrite((const float*)&of + i, 4, 1, stdout);
     }
@@ -50,15 +54,15 @@ def numbers():
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """Numbers, and what a GPU's functions make of them: [N], [N, 3]."""
+    """Numbers, and what a GPU's functions make of them: [N], [N, 7]."""
     x = numbers()
     raw = run_on_cpu(GPU, tmp_path_factory.mktemp("short"), input=x.tobytes())
-    return x, np.frombuffer(raw, np.float32).reshape(-1, 3)
+    return x, np.frombuffer(raw, np.float32).reshape(-1, 7)
 
 
 @pytest.fixture(scope="module", params=[(m, d) for m in MACHINES for d in ERRORS], ids="-".join)
 def cpu_values(request, tmp_path_factory):
-    """Numbers, what a CPU's functions make of them, and for which dtype: [N], [N, 5]."""
+    """Numbers, what a CPU's functions make of them, and for which dtype: [N], [N, 9]."""
     machine, dtype = request.param
     needs, part, flags = MACHINES[machine]
     info = pathlib.Path("/proc/cpuinfo")
@@ -67,12 +71,18 @@ def cpu_values(request, tmp_path_factory):
     x = numbers()
     defined = [*FLAGS, *flags, f"-DJF_PART={part}", f"-DMODEL={dtype}"]
     raw = run_on_cpu(CPU, tmp_path_factory.mktemp("cpu"), flags=defined, headers=(), input=x.tobytes())
-    return x, np.frombuffer(raw, np.float32).reshape(-1, 5), dtype
+    return x, np.frombuffer(raw, np.float32).reshape(-1, 9), dtype
 
 
 def truth(name, x):
     with np.errstate(over="ignore"):
-        return {"exp": np.exp(x), "tanh": np.tanh(x), "logistic": 1 / (1 + np.exp(-x))}[name]
+        return {
+            "exp": np.exp,
+            "tanh": np.tanh,
+            "logistic": lambda x: 1 / (1 + np.exp(-x)),
+            "erf": np.vectorize(math.erf),
+            "erfc": np.vectorize(math.erfc),
+        }[name](x)
 
 
 def relative_error(got, want):
@@ -106,6 +116,7 @@ def test_error_of_short_forms_on_cpus(cpu_values, column, name):
         assert (error < of_power + np.abs(x[normal]) * 2.0**-23).all()
         np.testing.assert_array_equal(got[x == 0], want[x == 0].astype(np.float32))
         assert (got >= 0)[~np.isnan(x)].all()
+        assert (got[x < -150] == 0).all()  # or their products with x would be something
         return
     numbers, large = ~np.isnan(x), np.abs(x) > 10
     np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(x[numbers]))
@@ -113,6 +124,34 @@ def test_error_of_short_forms_on_cpus(cpu_values, column, name):
     assert np.abs(got)[numbers].max() <= 1
     assert error.max() < of_tanh
     assert np.abs(got - want)[normal].max() < absolute
+
+
+def check_error_functions(x, erf, erfc, most, by_size=0):
+    """`by_size`: what the error grows with x^2, by the exponent that is rounded."""
+    for name, got in (("erf", erf), ("erfc", erfc)):
+        want = truth(name, x)
+        normal, error = relative_error(got, want)
+        assert (error < most + by_size * np.minimum(x[normal] ** 2, 1e4)).all()
+        np.testing.assert_array_equal(got[np.isinf(x)], want[np.isinf(x)].astype(np.float32))
+    numbers = ~np.isnan(x)
+    np.testing.assert_array_equal(np.signbit(erf[numbers]), np.signbit(x[numbers]))
+
+
+def test_error_of_short_error_functions(values):
+    x, got = values[0].astype(np.float64), values[1]
+    check_error_functions(x, got[:, 3], got[:, 4], 2.0**-13)
+    check_error_functions(x, got[:, 5], got[:, 6], 2.0**-18, 2.0**-23)
+
+
+def test_error_of_error_functions_on_cpus(cpu_values):
+    x, got, dtype = cpu_values
+    check_error_functions(x.astype(np.float64), got[:, 5], got[:, 6], {"bf16": 2.0**-13, "Loose": 2.0**-21}[dtype])
+
+
+@pytest.mark.parametrize(("column", "name"), [(7, "tanh"), (8, "logistic")])
+def test_error_of_long_forms_on_cpus(cpu_values, column, name):
+    _, error = relative_error(cpu_values[1][:, column], truth(name, cpu_values[0].astype(np.float64)))
+    assert error.max() < 2.0**-20
 
 
 @pytest.mark.parametrize(("column", "name"), [(3, "sin"), (4, "cos")])

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "codegen/cpu_prelude.h"
+#include "codegen/short_erf.h"
 
 namespace jf::parts {
 
@@ -51,6 +52,16 @@ JF_FUNCTION F sqrt(F x) {
   for (int i = 0; i < JF_PART; ++i) result[i] = __builtin_sqrtf(x[i]);
   return result;
 }
+#endif
+
+// 1 / x for finite x from 1 on. AVX-512 divides in five times as long.
+#if !defined(__clang__) && defined(__AVX512F__) && JF_PART == 16
+JF_FUNCTION F reciprocal(F x) {
+  const F r = __builtin_ia32_rcp14ps512_mask(x, F{}, -1);  // to 14 bits
+  return r + r * (1.0f - x * r);
+}
+#else
+JF_FUNCTION F reciprocal(F x) { return 1.0f / x; }
 #endif
 
 // The nearest whole number, ties to even, for |x| < 2^22.
@@ -152,7 +163,7 @@ JF_FUNCTION F log1p(F x) {
 JF_FUNCTION F logistic(F x) {
   // exp of the negative magnitude: the small side keeps its digits down to subnormal numbers.
   const F one = splat(1.0f), e = exp_in_range(at_least(-104.0f, -magnitude<f32>(x)));
-  return (x < 0.0f ? e : one) / (one + e);
+  return (x < 0.0f ? e : one) * reciprocal(one + e);
 }
 
 JF_FUNCTION F with_sign_of(F sign, F x) { return bits_as<f32>(bits_as<u32>(x) | (bits_as<u32>(sign) & 0x80000000)); }
@@ -163,7 +174,7 @@ JF_FUNCTION F tanh(F x) {
   const F p = polynomial(z, splat(-8.48868027e-14f), 5.27793503e-11f, -2.0225194e-8f, 1.11542995e-5f, 3.10395542e-3f,
                          1.30840093e-1f, 1.0f);
   const F q = polynomial(z, splat(2.54614395e-4f), 2.44951751e-2f, 4.64173377e-1f, 1.0f);
-  return at_least(-1.0f, at_most(1.0f, x * p / q));
+  return at_least(-1.0f, at_most(1.0f, x * p * reciprocal(q)));
 }
 
 // After N. Juffa's erff: x + x p(x^2) near zero, 1 - exp(q(|x|)) further out.
@@ -179,13 +190,15 @@ JF_FUNCTION F erf(F x) {
   return a < 0.927734375f ? erf_small(x) : with_sign_of(x, 1.0f - exp(q * t - t));
 }
 
-// exp(-x^2) erfcx(x), where erfcx(x) = u p((x - 2) u) with u = 1 / (x + 2). The square needs all its digits.
+// exp(-x^2) erfcx(x), where erfcx(x) = u p((x - 2) u) with u = 1 / (x + 2). The square needs all its digits: high^2 is
+// exact, and the rest small.
 JF_FUNCTION F erfc(F x) {
-  const F a = at_most(11.0f, magnitude<f32>(x)), u = 1.0f / (a + 2.0f);
+  const F a = at_most(11.0f, magnitude<f32>(x)), u = reciprocal(a + 2.0f);
   const F p = polynomial((a - 2.0f) * u, splat(6.948054e-5f), 4.693965e-5f, -5.925619e-4f, -8.320633e-4f, 3.0626056e-3f,
                          6.4758793e-3f, -2.1505723e-2f, -3.6441784e-2f, 2.7947178e-1f, -6.871607e-1f, 1.0215827f);
-  const D wide = value_as<f64>(a);
-  const F tail = exp2(wide * wide * -1.4426950408889634) * (u * p);
+  const F high = bits_as<f32>(bits_as<u32>(a) & 0xfffff000), square = high * high, n = nearest(square * -kLog2E);
+  const F r = without_powers(-square, n) - (a - high) * (a + high);
+  const F tail = scaled((exp_tail(r) * (r * r) + r + 1.0f) * (u * p), n);
   const F result = x < 0.0f ? 2.0f - tail : tail;
   return magnitude<f32>(x) < 0.5f ? 1.0f - erf_small(x) : result;
 }
@@ -312,7 +325,8 @@ JF_FUNCTION F short_exp(F x) {
 }
 template <class M>
 JF_FUNCTION F short_logistic(F x) {
-  return 1.0f / (1.0f + short_exp2<M>(x * -kLog2E));
+  const F sum = 1.0f + short_exp2<M>(x * -kLog2E);
+  return sum == f32(kInfinity) ? F{} : reciprocal(sum);
 }
 JF_FUNCTION F short_tanh(Loose, F x) { return tanh(x); }
 // As tanh: to 13 bits, and 1 from 5.2 on.
@@ -320,7 +334,21 @@ JF_FUNCTION F short_tanh(bf16, F x) {
   const F z = at_most(5.2f * 5.2f, x * x);
   const F p = polynomial(z, splat(6.508775e-4f), 1.0177166e-1f, 9.999349e-1f);
   const F q = polynomial(z, splat(1.2622987e-2f), 4.3471843e-1f, 1.0f);
-  return at_least(-1.0f, at_most(1.0f, x * p / q));
+  return at_least(-1.0f, at_most(1.0f, x * p * reciprocal(q)));
+}
+JF_FUNCTION F short_erf(Loose, F x) { return erf(x); }
+JF_FUNCTION F short_erfc(Loose, F x) { return erfc(x); }
+JF_FUNCTION F short_erfc_of(F a) {
+  a = at_most(10.25f, a);
+  return short_erfc_tail(bf16{}, a, reciprocal(a + 2.0f), short_exp2<bf16>(a * a * -kLog2E));
+}
+JF_FUNCTION F short_erf(bf16, F x) {
+  const F a = magnitude<f32>(x);
+  return a < 0.75f ? short_erf_small(bf16{}, x) : with_sign_of(x, 1.0f - short_erfc_of(a));
+}
+JF_FUNCTION F short_erfc(bf16, F x) {
+  const F r = short_erfc_of(magnitude<f32>(x));
+  return x < 0.0f ? 2.0f - r : r;
 }
 
 // For every float type: adding 2^(digits) drops the fraction, ties to even.

@@ -9,7 +9,9 @@ std::string type(DType dtype) { return cat("jf::", name(dtype)); }
 
 // Functions that need fewer digits for a bf16, and in float32 for what is rounded to 16 bits.
 bool has_short_form(ir::OpKind op) {
-  return op == ir::OpKind::kExp || op == ir::OpKind::kTanh || op == ir::OpKind::kLogistic;
+  using ir::OpKind;
+  return op == OpKind::kExp || op == OpKind::kTanh || op == OpKind::kLogistic || op == OpKind::kErf ||
+         op == OpKind::kErfc;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <set>
 
 #include "base/error.h"
 #include "base/integers.h"
@@ -255,6 +256,7 @@ class Assembly {
     program_.name = fusion_.name;
     for (ir::ValueId id : fusion_.inputs) program_.input_bytes.push_back(bytes(id));
     for (ir::ValueId id : fusion_.outputs) program_.output_bytes.push_back(bytes(id));
+    program_.outputs = names(fusion_, fusion_.outputs);
     program_.segments = plan::print(plan_);
     for (size_t number = 0; number < plan_.segments.size(); ++number) add(number);
     placement_.finish(program_);
@@ -325,8 +327,15 @@ class Assembly {
     const grouped::Problem problem = problem_of(epilogue.product);
     std::vector<KernelFacts> tails;
     for (const size_t tail : epilogue.tails) tails.push_back(facts_of(plan_.segments[tail]));
-    program_.facts.push_back(joined(facts_of_product(epilogue.product), tails, fusion_.values[of_product].name));
+    std::set<std::string> reads;
+    for (const ir::ValueId id : epilogue.reads) reads.insert(fusion_.values[id].name);
+    reads.erase(fusion_.values[of_product].name);
+    program_.facts.push_back(joined(facts_of_product(epilogue.product), tails, reads));
     program_.facts.back().strategy = "grouped";
+    for (const size_t left_out : epilogues_.unread) {
+      if (!is_read_by(left_out, epilogue.tails)) continue;
+      program_.facts.back().reason += cat("; segment ", left_out, " does not run: the product's tiles know its values");
+    }
     std::vector<BufferRef> results, all = buffers_.at(epilogue.product);
     for (const ir::ValueId id : epilogue.results) results.push_back(placement_.write(id));
     all.back() = results.front();
@@ -350,6 +359,13 @@ class Assembly {
     }
     program_.steps.push_back(GroupedStep{name, problem, std::move(all), epilogue.functor, {}, given});
     if (epilogue.sum) add_sum(of_product, *epilogue.sum, problem);
+  }
+  bool is_read_by(size_t number, const std::vector<size_t>& others) const {
+    const std::vector<ir::ValueId>& outputs = plan_.segments[number].outputs;
+    return std::any_of(others.begin(), others.end(), [&](size_t other) {
+      const std::vector<ir::ValueId>& inputs = plan_.segments[other].inputs;
+      return std::find_first_of(inputs.begin(), inputs.end(), outputs.begin(), outputs.end()) != inputs.end();
+    });
   }
   void add_sum(ir::ValueId of_product, ir::ValueId sum, const grouped::Problem& problem) {
     const ir::Fusion folding = sum_of_parts(fusion_.name, grouped::partial_sums(problem.n), problem.m);

@@ -1,6 +1,7 @@
 #include "host/epilogue.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
 
@@ -47,36 +48,72 @@ std::optional<Linear> linear(const IndexPtr& index, int row, int column) {
 }
 
 // A kernel repeats its epilogue for each of the sums of a thread, up to 192: what is long takes seconds to compile and
-// evicts the product's instructions.
+// evicts the product's instructions, and the tensor cores wait for it. Exact gelu with 44 instructions of each sum took
+// 1.1 to 1.4 times as long as behind the product (H200). 192 sums are 4000 instructions (sm_90a), functions of each
+// more:
+//   erfc, erf of bf16   15    asin, acos, sinh   22
+//   rounded to 16 bits  20    cbrt, atan, cosh   16
 constexpr int kMostWork = 64, kFunctionWork = 4;
-constexpr ir::OpKind kLongFunctions[] = {
-    ir::OpKind::kSin,  ir::OpKind::kCos,    ir::OpKind::kTan,     ir::OpKind::kAsin,   ir::OpKind::kAcos,
-    ir::OpKind::kSinh, ir::OpKind::kCosh,   ir::OpKind::kAsinh,   ir::OpKind::kAcosh,  ir::OpKind::kAtanh,
-    ir::OpKind::kPow,  ir::OpKind::kAtan2,  ir::OpKind::kAtan,    ir::OpKind::kErfInv, ir::OpKind::kErfc,
-    ir::OpKind::kRem,  ir::OpKind::kLgamma, ir::OpKind::kDigamma, ir::OpKind::kCbrt,   ir::OpKind::kNextAfter};
+// Those of more than 40, or that spill (erf_inv, nextafter).
+constexpr std::array kLongFunctions = {
+    ir::OpKind::kSin,    ir::OpKind::kCos,     ir::OpKind::kTan,      ir::OpKind::kPow,   ir::OpKind::kAtan2,
+    ir::OpKind::kRem,    ir::OpKind::kErfInv,  ir::OpKind::kAsinh,    ir::OpKind::kAcosh, ir::OpKind::kAtanh,
+    ir::OpKind::kLgamma, ir::OpKind::kDigamma, ir::OpKind::kNextAfter};
+
+bool is_long(const loops::Compute& compute, DType dtype) {
+  if (compute.op == ir::OpKind::kErf || compute.op == ir::OpKind::kErfc) {
+    return dtype != DType::kBF16 && !(dtype == DType::kF32 && compute.loose);
+  }
+  return contains(kLongFunctions, compute.op);
+}
+
+// About the instructions for one element.
+int work_of(ir::OpKind op, DType dtype) {
+  switch (op) {
+    case ir::OpKind::kErf:
+    case ir::OpKind::kErfc: return dtype == DType::kBF16 ? 15 : 20;
+    case ir::OpKind::kAsin:
+    case ir::OpKind::kAcos:
+    case ir::OpKind::kSinh: return 22;
+    case ir::OpKind::kCbrt:
+    case ir::OpKind::kAtan:
+    case ir::OpKind::kCosh: return 16;
+    case ir::OpKind::kRem: return 12;  // of integers, by a constant
+    default: return ir::info(op).operands == ir::OperandTypes::kFloating ? kFunctionWork : 1;
+  }
+}
 
 std::string why_too_long(const loops::Body& body, const loops::Kernel& kernel) {
   int work = 0;
+  std::set<loops::RegisterId> constants;
+  loops::for_each(kernel.body, [&](const auto& node) {
+    if constexpr (requires { node.op, node.operands, node.result; }) {
+      if (node.op == ir::OpKind::kConstant) constants.insert(node.result);
+    }
+  });
   for (const loops::Stmt& stmt : body) {
     const auto* compute = std::get_if<loops::Compute>(&stmt.node);
     if (std::holds_alternative<loops::Search>(stmt.node)) return "it searches at every element";
     if (compute == nullptr) continue;
-    const ir::OpInfo& op = ir::info(compute->op);
-    if (std::find(std::begin(kLongFunctions), std::end(kLongFunctions), compute->op) != std::end(kLongFunctions)) {
-      return cat(op.name, " is too long to be repeated for every sum of a thread");
+    const ir::OpKind op = compute->op;
+    const DType dtype = kernel.registers.at(compute->result);
+    const bool by_constant = op == ir::OpKind::kRem && !is_float(dtype) && constants.count(compute->operands[1]) > 0;
+    if (is_long(*compute, dtype) && !by_constant) {
+      return cat(ir::info(op).name, " is too long to be repeated for every sum of a thread");
     }
-    if (size_of(kernel.registers.at(compute->result)) == 8) return "it computes in 64 bits";
-    work += op.operands == ir::OperandTypes::kFloating ? kFunctionWork : 1;
+    if (size_of(dtype) == 8) return "it computes in 64 bits";
+    work += work_of(op, dtype);
   }
   if (work <= kMostWork) return "";
   return cat("its arithmetic, ", work, ", is too long to be repeated for every sum of a thread, ", kMostWork,
              " at most");
 }
 
-// Two serial loops, over the rows and the columns of the result.
+// Two serial loops, over the rows and the columns of the result; those of all its matrices, if it has several.
 schedule::Schedule by_rows_and_columns(const Fusion& tail) {
   const ValueId result = tail.outputs.front();
   schedule::Scheduler scheduler(tail);
+  if (tail.values[result].axes.size() == 3) scheduler.merge(result, 0);
   scheduler.transform_like(result);
   scheduler.inline_most();
   // What a column alone decides is computed at every place, not beforehand for all columns.
@@ -105,7 +142,9 @@ class Tail {
     result_ = static_cast<int>(fusion.inputs.size());
     product_columns_ = fusion.values[product].axes.back().extent;
     result_columns_ = fusion.values[fusion.outputs.front()].axes.back().extent;
-    rows_ = fusion.values[product].axes.front().extent;
+    rows_ = ir::elements(fusion.values[product]) / std::max<int64_t>(product_columns_, 1);
+    matrices_ = fusion.values[product].axes.size() == 3;
+    for (const ValueId id : fusion.outputs) stored_columns_.push_back(fusion.values[id].axes.back().extent);
     for (const ValueId id : fusion.inputs) {
       inputs_.emplace_back();
       for (const ir::Axis& axis : fusion.values[id].axes) inputs_.back().push_back(axis.extent);
@@ -114,6 +153,7 @@ class Tail {
 
   // Why the tail is none of single places; else it is ready.
   std::string rewrite() {
+    add_single_loops();
     loops::For* rows = last_loop(kernel_.body);
     loops::For* columns = rows == nullptr ? nullptr : last_loop(rows->body);
     if (columns == nullptr || !kernel_.arrays.empty()) return "it is more than a loop over rows and one over columns";
@@ -142,7 +182,7 @@ class Tail {
     for (loops::Stmt& stmt : columns->body) {
       if (has_body(stmt)) return "it has a loop beside that over rows and columns";
       if (const auto* load = std::get_if<loops::Load>(&stmt.node); load != nullptr && load->buffer == product_) {
-        const auto at = linear(load->offset, row_, column_);
+        const auto at = place(load->offset, product_columns_);
         if (!is_plain(*load) || !at || at->row != product_columns_ || at->column != 1 || load->lane_stride != 0) {
           return "it reads the product at other places than its own";
         }
@@ -151,8 +191,8 @@ class Tail {
                  tile >= 0) {
         stmt.node = loops::Get{load->result, functor_.tiles[tile].array, loops::constant(0)};
       } else if (const auto* store = std::get_if<loops::Store>(&stmt.node)) {
-        const auto at = linear(store->offset, row_, column_);
         const int number = store->buffer - result_;
+        const auto at = place(store->offset, stored_columns_.at(number));
         const bool stored = number < functor_.results;
         if (!at || at->column != 1 || ((!several || !stored) && *at != Linear{result_columns_, 1, 0})) {
           return "it stores its result at other places than the product's";
@@ -210,12 +250,30 @@ class Tail {
   std::vector<size_t> operands() const { return {functor_.members.begin(), functor_.members.end()}; }
 
  private:
+  // Loops over one row and over one column, which lowering leaves out.
+  void add_single_loops() {
+    const auto enclose = [&](loops::Body& body) {
+      loops::For once{loops::next_variable(kernel_), 1, loops::Parallel::kSerial, std::move(body)};
+      body.clear();
+      body.push_back({std::move(once)});
+    };
+    loops::For* rows = rows_ == 1 ? nullptr : last_loop(kernel_.body);
+    if (result_columns_ == 1 && (rows_ == 1 || rows != nullptr)) enclose(rows == nullptr ? kernel_.body : rows->body);
+    if (rows_ == 1) enclose(kernel_.body);
+  }
+  // An element's place in an array of so many columns. One row and one column stand anywhere.
+  std::optional<Linear> place(const IndexPtr& index, int64_t columns) const {
+    auto at = linear(index, row_, column_);
+    if (at && rows_ == 1) at->row = columns;
+    if (at && result_columns_ == 1) at->column = 1;
+    return at;
+  }
   // What searches for the group of a row has it given.
   void name_groups(loops::Body& body) const {
     std::set<loops::RegisterId> rows;
     for (loops::Stmt& stmt : body) {
       if (const auto* from = std::get_if<loops::FromIndex>(&stmt.node)) {
-        if (linear(from->base, row_, column_) == Linear{1, 0, 0}) rows.insert(from->result);
+        if (linear(from->base, row_, column_) == Linear{rows_ > 1, 0, 0}) rows.insert(from->result);
       }
       const auto* search = std::get_if<loops::Search>(&stmt.node);
       if (search == nullptr || search->buffer != ends_ || search->left || rows.count(search->number) == 0) continue;
@@ -251,10 +309,10 @@ class Tail {
   }
   // Which of the arrays of 16-bit floats a load reads at the places of the result; -1 for none, or one too many.
   int tile_of(const loops::Load& load) {
-    const auto at = linear(load.offset, row_, column_);
     const auto& shape = inputs_.at(load.buffer);
+    const auto at = place(load.offset, shape.empty() ? 0 : shape.back());
     const DType dtype = kernel_.buffers[load.buffer].dtype;
-    if (!is_plain(load) || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ ||
+    if (matrices_ || !is_plain(load) || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ ||
         at->row != shape[1] || at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
         (dtype != DType::kBF16 && dtype != DType::kF16) || shape[1] % 8 != 0) {
       return -1;
@@ -285,7 +343,9 @@ class Tail {
   loops::Kernel kernel_;
   int product_, result_, row_ = 0, column_ = 0;
   int64_t product_columns_, result_columns_, rows_;
+  bool matrices_;
   std::vector<std::vector<int64_t>> inputs_;  // the shapes
+  std::vector<int64_t> stored_columns_;       // of the arrays of the results
   std::vector<int64_t> first_;                // by sum: the product's column in column 0
   codegen::Functor functor_;
 };
@@ -301,8 +361,9 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   if (std::string why = on_cpu ? "" : grouped::why_no_epilogue(problem, nullptr, target); !why.empty()) return why;
   plan::Segment tail = plan.segments[reading.front()];
   epilogue.tails = reading;
+  const bool of_rows = problem.mode == grouped::Mode::kRows;
   if (reading.size() > 1 || tail.outputs.size() > 1) {
-    if (on_cpu) return cat("it has ", std::max(reading.size(), tail.outputs.size()), " results");
+    if (on_cpu || !of_rows) return cat("it has ", std::max(reading.size(), tail.outputs.size()), " results");
     JoinedTails joined;
     if (std::string why = join(plan, reading, problem, joined); !why.empty()) return why;
     tail = joined.segment;
@@ -314,7 +375,9 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     const ir::Value& value = tail.fusion.values[tail.fusion.outputs[i]];
     const bool is_float = value.dtype == DType::kF32 || value.dtype == DType::kBF16 || value.dtype == DType::kF16;
     if (!is_float) return cat("its result is ", name(value.dtype));
-    if (value.axes.size() != 2 || value.axes[0].extent != problem.m) {
+    const auto is_same = [](const ir::Axis& a, const ir::Axis& b) { return a.extent == b.extent; };
+    const auto &axes = value.axes, &places = plan.fusion.values[product.outputs.front()].axes;
+    if (axes.size() != places.size() || !std::equal(axes.begin(), axes.end() - 1, places.begin(), is_same)) {
       return "its result has other rows than the product";
     }
     const bool alike = value.dtype == problem.out && size_of(problem.out) == 2;  // the sums are rounded to it
@@ -325,7 +388,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   try {
     const ValueId extents = product.inputs[2];
     const auto ends = std::find_if(tail.inputs.begin(), tail.inputs.end(), [&](ValueId id) {
-      return !problem.has_starts && is_group_ends(plan.fusion, id, extents, problem.m);
+      return of_rows && !problem.has_starts && is_group_ends(plan.fusion, id, extents, problem.m);
     });
     const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
     const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];

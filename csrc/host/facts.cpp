@@ -94,7 +94,8 @@ KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, con
   return facts;
 }
 
-KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::string& product) {
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails,
+                   const std::set<std::string>& reads) {
   KernelFacts facts = first;
   facts.writes.clear();
   const size_t own = facts.reads.size();
@@ -102,13 +103,19 @@ KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tai
     for (const Flow& read : tail.reads) {
       const auto is_same = [&](const Flow& other) { return other.value == read.value; };
       const auto others = facts.reads.begin() + static_cast<std::ptrdiff_t>(own);
-      if (read.value != product && std::none_of(others, facts.reads.end(), is_same)) facts.reads.push_back(read);
+      if (reads.count(read.value) > 0 && std::none_of(others, facts.reads.end(), is_same)) facts.reads.push_back(read);
     }
     facts.writes.insert(facts.writes.end(), tail.writes.begin(), tail.writes.end());
     facts.operations += tail.operations;
     facts.reason += cat("; then ", tail.name, " on its sums, which are not stored: ", tail.reason);
   }
   return facts;
+}
+
+std::vector<std::string> names(const ir::Fusion& fusion, const std::vector<ir::ValueId>& ids) {
+  std::vector<std::string> found;
+  for (const ir::ValueId id : ids) found.push_back(fusion.values[id].name);
+  return found;
 }
 
 KernelFacts kernel_facts(const ir::Fusion& fusion) {
@@ -118,11 +125,18 @@ KernelFacts kernel_facts(const ir::Fusion& fusion) {
 std::vector<LaunchFacts> facts(const std::string& program, const std::string& target_text) {
   const Target target = parse_target(target_text);
   return reported(program, [&] {
-    Program built = build(parse_request(program), target);
+    const Request request = parse_request(program);
+    Program built = build(request, target);
+    if (built.outputs.empty()) built.outputs = names(request.fusion, request.fusion.outputs);
     std::vector<LaunchFacts> result;
     size_t next = 0;
     for (KernelFacts& kernel : built.facts) {
-      LaunchFacts launched{std::move(kernel), "", ""};
+      LaunchFacts launched{std::move(kernel), "", "", {}};
+      for (size_t i = 0; i < built.outputs.size(); ++i) {
+        const auto is_written = [&](const Flow& flow) { return flow.value == built.outputs[i]; };
+        const std::vector<Flow>& writes = launched.kernel.writes;
+        if (std::any_of(writes.begin(), writes.end(), is_written)) launched.results.emplace_back(i, built.outputs[i]);
+      }
       if (launched.kernel.strategy != "empty") {
         if (const auto source = compiled_step(built.steps.at(next++), target).source) {
           const StepLaunch& l = source->launch;

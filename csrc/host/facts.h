@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/parameters.h"
@@ -34,8 +36,10 @@ struct KernelFacts {
 // `segment` computes `outputs` of `whole` from its `inputs`, each in the order of the segment's own.
 KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, const std::vector<ir::ValueId>& inputs,
                          const std::vector<ir::ValueId>& outputs);
-// The kernel of a product that ends with what another one would do: `product` is what they would pass.
-KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::string& product);
+// The kernel of a product that ends with what others would do. `reads`: what it reads for them, by name; neither the
+// product nor, on GPUs, which group a row is of, which the product's tiles know.
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::set<std::string>& reads);
+std::vector<std::string> names(const ir::Fusion& fusion, const std::vector<ir::ValueId>& ids);
 // Of a whole fusion as one kernel.
 KernelFacts kernel_facts(const ir::Fusion& fusion);
 
@@ -44,6 +48,7 @@ struct LaunchFacts {
   KernelFacts kernel;
   std::string launch;  // "grid 16 x 1, block 64 x 1", "16 tasks"; empty where nothing is generated
   std::string entry;
+  std::vector<std::pair<int64_t, std::string>> results;  // which of the program's it writes, by what it calls them
 };
 std::vector<LaunchFacts> facts(const std::string& program, const std::string& target);
 

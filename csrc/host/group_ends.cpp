@@ -28,11 +28,16 @@ ValueId without(const Fusion& fusion, OpKind kind, int64_t number, ValueId value
 }  // namespace
 
 bool is_group_ends(const Fusion& fusion, ValueId value, ValueId extents, int64_t m) {
-  const Op* sum = definition(fusion, without(fusion, OpKind::kMin, m, value));
-  if (sum == nullptr || sum->kind != OpKind::kScanSum || fusion.values[value].axes.size() != 1) return false;
-  const auto& scan = std::get<ir::Scan>(sum->attribute);
-  if (scan.reverse || scan.parts != 0) return false;
-  const ValueId bounded = sum->inputs[0];
+  if (fusion.values[value].axes.size() != 1) return false;
+  ValueId bounded = without(fusion, OpKind::kMin, m, value);
+  const Op* sum = definition(fusion, bounded);
+  if (sum != nullptr && sum->kind == OpKind::kScanSum) {
+    const auto& scan = std::get<ir::Scan>(sum->attribute);
+    if (scan.reverse || scan.parts != 0) return false;
+    bounded = sum->inputs[0];
+  } else if (fusion.values[value].axes[0].extent != 1) {  // one group ends with its rows
+    return false;
+  }
   return without(fusion, OpKind::kMax, 0, without(fusion, OpKind::kMin, m, bounded)) == extents;
 }
 

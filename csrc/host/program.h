@@ -71,6 +71,7 @@ struct Program {
   std::string schedule;
   std::vector<Scheduled> scheduled;  // of every KernelStep, in order, to go on from
   std::vector<KernelFacts> facts;    // of every step, in order, and of segments without elements
+  std::vector<std::string> outputs;  // what these call the results, where a plan has names of its own for them
 };
 
 // Plans, schedules and lowers. Pure: equal arguments give equal programs, in every process. Throws UserError for a

@@ -124,9 +124,11 @@ CompiledStep compiled_step(const Step& step, const Target& target) {
     result.parameters = anonymous.parameters;
     return result;
   }
-  CompiledStep result{step_source(step, target), std::get<GroupedStep>(step).buffers, {}};
-  if (result.source && !result.source->launch.counter && !result.source->launch.null) {
-    result.buffers.resize(scratch_buffer(std::get<GroupedStep>(step).problem));  // this kernel does not take it
+  const auto& product = std::get<GroupedStep>(step);
+  CompiledStep result{step_source(step, target), product.buffers, {}};
+  const bool takes_scratch = result.source && (result.source->launch.counter || result.source->launch.null);
+  if (result.source && !takes_scratch && grouped::cuda_scratch_bytes(product.problem) > 0) {
+    result.buffers.erase(result.buffers.begin() + scratch_buffer(product.problem));
   }
   return result;
 }

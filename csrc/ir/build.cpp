@@ -127,6 +127,16 @@ ValueId Builder::broadcast(ValueId x, std::span<const int64_t> new_shape, std::s
     infer(fusion_, OpKind::kBroadcast, {x}, placed, {"", DType::kPred, axes_of(new_shape)});
     return x;
   }
+  if (const Op* op = definition(x); op != nullptr && op->kind == OpKind::kSqueeze) {
+    // Axes of extent 1 that went and come back were there.
+    const ir::Value& whole = fusion_.values[op->inputs[0]];
+    std::vector<int64_t> kept;
+    for (int64_t axis = 0; axis < static_cast<int64_t>(whole.axes.size()); ++axis) {
+      if (!contains(std::get<Dims>(op->attribute).dims, axis)) kept.push_back(axis);
+    }
+    const bool same = ragged_axis(whole) < 0 && kept == placed.dims && shape(whole) == to_vector(new_shape);
+    if (same) return op->inputs[0];
+  }
   return add_op(OpKind::kBroadcast, {x}, placed, DType::kPred, axes_of(new_shape), "");
 }
 

@@ -251,8 +251,8 @@ struct Combine {
 };
 // carry = op(carry, value), and that is the result. With `lanes`, each lane takes in those before it as well (after it
 // with `reverse`), and the carry all of them. Without a carry (-1) a scan begins anew. A linear recurrence, whose op is
-// add, takes in the carry `factor` times, and its result is the carry before that; with `resets`, the value alone is the
-// next carry where the factor is NaN.
+// add, takes in the carry `factor` times, and its result is the carry before that; with `resets`, the value alone is
+// the next carry where the factor is NaN.
 struct Scan {
   RegisterId result;
   int carry;

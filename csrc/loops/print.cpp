@@ -177,14 +177,14 @@ struct Printer {
   static const char* resets(bool resets) { return resets ? " resets" : ""; }
   void operator()(const Scan& s) {
     line(typed(s.result), " = scan ", reg(s.value), " by ", ir::info(s.op).name,
-         s.factor ? cat(" times ", reg(*s.factor), resets(s.resets)) : "", carry(s.carry, s.at), s.lanes ? " over lanes" : "",
-         s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
+         s.factor ? cat(" times ", reg(*s.factor), resets(s.resets)) : "", carry(s.carry, s.at),
+         s.lanes ? " over lanes" : "", s.reverse ? " reverse" : "", s.when.empty() ? "" : " if ", condition(s.when));
   }
   void operator()(const ScanThreads& s) {
     line("scan ", kernel.arrays.at(s.array).name, " by ", ir::info(s.op).name,
-         s.factors < 0 ? "" : cat(" times ", kernel.arrays.at(s.factors).name, resets(s.resets)), carry(s.carry, s.at), " over",
-         s.lanes ? " lanes" : "", s.threads ? " threads" : "", s.threads_y ? " threads_y" : "", " in runs of ", s.run,
-         s.reverse ? " reverse" : "");
+         s.factors < 0 ? "" : cat(" times ", kernel.arrays.at(s.factors).name, resets(s.resets)), carry(s.carry, s.at),
+         " over", s.lanes ? " lanes" : "", s.threads ? " threads" : "", s.threads_y ? " threads_y" : "", " in runs of ",
+         s.run, s.reverse ? " reverse" : "");
   }
   void operator()(const Sync&) { line("sync"); }
   const std::string& ring(int number) const { return kernel.buffers.at(kernel.rings.at(number).buffer).name; }

@@ -81,7 +81,7 @@ class Aligner {
     if (const auto* set = std::get_if<Set>(&stmt.node)) return !set->existing && !depends(set->at, lane);
     if (const auto* get = std::get_if<Get>(&stmt.node)) return !depends(get->at, lane);
     if (const auto* sum = std::get_if<Accumulate>(&stmt.node)) return !depends(sum->at, lane);
-    return std::holds_alternative<Compute>(stmt.node);
+    return std::holds_alternative<Compute>(stmt.node) || std::holds_alternative<FromIndex>(stmt.node);
   }
   static bool is_column(const IndexPtr& offset, int lane) {
     return offset->kind == IndexKind::kVar && offset->value == lane;

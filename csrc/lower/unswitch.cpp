@@ -1,6 +1,7 @@
 #include "lower/unswitch.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <type_traits>
@@ -109,6 +110,20 @@ class Specialized {
     return result;
   }
 
+  // Drops what nothing reads: registers, and arrays that come to life in the body. Returns whether there was any.
+  static bool drop_unused(Body& body) {
+    std::set<RegisterId> used;
+    std::set<int> idle;
+    for_every(body, [&](Stmt& stmt) {
+      for_operands(stmt, [&](RegisterId id) { used.insert(id); });
+      if (const auto* declare = std::get_if<Declare>(&stmt.node)) idle.insert(declare->array);
+    });
+    for_every(body, [&](Stmt& stmt) {
+      if (const auto* get = std::get_if<Get>(&stmt.node)) idle.erase(get->array);
+    });
+    return drop(body, used, idle);
+  }
+
  private:
   RegisterId now(RegisterId id) const {
     const auto found = instead_.find(id);
@@ -139,19 +154,6 @@ class Specialized {
         instead_[compute.result] = compute.operands[decides ? i : 1 - i];
       }
     }
-  }
-  // Drops what nothing reads: registers, and arrays that come to life in the body.
-  static bool drop_unused(Body& body) {
-    std::set<RegisterId> used;
-    std::set<int> idle;
-    for_every(body, [&](Stmt& stmt) {
-      for_operands(stmt, [&](RegisterId id) { used.insert(id); });
-      if (const auto* declare = std::get_if<Declare>(&stmt.node)) idle.insert(declare->array);
-    });
-    for_every(body, [&](Stmt& stmt) {
-      if (const auto* get = std::get_if<Get>(&stmt.node)) idle.erase(get->array);
-    });
-    return drop(body, used, idle);
   }
   static bool drop(Body& body, const std::set<RegisterId>& used, const std::set<int>& idle) {
     bool some = false;
@@ -189,21 +191,65 @@ void drop_prefetches(Body& body) {
 
 class Unswitch {
  public:
-  explicit Unswitch(Kernel& kernel) : kernel_(kernel) {}
+  explicit Unswitch(Kernel& kernel) : kernel_(kernel), next_variable_(next_variable(kernel)) {}
 
   void run(Body& body, bool together = true) {
-    for (Stmt& stmt : body) {
-      if (auto* loop = std::get_if<For>(&stmt.node)) {
+    for (size_t i = 0; i < body.size(); ++i) {
+      if (auto* loop = std::get_if<For>(&body[i].node)) {
         const bool threads = loop->parallel == loops::Parallel::kThread || loop->parallel == loops::Parallel::kThreadY;
         run(loop->body, together && !threads);
+        if (is_unrolled_choice(*loop)) i += join(body, i, together);
+      } else if (auto* guard = std::get_if<Guard>(&body[i].node)) {
+        run(guard->body, false);
       }
-      if (auto* guard = std::get_if<Guard>(&stmt.node)) run(guard->body, false);
     }
     for (size_t i = 0; i < body.size() && !split(body, i, together); ++i) {
     }
   }
 
  private:
+  // Unrolled iterations that each choose between two bodies, and may as well overlap.
+  static bool is_unrolled_choice(const For& loop) {
+    const size_t n = loop.body.size();
+    if (loop.parallel != loops::Parallel::kUnroll || loop.extent < 2 || !loop.runs.empty() || n < 2) return false;
+    const auto* with = std::get_if<If>(&loop.body[n - 2].node);
+    return with != nullptr && std::holds_alternative<If>(loop.body[n - 1].node) && !has<Combine>(with->body);
+  }
+  // Where all iterations of loop i choose the first body, they run without asking: their loads do not wait for each
+  // other, as behind branches they would. Returns how many statements now stand before the last.
+  size_t join(Body& body, size_t i, bool together) {
+    const For loop = std::get<For>(body[i].node);
+    const Body first(loop.body.begin(), loop.body.end() - 2);
+    const If& with = std::get<If>(loop.body[loop.body.size() - 2].node);
+    const int array = static_cast<int>(kernel_.arrays.size());
+    kernel_.arrays.push_back({"all_hold", DType::kPred, 1});
+    const auto again = [&](Body rest) {
+      For copy = loop;
+      copy.body = first;
+      std::move(rest.begin(), rest.end(), std::back_inserter(copy.body));
+      while (Specialized::drop_unused(copy.body)) {
+      }
+      Body result;
+      result.push_back({std::move(copy)});
+      renumber(result);
+      return result;
+    };
+    Body count, joined;
+    count.push_back({Accumulate{array, constant(0), OpKind::kAnd, with.which}});
+    kernel_.registers.push_back(DType::kPred);
+    const auto all = static_cast<RegisterId>(kernel_.registers.size()) - 1;
+    joined.push_back({Declare{array, OpKind::kAnd}});
+    joined.push_back(std::move(again(std::move(count)).front()));
+    joined.push_back({Get{all, array, constant(0)}});
+    joined.push_back({If{all, true, together, again(with.body)}});
+    Body one_by_one;
+    one_by_one.push_back(std::move(body[i]));
+    joined.push_back({If{all, false, together, std::move(one_by_one)}});
+    body.erase(body.begin() + static_cast<std::ptrdiff_t>(i));
+    body.insert(body.begin() + static_cast<std::ptrdiff_t>(i), std::make_move_iterator(joined.begin()),
+                std::make_move_iterator(joined.end()));
+    return joined.size() - 1;
+  }
   // Makes two of a body by the condition that statement i computes, if that is one, and pays.
   bool split(Body& body, size_t i, bool together) {
     const auto* compute = std::get_if<Compute>(&body[i].node);
@@ -249,17 +295,16 @@ class Unswitch {
   }
   // Gives variables and registers numbers that nothing else has.
   void renumber(Body& body) {
-    int64_t next = next_variable(kernel_);
     std::map<RegisterId, RegisterId> registers;
     for_every(body, [&](Stmt& stmt) {
       std::visit(
           [&](auto& node) {
             if constexpr (requires { node.variable; }) {
-              const int64_t old = std::exchange(node.variable, static_cast<int>(next));
+              const int64_t old = std::exchange(node.variable, next_variable_);
               for_every(body, [&](Stmt& other) {
-                for_indices(other, [&](IndexPtr& index) { index = replace(index, old, variable(next)); });
+                for_indices(other, [&](IndexPtr& index) { index = replace(index, old, variable(next_variable_)); });
               });
-              ++next;
+              ++next_variable_;
             }
             if constexpr (requires { node.result; }) {
               const DType dtype = kernel_.registers.at(node.result);
@@ -277,6 +322,7 @@ class Unswitch {
     });
   }
   Kernel& kernel_;
+  int next_variable_;
 };
 
 }  // namespace

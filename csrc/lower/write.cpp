@@ -336,8 +336,8 @@ class Writer : Operands {
       JF_CHECK(axes.scanned[node] != 0 || axes.extents[node] == 1, fusion_.values[item.value].name,
                " is scanned by threads with elements beside each other");
     }
-    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside)};
-    scan.op = ir::fold_of(item.op->kind);
+    loops::ScanThreads scan{over.arrays[0], carry_of_[item.value], element(item, item, along.beside),
+                            ir::fold_of(item.op->kind)};
     scan.reverse = std::get<ir::Scan>(item.op->attribute).reverse;
     scan.lanes = over.lanes;
     scan.threads = over.threads;

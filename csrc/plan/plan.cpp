@@ -9,6 +9,7 @@
 #include "ir/text.h"
 #include "ir/unused.h"
 #include "plan/after_folds.h"
+#include "plan/argument_keys.h"
 #include "plan/cancelled_transposes.h"
 #include "plan/extract.h"
 #include "plan/joined_folds.h"
@@ -106,9 +107,9 @@ Plan plan(const ir::Fusion& given, const Target& target) {
   const ir::Fusion used = ir::without_unused(given);
   // CPUs store pieces as fast, and compute none twice.
   const bool chooses = target.platform == Platform::kCuda && !has_nested(used);
-  const ir::Fusion fusion =
-      chooses ? with_cancelled_transposes(with_folds_of_pairs_written_out(ir::Builder::with_chosen_pieces(used)))
-              : used;
+  const ir::Fusion fusion = chooses ? with_cancelled_transposes(with_folds_of_pairs_written_out(
+                                          ir::Builder::with_chosen_pieces(with_argument_keys(used))))
+                                    : used;
   check_spreads(fusion);
   // Cutting axes knows nothing of ragged ones; beside those a reshape reads memory.
   const ir::Fusion cut = has_nested(fusion) ? in_ragged_parts(fusion) : with_merged_axes(without_reshapes(fusion));

@@ -103,12 +103,27 @@ bool rows_begin_alike(const Traffic& traffic, size_t loop, int64_t lanes) {
   return first != nullptr;
 }
 
+bool stores_rows(const Traffic& traffic, size_t lane_loop) {
+  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(),
+                     [&](const Access& access) { return access.stores && access.steps[lane_loop] == 1; });
+}
+
+bool reads_columns(const Traffic& traffic, size_t lane_loop) {
+  return std::any_of(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& access) {
+    if (access.bytes == 0 || access.steps[lane_loop] != 1) return false;
+    for (size_t loop = 0; loop < access.steps.size(); ++loop) {
+      if (loop != lane_loop && traffic.extents[loop] > 1 && access.steps[loop] != 0) return false;
+    }
+    return true;
+  });
+}
+
 int64_t moved_lanes(const Traffic& traffic, size_t loop) {
   const Access* row = nullptr;
   int64_t bytes = 0;
   for (const Access& access : traffic.accesses) {
     const int64_t own = access.steps[loop];
-    if (own == 0 && access.bytes > 0) continue;
+    if (own == 0 || access.bytes == 0) continue;
     const bool whole = access.edges.empty() || access.edges[loop] == 0;
     if (bytes == 0) bytes = access.bytes;
     const bool can_move = bytes == kMovedBytes || bytes == kWordBytes;

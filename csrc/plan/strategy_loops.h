@@ -21,6 +21,11 @@ int64_t vector_lanes(const Traffic& traffic, size_t loop);
 // for each lane, and the more lanes, the farther apart what the threads of a warp read together.
 int64_t coalesced_lanes(const Traffic& traffic, size_t loop, int64_t lanes);
 
+// Whether an element of every row's is stored.
+bool stores_rows(const Traffic& traffic, size_t lane_loop);
+// Whether elements are read that are the same for every row.
+bool reads_columns(const Traffic& traffic, size_t lane_loop);
+
 // The largest vectors where rows along the loop begin anywhere, and lanes may move to where vectors of them are aligned
 // (lower/aligned_rows.h): elements of 2 or of 4 bytes, the same everywhere, of arrays of such rows, and of one
 // row.

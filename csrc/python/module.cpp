@@ -320,7 +320,7 @@ nb::list facts(const std::string& program, const std::string& target) {
     kernels = host::facts(program, target);
   }
   nb::list result;
-  for (const auto& [kernel, launch, entry] : kernels) {
+  for (const auto& [kernel, launch, entry, results] : kernels) {
     nb::dict one;
     one["name"] = kernel.name;
     one["strategy"] = kernel.strategy;
@@ -331,6 +331,7 @@ nb::list facts(const std::string& program, const std::string& target) {
     one["operations"] = kernel.operations;
     one["launch"] = launch;
     one["entry"] = entry;
+    one["results"] = results;
     result.append(one);
   }
   return result;

@@ -42,7 +42,8 @@ struct CudaMap {
   runtime::TensorLayout layout;
 };
 
-// What becomes of the sums of a product of kRows before they are stored, as hopper_epilogue.cuh describes it.
+// What becomes of the sums of a product of kRows before they are stored, as hopper_epilogue.cuh describes it; or of
+// kContraction, one by one: contraction_epilogue.cuh.
 struct RowEpilogue {
   std::string text;                  // of struct Epilogue and what it includes
   std::vector<std::string> members;  // their types, pointers; arguments of the kernel

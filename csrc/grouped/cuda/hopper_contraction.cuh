@@ -40,10 +40,11 @@ struct ContractionOperands {
   }
 };
 
-// The sums are the result.
+// The sums are the result. kOfNothing: whether zeros, the sums of no rows, become other numbers.
 struct NoContractionScales {
+  static constexpr bool kOfNothing = false;
   template <int kColumns>
-  __device__ __forceinline__ void apply(float*, int, int, int, int, int) const {}
+  __device__ __forceinline__ void apply(float*, const GroupRows&, int, int, int, int) const {}
 };
 
 // Of up to kGroups groups.
@@ -99,7 +100,7 @@ struct HopperContraction {
     }
     ptx::fence_async_shared();
     shared.order.template find<kHasStarts>(ragged);
-    Tiles tiles(shared, k, n);
+    Tiles tiles(shared, k, n, Scales::kOfNothing ? ragged.groups : shared.order.filled);
     if (threadIdx.x < kWarpgroup) {
       ptx::give_registers<24>();
       if (threadIdx.x == 0) copy(shared, maps, tiles, k, n, ragged.groups);
@@ -117,19 +118,15 @@ struct HopperContraction {
     int row, column, width;  // of the tile
   };
 
-  // This block's tiles, of groups that have rows. Every other round goes backwards over the blocks, and each pair of
-  // rounds begins further on, so that none always has the longest or the narrow ones.
+  // This block's tiles, of the groups that have rows, or of all. Every other round goes backwards over the blocks, and
+  // each pair of rounds begins further on, so that none always has the longest or the narrow ones.
   struct Tiles {
     const Shared& shared;
     unsigned rows, columns, wide, count;  // wide: columns of kN
     unsigned round = 0;
 
-    __device__ Tiles(const Shared& shared, int k, int n)
-        : shared(shared),
-          rows(cdiv(k, kM)),
-          columns(cdiv(n, kN)),
-          wide(columns),
-          count(rows * columns * shared.order.filled) {
+    __device__ Tiles(const Shared& shared, int k, int n, int groups)
+        : shared(shared), rows(cdiv(k, kM)), columns(cdiv(n, kN)), wide(columns), count(rows * columns * groups) {
       // A narrow tile is one box narrower.
       if (kNarrow < kN) wide -= min(columns, columns * (kN / 64) - cdiv(n, 64));
     }
@@ -148,9 +145,11 @@ struct HopperContraction {
     }
   };
 
-  // Zeros into up to `most` of this block's boxes of the matrices of empty groups, from number `box` on.
+  // Unless zeros become other numbers: zeros into up to `most` of this block's boxes of the matrices of empty groups,
+  // from number `box` on.
   static __device__ __forceinline__ void store_zeros(const Shared& shared, const TensorMap& map, int k, int n,
                                                      int groups, unsigned& box, unsigned most) {
+    if (Scales::kOfNothing) return;
     const unsigned rows = cdiv(k, 64), columns = cdiv(n, kChunkColumns);
     const unsigned end = rows * columns * (groups - shared.order.filled);
     for (; box < end && most > 0; box += gridDim.x, --most) {
@@ -245,7 +244,7 @@ struct HopperContraction {
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
-    arrive(shared.empty[before]);
+    if (!Scales::kOfNothing || before >= 0) arrive(shared.empty[before]);
   }
 
   // The first kSteps products of a stage; when they have begun, those of the stage `before` are done.
@@ -291,9 +290,11 @@ struct HopperContraction {
       if (issues) ptx::bulk_wait_read<kBuffers - 1>();
       meet();
       // Here, a chunk at a time: the sums leave few registers for scales that are read ahead.
-      scales.template apply<kChunkColumns>(&sums[chunk * kChunkColumns / 2], work.rows.group, work.row + slice * 64,
-                                           column, k, n);
-      put_rows<Out>(to, &sums[chunk * kChunkColumns / 2]);
+      float results[kChunkColumns / 2];
+#pragma unroll
+      for (int i = 0; i < kChunkColumns / 2; ++i) results[i] = sums[chunk * kChunkColumns / 2 + i];
+      scales.template apply<kChunkColumns>(results, work.rows, work.row + slice * 64, column, k, n);
+      put_rows<Out>(to, results);
       ptx::fence_async_shared();
       meet();
       if (issues) {

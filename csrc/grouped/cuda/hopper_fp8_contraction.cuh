@@ -29,15 +29,16 @@ struct ContractionOperands<Fp8<kLhsE5M2, kRhsE5M2>> {
 };
 
 struct ContractionScales {
+  static constexpr bool kOfNothing = false;
   const float* lhs;  // [groups, k]
   const float* rhs;  // [groups, n]
 
   // This thread's sums of kColumns columns from `column` on, of 64 rows from `row` on. Scales past the last are others
   // again: what they give is not stored.
   template <int kColumns>
-  __device__ __forceinline__ void apply(float* sums, int group, int row, int column, int k, int n) const {
-    const float* of_rows = lhs + static_cast<long long>(group) * k;
-    const float* of_columns = rhs + static_cast<long long>(group) * n;
+  __device__ __forceinline__ void apply(float* sums, const GroupRows& rows, int row, int column, int k, int n) const {
+    const float* of_rows = lhs + static_cast<long long>(rows.group) * k;
+    const float* of_columns = rhs + static_cast<long long>(rows.group) * n;
     const int first = row + static_cast<int>(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4);
     const float scales[2] = {__ldg(of_rows + min(first, k - 1)), __ldg(of_rows + min(first + 8, k - 1))};
 #pragma unroll

@@ -39,12 +39,18 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   const auto flag = [](bool value) { return value ? "true" : "false"; };
 
   std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n");
-  s += p.quantizes ? "#include \"grouped/cuda/hopper_quantize.cuh\"\n\n" : "\n";
+  if (p.quantizes) s += "#include \"grouped/cuda/hopper_quantize.cuh\"\n";
+  if (contraction && epilogue) s += "#include \"grouped/cuda/contraction_epilogue.cuh\"\n";
+  s += "\n";
   if (epilogue) s += cat(epilogue->text, "\n");
   s += cat("// ", print(c), "\n");
   if (contraction) {
     s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
-             order_groups(p), ", ", flag(p.has_starts), scaled ? ", jf::grouped::ContractionScales" : "", ">;\n");
+             order_groups(p), ", ", flag(p.has_starts),
+             scaled     ? ", jf::grouped::ContractionScales"
+             : epilogue ? ", jf::grouped::ContractionEpilogue<Epilogue>"
+                        : "",
+             ">;\n");
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
              c.tile_n == kSharedColumns ? ", true"
@@ -114,6 +120,8 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     for (size_t i = 0; i < epilogue->tiles.size(); ++i) tile_maps += cat(i > 0 ? ", " : "", "&tile_map", i);
     s += cat(", Epilogue{", members, "}, nullptr, {{", places, "}, {", tile_maps, "}, ",
              epilogue->folds ? "partial" : "nullptr", "}");
+  } else if (epilogue && contraction) {
+    s += cat(", {Epilogue{", members, "}}");
   } else if (epilogue) {
     s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   }
