@@ -3,9 +3,13 @@
 import math
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from device_text import run_on_cpu
+
+import jax_fuser as jf
 
 GPU = """
 #include "codegen/cuda_math.cuh"
@@ -14,8 +18,8 @@ int main() {
   for (jf::Lanes<jf::f32, 1> x; std::fread(&x, 4, 1, stdin) == 1;) {
     const jf::Lanes<jf::f32, 1> y[] = {jf::exp<jf::Loose>(x), jf::tanh<jf::Loose>(x), jf::logistic<jf::Loose>(x),
                                        jf::erf<jf::bf16>(x), jf::erfc<jf::bf16>(x),   jf::erf<jf::Loose>(x),
-                                       jf::erfc<jf::Loose>(x)};
-    std::fwrite(y, 4, 7, stdout);
+                                       jf::erfc<jf::Loose>(x),                        jf::log1p<jf::Loose>(x)};
+    std::fwrite(y, 4, 8, stdout);
   }
 }
 """
@@ -28,7 +32,7 @@ int main() {
   using Lanes = jf::Lanes<jf::f32, JF_PART>;
   for (Lanes x; std::fread(&x, sizeof(x), 1, stdin) == 1;) {
     const Lanes y[] = {jf::exp<M>(x), jf::tanh<M>(x), jf::logistic<M>(x), jf::sin(x),    jf::cos(x),
-                       jf::erf<M>(x), jf::erfc<M>(x), jf::tanh(x),        jf::logistic(x)};
+                       jf::erf<M>(x), jf::erfc<M>(x), jf::tanh(x),        jf::logistic(x), jf::log1p<M>(x)};
     for (int i = 0; i < JF_PART; ++i) {
       for (const Lanes& of : y) std::fwrite((const float*)&of + i, 4, 1, stdout);
     }
@@ -54,15 +58,15 @@ def numbers():
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
-    """Numbers, and what a GPU's functions make of them: [N], [N, 7]."""
+    """Numbers, and what a GPU's functions make of them: [N], [N, 8]."""
     x = numbers()
     raw = run_on_cpu(GPU, tmp_path_factory.mktemp("short"), input=x.tobytes())
-    return x, np.frombuffer(raw, np.float32).reshape(-1, 7)
+    return x, np.frombuffer(raw, np.float32).reshape(-1, 8)
 
 
 @pytest.fixture(scope="module", params=[(m, d) for m in MACHINES for d in ERRORS], ids="-".join)
 def cpu_values(request, tmp_path_factory):
-    """Numbers, what a CPU's functions make of them, and for which dtype: [N], [N, 9]."""
+    """Numbers, what a CPU's functions make of them, and for which dtype: [N], [N, 10]."""
     machine, dtype = request.param
     needs, part, flags = MACHINES[machine]
     info = pathlib.Path("/proc/cpuinfo")
@@ -71,7 +75,7 @@ def cpu_values(request, tmp_path_factory):
     x = numbers()
     defined = [*FLAGS, *flags, f"-DJF_PART={part}", f"-DMODEL={dtype}"]
     raw = run_on_cpu(CPU, tmp_path_factory.mktemp("cpu"), flags=defined, headers=(), input=x.tobytes())
-    return x, np.frombuffer(raw, np.float32).reshape(-1, 9), dtype
+    return x, np.frombuffer(raw, np.float32).reshape(-1, 10), dtype
 
 
 def truth(name, x):
@@ -140,12 +144,29 @@ def check_error_functions(x, erf, erfc, most, by_size=0):
 def test_error_of_short_error_functions(values):
     x, got = values[0].astype(np.float64), values[1]
     check_error_functions(x, got[:, 3], got[:, 4], 2.0**-13)
-    check_error_functions(x, got[:, 5], got[:, 6], 2.0**-18, 2.0**-23)
+    check_error_functions(x, got[:, 5], got[:, 6], 2.0**-21, 2.0**-23)
 
 
 def test_error_of_error_functions_on_cpus(cpu_values):
     x, got, dtype = cpu_values
     check_error_functions(x.astype(np.float64), got[:, 5], got[:, 6], {"bf16": 2.0**-13, "Loose": 2.0**-21}[dtype])
+
+
+def check_log1p(x, got):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        want = np.log1p(x)
+    _, error = relative_error(got, want)
+    assert error.max() < 2.0**-20
+    np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(x[x == 0]))
+    assert (got[x == -1] == -np.inf).all()
+
+
+def test_error_of_short_logarithms(values):
+    check_log1p(values[0].astype(np.float64), values[1][:, 7])
+
+
+def test_error_of_short_logarithms_on_cpus(cpu_values):
+    check_log1p(cpu_values[0].astype(np.float64), cpu_values[1][:, 9])
 
 
 @pytest.mark.parametrize(("column", "name"), [(7, "tanh"), (8, "logistic")])
@@ -163,3 +184,24 @@ def test_sines_are_as_exact_as_float32(cpu_values, column, name):
     want = {"sin": np.sin, "cos": np.cos}[name](x[finite])
     np.testing.assert_allclose(got[finite], want, rtol=4e-7, atol=1e-37)
     np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(want[x[finite] == 0]))
+
+
+def softplus(x):
+    return jax.nn.softplus(x.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("f", "name", "short"),
+    [
+        (lambda x: softplus(x).astype("bfloat16"), "log1p", True),
+        (lambda x: (x * jnp.tanh(softplus(x))).astype("bfloat16"), "tanh", True),
+        (lambda x: softplus(x), "log1p", False),  # float32 is kept
+        (lambda x: (softplus(x) - x).astype("bfloat16"), "log1p", False),  # what is left may be small
+        (lambda x: softplus(x).sum(), "log1p", True),
+        (lambda x: (jnp.exp(x.astype("float32")) + x).astype("bfloat16"), "exp", False),
+    ],
+)
+def test_where_few_bits_are_enough(f, name, short):
+    lowered = jf.fuse(f).lower(jax.ShapeDtypeStruct((512, 512), "bfloat16"))
+    for platform in ("cpu", "cuda"):
+        assert (f"jf::{name}<jf::Loose>" in lowered.as_text("source", platform=platform)) == short

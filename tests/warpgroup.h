@@ -196,6 +196,7 @@ inline float reciprocal(float x) { return 1 / x; }
 inline float reciprocal_approx(float x) { return 1 / x; }
 inline float quotient(float x, float y) { return x / y; }
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline float log2_approx(float x) { return std::log2(x); }
 inline float tanh_approx(float x) { return std::tanh(x); }
 template <int>
 void take_halves(unsigned word, unsigned& low, unsigned& high) {

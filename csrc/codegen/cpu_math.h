@@ -6,7 +6,7 @@
 #pragma once
 
 #include "codegen/cpu_prelude.h"
-#include "codegen/short_erf.h"
+#include "codegen/short_functions.h"
 
 namespace jf::parts {
 
@@ -350,6 +350,8 @@ JF_FUNCTION F short_erfc(bf16, F x) {
   const F r = short_erfc_of(magnitude<f32>(x));
   return x < 0.0f ? 2.0f - r : r;
 }
+
+JF_FUNCTION F short_log1p(F x) { return magnitude<f32>(x) < 0.1875f ? short_log1p_small(x) : log(1.0f + x); }
 
 // For every float type: adding 2^(digits) drops the fraction, ties to even.
 template <class T>

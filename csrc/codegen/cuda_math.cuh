@@ -20,7 +20,7 @@ JF_FUNCTION f64 log2(f64 x) {
 }  // namespace jf::scalar
 
 #include "codegen/digamma.h"
-#include "codegen/short_erf.h"
+#include "codegen/short_functions.h"
 
 namespace jf {
 
@@ -131,6 +131,15 @@ JF_FUNCTION Lanes<f32, W> erf(const Lanes<f32, W>& a) {
 template <class M, int W>
 JF_FUNCTION Lanes<f32, W> erfc(const Lanes<f32, W>& a) {
   return map<f32>([](f32 x) { return short_erfc<M>(x); }, a);
+}
+template <class M, int W>
+JF_FUNCTION Lanes<f32, W> log1p(const Lanes<f32, W>& a) {
+  return map<f32>(
+      [](f32 x) {
+        const f32 large = ptx::log2_approx(1 + x) * 0.693147181f;
+        return magnitude(x) < 0.1875f ? short_log1p_small(x) : large;
+      },
+      a);
 }
 
 template <class T, int W>

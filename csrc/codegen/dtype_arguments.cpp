@@ -11,7 +11,7 @@ std::string type(DType dtype) { return cat("jf::", name(dtype)); }
 bool has_short_form(ir::OpKind op) {
   using ir::OpKind;
   return op == OpKind::kExp || op == OpKind::kTanh || op == OpKind::kLogistic || op == OpKind::kErf ||
-         op == OpKind::kErfc;
+         op == OpKind::kErfc || op == OpKind::kLog1p;
 }
 
 }  // namespace

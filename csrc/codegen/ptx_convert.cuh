@@ -133,6 +133,12 @@ static __device__ __forceinline__ float tanh_approx(float x) {
   asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+// To 2^-22 from 1/2 to 2, elsewhere of its value.
+static __device__ __forceinline__ float log2_approx(float x) {
+  float result;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 
 // The low half of a word as the high half of another, and the high half alone; each kForm in instructions of its own,
 // which compilers do not take for each other's.

@@ -51,8 +51,9 @@ std::optional<Linear> linear(const IndexPtr& index, int row, int column) {
 // evicts the product's instructions, and the tensor cores wait for it. Exact gelu with 44 instructions of each sum took
 // 1.1 to 1.4 times as long as behind the product (H200). 192 sums are 4000 instructions (sm_90a), functions of each
 // more:
-//   erfc, erf of bf16   15    asin, acos, sinh   22
-//   rounded to 16 bits  20    cbrt, atan, cosh   16
+//   erfc, erf of bf16   15    asin, acos, sinh   22    log1p   11
+//   rounded to 16 bits  23    cbrt, atan, cosh   16
+// In f32 as exact as CUDA has them, erf and log1p spill every sum.
 constexpr int kMostWork = 64, kFunctionWork = 4;
 // Those of more than 40, or that spill (erf_inv, nextafter).
 constexpr std::array kLongFunctions = {
@@ -61,7 +62,7 @@ constexpr std::array kLongFunctions = {
     ir::OpKind::kLgamma, ir::OpKind::kDigamma, ir::OpKind::kNextAfter};
 
 bool is_long(const loops::Compute& compute, DType dtype) {
-  if (compute.op == ir::OpKind::kErf || compute.op == ir::OpKind::kErfc) {
+  if (compute.op == ir::OpKind::kErf || compute.op == ir::OpKind::kErfc || compute.op == ir::OpKind::kLog1p) {
     return dtype != DType::kBF16 && !(dtype == DType::kF32 && compute.loose);
   }
   return contains(kLongFunctions, compute.op);
@@ -71,7 +72,8 @@ bool is_long(const loops::Compute& compute, DType dtype) {
 int work_of(ir::OpKind op, DType dtype) {
   switch (op) {
     case ir::OpKind::kErf:
-    case ir::OpKind::kErfc: return dtype == DType::kBF16 ? 15 : 20;
+    case ir::OpKind::kErfc: return dtype == DType::kBF16 ? 15 : 23;
+    case ir::OpKind::kLog1p: return 11;
     case ir::OpKind::kAsin:
     case ir::OpKind::kAcos:
     case ir::OpKind::kSinh: return 22;

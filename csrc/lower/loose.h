@@ -7,8 +7,8 @@
 
 namespace jf::lower {
 
-// By value, whether only sums are made of it, and products and quotients that are rounded to 16 bits: relative errors
-// of a few units in float32's last place go unseen there.
+// By value, whether only sums are made of it, and products, quotients, additions of what is not negative and the like
+// that are rounded to 16 bits: relative errors of a few units in float32's last place go unseen there.
 std::vector<bool> loose_values(const ir::Fusion& fusion);
 
 }  // namespace jf::lower
