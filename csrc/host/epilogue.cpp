@@ -51,8 +51,8 @@ std::optional<Linear> linear(const IndexPtr& index, int row, int column) {
 // evicts the product's instructions, and the tensor cores wait for it. Exact gelu with 44 instructions of each sum took
 // 1.1 to 1.4 times as long as behind the product (H200). 192 sums are 4000 instructions (sm_90a), functions of each
 // more:
-//   erfc, erf of bf16   15    asin, acos, sinh   22    log1p   11
-//   rounded to 16 bits  23    cbrt, atan, cosh   16
+//   erfc of bf16, and where 16 bits are kept   15, 19    asin, acos, sinh   22    log1p   15
+//   erf                                        27, 33    cbrt, atan, cosh   16
 // In f32 as exact as CUDA has them, erf and log1p spill every sum.
 constexpr int kMostWork = 64, kFunctionWork = 4;
 // Those of more than 40, or that spill (erf_inv, nextafter).
@@ -71,9 +71,9 @@ bool is_long(const loops::Compute& compute, DType dtype) {
 // About the instructions for one element.
 int work_of(ir::OpKind op, DType dtype) {
   switch (op) {
-    case ir::OpKind::kErf:
-    case ir::OpKind::kErfc: return dtype == DType::kBF16 ? 15 : 23;
-    case ir::OpKind::kLog1p: return 11;
+    case ir::OpKind::kErf: return dtype == DType::kBF16 ? 27 : 33;
+    case ir::OpKind::kErfc: return dtype == DType::kBF16 ? 15 : 19;
+    case ir::OpKind::kLog1p: return 15;
     case ir::OpKind::kAsin:
     case ir::OpKind::kAcos:
     case ir::OpKind::kSinh: return 22;

@@ -105,13 +105,19 @@ class Specialized {
   Body of(const Body& body) {
     Body result = body;
     replace(result);
-    while (drop_unused(result)) {
-    }
+    drop_unused(result);
     return result;
   }
 
-  // Drops what nothing reads: registers, and arrays that come to life in the body. Returns whether there was any.
-  static bool drop_unused(Body& body) {
+  // Drops what nothing reads: registers, and arrays that come to life in the body.
+  static void drop_unused(Body& body) {
+    while (drop_some(body)) {
+    }
+  }
+
+ private:
+  // Returns whether there was any.
+  static bool drop_some(Body& body) {
     std::set<RegisterId> used;
     std::set<int> idle;
     for_every(body, [&](Stmt& stmt) {
@@ -123,8 +129,6 @@ class Specialized {
     });
     return drop(body, used, idle);
   }
-
- private:
   RegisterId now(RegisterId id) const {
     const auto found = instead_.find(id);
     return found == instead_.end() ? id : found->second;
@@ -227,8 +231,7 @@ class Unswitch {
       For copy = loop;
       copy.body = first;
       std::move(rest.begin(), rest.end(), std::back_inserter(copy.body));
-      while (Specialized::drop_unused(copy.body)) {
-      }
+      Specialized::drop_unused(copy.body);
       Body result;
       result.push_back({std::move(copy)});
       renumber(result);
