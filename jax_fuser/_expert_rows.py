@@ -46,6 +46,10 @@ class _How:
     def multiply(self, x: Any, rhs: Any, extents: Any) -> jax.Array:
         return product(x, rhs, extents, mode="rows", dtype=self.dtype, leaves_padding=True)
 
+    def multiply_first(self, x: Any, w13: Any, extents: Any, scale: Any, **rows: Any) -> Any:
+        return product_and_tail(x, w13, extents, None, None, scale, transpose_rhs=False, activation=self.function,
+                                gated=self.gated, dtype=self.dtype, leaves_padding=True, **rows)  # fmt: skip
+
     def tail(self, before: Any, scale: Any, extents: Any) -> jax.Array:
         return tail(before, None, scale, extents, None, activation=self.function, gated=self.gated,
                     scaled_by_zero=True)  # fmt: skip
@@ -74,9 +78,7 @@ def expert_rows(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _expert_rows(how: _How, x: Any, w13: Any, w2: Any, scale: Any, extents: Any, take: Any, back: Any) -> jax.Array:
-    h = product_and_tail(x, w13, extents, None, None, scale, transpose_rhs=False, activation=how.function,
-                         gated=how.gated, dtype=how.dtype, index=take.astype(jnp.uint32), back=back,
-                         leaves_padding=True)  # fmt: skip
+    h = how.multiply_first(x, w13, extents, scale, index=take.astype(jnp.uint32), back=back)
     return how.multiply(h, w2, extents)
 
 
@@ -88,8 +90,8 @@ def _jvp(how: _How, primals: Any, tangents: Any) -> tuple[jax.Array, Any]:
     if not isinstance(moved, jax.custom_derivatives.SymbolicZero):
         moved = sum_rows(moved, take[:, None], back, leaves=True)
     tangents = (moved, *others)
-    before = how.multiply(x, w13, extents)
-    out = how.multiply(how.tail(before, scale, extents), w2, extents)
+    h, before = how.multiply_first(x, w13, extents, scale, keeps=True)
+    out = how.multiply(h, w2, extents)
     moving = tuple(i for i in range(4) if not isinstance(tangents[i], jax.custom_derivatives.SymbolicZero))
     if not moving:
         return out, jnp.zeros_like(out)

@@ -3,7 +3,7 @@
 `product_and_tail` binds `tail_p` where the product has 16-bit operands. Its jaxpr is the product with everything after
 it, and with the gather of its rows, if there is one: `fuse` opens it, CUDA and the CPU compile it as one program, whose
 planner makes the tail a part of the product's kernel where it can; elsewhere it is the product, then XLA's ops.
-Derivatives and batches are those of the parts.
+Where it is differentiated the same kernel stores the product, too, and a batch is folded into its rows or groups.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
+from jax.extend.core import new_jaxpr_eqn
 from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
 
 from jax_fuser import _by_hand, _core, _ffi, _fused_primitive, _split, _trace
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, PLAIN, jit_of_given
 from jax_fuser._core import UserError
 from jax_fuser._eager import compile_when_eager
-from jax_fuser._grouped_primitive import product
+from jax_fuser._group_order import group_order
+from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._packed_matmul import packed_product
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
 from jax_fuser._row_groups import row_groups, spans
@@ -50,8 +53,9 @@ def product_and_tail(
     index: Any = None,
     back: Any = None,
     leaves_padding: bool = False,
-) -> jax.Array:
-    """Return `scale * activation(product + bias)` of rows `(m, k)`.
+    keeps: bool = False,
+) -> Any:
+    """Return `scale * activation(product + bias)` of rows `(m, k)`; with `keeps` that and the product.
 
     `rhs`: an array, or `PackedWeights` `(groups, n, k)` with `transpose_rhs`.
     `index`: uint32 `(m,)`, the rows of `x` that these are, zeros for those outside. `back`: int32 `(rows of x, uses)`,
@@ -66,13 +70,13 @@ def product_and_tail(
     narrow = _is_narrow(x) and (packed is not None or _is_narrow(rhs))
     if index is not None and (not narrow or 0 in (*x.shape, *index.shape)):
         x, index, back = _rows(x, index, back, leaves_padding), None, None
-    if bias is None and activation is None and scale is None and index is None:
+    if bias is None and activation is None and scale is None and index is None and not keeps:
         return _product(x, rhs, factors, extents, starts, packed, dtype, transpose_rhs, leaves_padding)
     if bias is not None:
         bias = jnp.asarray(bias)
     optional = (starts, bias, scale, index, back, factors)
     how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype), packed,
-               leaves_padding)  # fmt: skip
+               leaves_padding, keeps)  # fmt: skip
     operands = [a for a in (x, rhs, extents, *optional) if a is not None]
     one = narrow or x.dtype == rhs.dtype == jnp.float32
     return how.compute(*operands) if not one or _fused_primitive.jit_is_off() else _bound(*operands, how=how)
@@ -134,32 +138,40 @@ class _How:
     dtype: Any
     packed: _Packed | None = None
     leaves_padding: bool = False
+    keeps: bool = False  # the product is a result, too
 
-    def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> jax.Array:
-        """Return the result; `again`: backward computes the tail again from the product, keeping none of its steps."""
+    def compute(self, x: Any, rhs: Any, extents: Any, *rest: Any, again: bool = True) -> Any:
+        """Return the result, or it and the product.
+
+        `again`: backward computes the tail again from the product, keeping none of its steps.
+        """
         values = iter(rest)
         starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
         if index is not None:
             x = _rows(x, index, back if again else None, self.leaves_padding)
         out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs,
                        self.leaves_padding)  # fmt: skip
-        if bias is None and self.activation is None and scale is None:
-            return out
-        return after_product(out, extents, starts, bias, scale, self.activation, self.gated, again)
+        result = out
+        if bias is not None or self.activation is not None or scale is not None:
+            result = after_product(out, extents, starts, bias, scale, self.activation, self.gated, again)
+        return (result, out) if self.keeps else result
 
     @property
     def gathers(self) -> bool:
         return self.given[3]
 
-    def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> jax.Array:
+    def without_gather(self) -> _How:
+        return replace(self, given=(*self.given[:3], False, False, self.given[5]))
+
+    def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> Any:
         """Return the same by a gather of its own."""
         values = iter(rest)
         starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
         optional = (a for a in (starts, bias, scale, factors) if a is not None)
-        how = replace(self, given=(*self.given[:3], False, False, self.given[5]))
-        return _bound(_rows(x, index, back, self.leaves_padding), rhs, extents, *optional, how=how)
+        rows = _rows(x, index, back, self.leaves_padding)
+        return _bound(rows, rhs, extents, *optional, how=self.without_gather())
 
-    def of_unpacked(self, x: Any, pieces: Any, extents: Any, *rest: Any) -> jax.Array:
+    def of_unpacked(self, x: Any, pieces: Any, extents: Any, *rest: Any) -> Any:
         """Return the same by an array of the weights, of the dtype of `x`."""
         assert self.packed is not None
         weights = unpack_weights(self.packed.weights(x, pieces, rest[-1]), x.dtype)
@@ -168,12 +180,13 @@ class _How:
 
 
 @jit_of_given("how")
-def _bound(*operands: Any, how: _How) -> jax.Array:
+def _bound(*operands: Any, how: _How) -> Any:
     closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*operands)
     # The activation closes over arrays, with derivatives of their own, or prints: the primitive would hide both.
     if closed.consts or closed.effects:
         return how.compute(*operands)
-    return tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())[0]
+    results = tail_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())
+    return tuple(results) if how.keeps else results[0]
 
 
 def tail_backward(
@@ -243,6 +256,8 @@ def _plain(*operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
 
 
 def _jvp(primals: Any, tangents: Any, *, how: _How | _Backward, **_: Any) -> tuple[Any, Any]:
+    if isinstance(how, _How) and how.packed is None:
+        return _jvp_of_product(primals, tangents, how)
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
     def f(*moved: Any) -> Any:
@@ -255,9 +270,131 @@ def _jvp(primals: Any, tangents: Any, *, how: _How | _Backward, **_: Any) -> tup
     return jax.tree.leaves(out), jax.tree.leaves(tangent)
 
 
+def _jvp_of_product(primals: Any, tangents: Any, how: _How) -> tuple[list[Any], list[Any]]:
+    """Keep the product, of which backward computes the tail again, from the kernel that has the result."""
+    (x, rhs, extents, *rest), (d_x, d_rhs, _, *moved) = primals, (None if type(t) is ad.Zero else t for t in tangents)
+    values, moving = ([next(v) if is_given else None for is_given in how.given] for v in (iter(rest), iter(moved)))
+    (starts, bias, scale, index, back, _), (_, d_bias, d_scale, *_) = values, moving
+    if index is not None:  # the derivative of rhs reads the rows again
+        rows_of = functools.partial(_rows, index=index, back=back, leaves=how.leaves_padding)
+        x, d_x = (rows_of(x), None) if d_x is None else jax.jvp(rows_of, (x,), (d_x,))
+    alone = replace(how.without_gather(), keeps=how.keeps or how.activation is not None or d_scale is not None)
+    optional = [a for a in (starts, bias, scale) if a is not None]
+    results = jax.tree.leaves(_bound(x, rhs, extents, *optional, how=alone))
+
+    layout = (extents, *optional[:1]) if starts is not None else (extents,)
+    terms = [(a, b) for a, b in ((d_x, rhs), (x, d_rhs)) if a is not None and b is not None]
+    moves = [_product(a, b, None, extents, starts, None, how.dtype, how.transpose_rhs, how.leaves_padding)
+             for a, b in terms]  # fmt: skip
+    d_product = sum(moves[1:], moves[0]) if moves else None
+    # Without the product: what is linear in all that moves has the same derivative everywhere.
+    d_result = _tangent((results[-1], bias, scale), (d_product, d_bias, d_scale), *layout, how=how)
+    if not how.keeps:
+        return results[:1], [d_result]
+    zero = ad.Zero(jax.typeof(results[1]).to_tangent_aval())
+    return results, [d_result, zero if d_product is None else d_product]
+
+
+@jit_of_given("how")
+def _tangent(values: Any, tangents: Any, extents: Any, starts: Any = None, *, how: _How) -> jax.Array:
+    """Return the tangent of `after_product` of (product, bias, scale), of which those with one move."""
+    moving = [i for i, t in enumerate(tangents) if t is not None]
+
+    def f(*moved: Any) -> jax.Array:
+        given = list(values)
+        for i, value in zip(moving, moved):
+            given[i] = value
+        out, bias, scale = given
+        if bias is None and how.activation is None and scale is None:
+            return out
+        return after_product(out, extents, starts, bias, scale, how.activation, how.gated)
+
+    return jax.jvp(f, [values[i] for i in moving], [tangents[i] for i in moving])[1]
+
+
+def _drop_unused(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
+    """Store only what is read of a result and its product: JAX's rule for jaxprs that lose equations."""
+    how, invars = eqn.params["how"], eqn.invars
+    if not any(used):
+        return [False] * len(invars), None
+    if all(used) or not isinstance(how, _How):
+        return [True] * len(invars), eqn
+    operands = [True] * len(invars)
+    if used[0]:
+        how = replace(how, keeps=False)
+    else:
+        kept = [given and i not in (1, 2) for i, given in enumerate(how.given)]
+        operands = [True] * 3 + [k for k, given in zip(kept, how.given) if given]
+        how = replace(how, given=tuple(kept), activation=None, gated=False, keeps=False)
+    left = [v for v, is_used in zip(invars, operands) if is_used]
+    closed = jax.make_jaxpr(functools.partial(how.compute, again=False))(*(v.aval for v in left))
+    params = {**eqn.params, "jaxpr": closed, "how": how}
+    outvars = [v for v, is_used in zip(eqn.outvars, used) if is_used]
+    return operands, new_jaxpr_eqn(left, outvars, tail_p, params, eqn.effects, eqn.source_info, eqn.ctx)
+
+
 def _batch(args: Any, dims: Any, *, how: _How | _Backward, **_: Any) -> tuple[list[Any], list[int]]:
+    if isinstance(how, _How) and how.packed is None and (folded := _fold_batch(args, dims, how)) is not None:
+        return folded
     out = jax.tree.leaves(jax.vmap(how.compute, in_axes=tuple(dims))(*args))
     return out, [0] * len(out)
+
+
+def _fold_batch(args: Any, dims: Any, how: _How) -> tuple[list[Any], list[int]] | None:
+    """Fold a batch into the rows or the groups of one product, as its own rule does; None where it would do otherwise.
+
+    A batch of weights alone joins their columns, which an activation cannot take apart.
+    """
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    (x, rhs, extents, *rest), (x_dim, rhs_dim, extents_dim, *rest_dims) = args, dims
+    values, axes = ([next(v) if is_given else None for is_given in how.given] for v in (iter(rest), iter(rest_dims)))
+    (starts, bias, scale, index, back, _), (starts_dim, bias_dim, scale_dim, index_dim, back_dim, _) = values, axes
+
+    def front(a: Any, d: int | None) -> Any:
+        return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
+
+    if index is not None and any(d is not None for d in (x_dim, index_dim, back_dim)):
+        rows_of = functools.partial(_rows, leaves=how.leaves_padding)
+        x = jax.vmap(rows_of, (x_dim, index_dim, None if back is None else back_dim))(x, index, back)
+        x_dim = 0
+    elif index is not None:
+        x = _rows(x, index, back, how.leaves_padding)
+    how = how.without_gather()
+    if x_dim is None:
+        return None
+    x = front(x, x_dim)
+    m = x.shape[1]
+    shares_weights, shares_layout = rhs_dim is None and bias_dim is None, extents_dim is None and starts_dim is None
+    if size * m > INT32_MAX or (rhs_dim is None and not shares_weights):
+        return None
+
+    def run(rows: Any, rhs: Any, bias: Any, scale: Any, extents: Any, starts: Any) -> list[Any]:
+        given = (starts is not None, *how.given[1:])
+        optional = [a for a in (starts, bias, scale) if a is not None]
+        return jax.tree.leaves(_bound(rows, rhs, extents, *optional, how=replace(how, given=given)))
+
+    scale = None if scale is None else front(scale, scale_dim)
+    if shares_weights and shares_layout:  # every row becomes `size` rows: contiguous groups stay so
+        rows = jnp.swapaxes(x, 0, 1).reshape(size * m, x.shape[2])
+        scale = None if scale is None else scale.T.reshape(-1)
+        results = run(rows, rhs, bias, scale, extents * size, None if starts is None else starts * size)
+        return [r.reshape(m, size, r.shape[1]) for r in results], [1] * len(results)
+    first, count = spans(front(extents, extents_dim), None if starts is None else front(starts, starts_dim), m)
+    rows = x.reshape(size * m, x.shape[2])
+    scale = None if scale is None else scale.reshape(-1)
+    if shares_weights:  # sort the rows of all entries by group, and back
+        order, place, extents = group_order(row_groups(count, first, m).reshape(-1), count.shape[1])
+        order, place = order[:, None], place[:, None]
+        rows = sum_rows(rows, order, place)
+        scale = None if scale is None else sum_rows(scale, order, place)
+        results = [sum_rows(r, place, order) for r in run(rows, rhs, bias, scale, extents, None)]
+    else:  # group g of entry b starts at row b * m + first[b, g]
+        first = (first + m * jnp.arange(size, dtype=jnp.int32)[:, None]).reshape(-1)
+        rhs = front(rhs, rhs_dim)
+        rhs = rhs.reshape(-1, *rhs.shape[2:])
+        bias = None if bias is None else front(bias, bias_dim).reshape(rhs.shape[0], -1)
+        results = run(rows, rhs, bias, scale, count.reshape(-1), first)
+    return [r.reshape(size, m, r.shape[1]) for r in results], [0] * len(results)
 
 
 def _transpose(cotangents: Any, *operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
@@ -286,9 +423,9 @@ def _lower_as_program(ctx: Any, *operands: Any, jaxpr: Any, platform: str, how: 
     if apart or _split.is_on_a_mesh(ctx) or _ffi.can_compile(platform) is not None:
         return _lower_as_xla(ctx, *operands, jaxpr=jaxpr, **params)
     if isinstance(how, _How) and how.gathers and (platform == "cpu" or _copies_rows(how, jaxpr)):
-        return mlir.lower_fun(how.of_gathered, multiple_results=False)(ctx, *operands)
+        return mlir.lower_fun(how.of_gathered, multiple_results=how.keeps)(ctx, *operands)
     if platform == "cpu" and isinstance(how, _How) and how.packed is not None:
-        return mlir.lower_fun(how.of_unpacked, multiple_results=False)(ctx, *operands)
+        return mlir.lower_fun(how.of_unpacked, multiple_results=how.keeps)(ctx, *operands)
 
     def run(*operands: Any) -> list[Any]:
         return _fused_primitive.run(jaxpr, operands, "grouped_matmul")
@@ -313,6 +450,7 @@ tail_p.def_abstract_eval(lambda *_, jaxpr, **__: list(jaxpr.out_avals))
 ad.primitive_jvps[tail_p] = _jvp
 ad.primitive_transposes[tail_p] = _transpose
 batching.primitive_batchers[tail_p] = _batch
+pe.dce_rules[tail_p] = _drop_unused
 mlir.register_lowering(tail_p, _lower_as_xla)
 for _platform in ("cpu", "cuda"):
     mlir.register_lowering(tail_p, functools.partial(_lower_as_program, platform=_platform), platform=_platform)

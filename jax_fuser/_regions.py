@@ -5,9 +5,9 @@
    one makes it anew from its source, which has fewer bytes; a cut equation that needs one has it from XLA, which
    folds it in. Only a view that the program returns is written by the region of its source. One element made of
    constants is a view. A grouped product of 16-bit floats or f32 is in the region that reads it, where nothing else
-   does. What feeds nothing but reductions that are cut (`lax.reduce` by a function) stays with XLA too: it computes
-   such values inside the reduction and never stores them. So does an update (x.at[i].set) of what a region neither
-   makes nor alone reads: XLA may write it in place.
+   does, or that goes on with it row by row and stores it for others. What feeds nothing but reductions that are cut
+   (`lax.reduce` by a function) stays with XLA too: it computes such values inside the reduction and never stores
+   them. So does an update (x.at[i].set) of what a region neither makes nor alone reads: XLA may write it in place.
 3. Depth: a computing equation is at the largest depth of its producers, plus one for those that are cut; a cut equation
    is at the largest depth of its producers. In the order region 0, cuts 0, region 1, cuts 1, ... everything is defined
    before its use, so no cycle can arise. An equation whose readers all lie deeper moves down to them: a store is saved.
@@ -26,6 +26,7 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 from collections import Counter, defaultdict
@@ -156,8 +157,11 @@ class _Partition:
             self.cut[i] = True
         if draws == "left":
             self.cut = [cut or _random.draws(_trace_writer.label(eqn)) for cut, eqn in zip(self.cut, self.eqns)]
+        self.joins: list[JaxprEqn] = []  # products apart that a region may have, and give to others as well
         for i, eqn in enumerate(self.eqns):
             if eqn.primitive.name in _trace.PRODUCTS and (leave_products or linear_values or not self._has_tail(i)):
+                if not (self.cut[i] or leave_products or self.linear[i]):
+                    self.joins.append(eqn)
                 self.cut[i] = True
         self.fusing = {i for i, cut in enumerate(self.cut) if cut and _fused_by_xla.fuses(self.eqns[i])}
         self.view = self._views()
@@ -172,7 +176,7 @@ class _Partition:
     def _has_tail(self, product: int) -> bool:
         """Whether all that reads a grouped product is computed in regions, row by row: its kernel may go on with that.
 
-        Where derivatives are taken, they read the product as well.
+        Where derivatives are taken, they read the product as well: see `_join`.
         """
         todo = list(self.eqns[product].outvars)
         found = False
@@ -328,7 +332,27 @@ class _Partition:
             members = groups[depth, holds_arrays, is_linear, is_drawn]
             again = groups.get((depth, holds_arrays, False, False), []) if is_linear else []
             regions += self._programs(members, again)
-        return self._in_order(regions)
+        return functools.reduce(self._join, self.joins, self._in_order(regions))
+
+    def _join(self, steps: list[Region | JaxprEqn], product: JaxprEqn) -> list[Region | JaxprEqn]:
+        """Let a product be in the first region that goes on with it, row by row; others read what this stores of it."""
+        [out] = product.outvars
+        for region in (s for s in steps if isinstance(s, Region) and out in s.invars):
+            if any(self.linear[self.maker[v]] for v in region.outvars) or not _is_row_by_row(out, region.eqns):
+                continue
+            others = [s for s in steps if s is not product and s is not region]
+            if _needs(region, product, others):
+                continue
+            is_read = out in self.returned or any(out in s.invars for s in others)
+            invars = {*region.invars, *variables(product)} - {out}
+            joined = Region(
+                [product, *region.eqns],
+                sorted(invars, key=self.number.__getitem__),
+                [*region.outvars, *([out] if is_read else [])],
+            )
+            if self._fits(joined):
+                return _sorted_by_need(list(enumerate(joined if s is region else s for s in steps if s is not product)))
+        return steps
 
     def _programs(self, members: list[int], again: list[int]) -> list[Region]:
         """Return the programs of one group; `again` are equations outside of it that a program may repeat."""
@@ -496,6 +520,36 @@ def _sorted_by_need(steps: list[tuple[int, Region | JaxprEqn]]) -> list[Region |
                 heapq.heappush(ready, j)
     assert len(result) == len(steps), "a region needs a value that needs the region"
     return result
+
+
+def _is_row_by_row(product: Var, eqns: list[JaxprEqn]) -> bool:
+    """Whether what reads a product, or views of it, is neither a reduction nor another product."""
+    read, found = {product}, False
+    for eqn in eqns:
+        if read.isdisjoint(variables(eqn)):
+            continue
+        if eqn.primitive.name in _trace.REDUCTIONS | _trace.PRODUCTS:
+            return False
+        if _trace.is_view(eqn):
+            read.update(eqn.outvars)
+        else:
+            found = True
+    return found
+
+
+def _needs(region: Region, product: JaxprEqn, others: list[Region | JaxprEqn]) -> bool:
+    """Whether a region needs what other steps make of a product."""
+    maker = {v: step for step in others for v in step.outvars}
+    todo, seen = [v for v in region.invars if v not in product.outvars], set()
+    while todo:
+        step = maker.get(todo.pop())
+        if step is None or id(step) in seen:
+            continue
+        seen.add(id(step))
+        if not {*product.outvars}.isdisjoint(variables(step)):
+            return True
+        todo += variables(step)
+    return False
 
 
 def _is_worth_a_program(region: Region) -> bool:

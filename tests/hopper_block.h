@@ -50,6 +50,7 @@ inline unsigned shared_address(const void* p) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(p) - memory[blockIdx.x].bytes);
 }
 inline int cluster_rank() { return static_cast<int>(blockIdx.x) % cluster; }
+inline unsigned cluster_blocks() { return cluster; }
 inline unsigned in_cluster(unsigned shared, int rank) {
   return shared + (blockIdx.x - cluster_rank() + rank + 1) * kOwn;
 }

@@ -1,13 +1,16 @@
 """XLA captures our calls into CUDA graphs and replays them: handlers run for the captures, not for every call."""
 
+import grouped_reference as ref
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_split_k import HOPPER, program_of
 from test_tma import hopper_or_skip
 from tolerances import assert_close
 
 import jax_fuser as jf
+from jax_fuser import _core
 
 
 @pytest.mark.gpu
@@ -31,6 +34,32 @@ def test_calls_are_captured_and_replayed():
         y = chain(x, w, sizes)
     assert jnp.allclose(y, x)
     assert jf.counters()["executed"] - before < calls * runs / 4
+
+
+@pytest.mark.gpu
+def test_launches_that_say_how_many_blocks_share_k_are_captured():
+    gpu, calls, runs = hopper_or_skip(), 8, 300
+    shapes = {(1, 1, 1024): 8, (1, 1, 2048): 4, (2, 2, 4096): 2, (8, 16, 2048): 1}  # of groups, rows, n: blocks
+
+    @jax.jit
+    def products(operands):
+        return [[jf.grouped_matmul(x + i, w, sizes) for i in range(calls)] for x, w, sizes in operands]
+
+    rng = np.random.default_rng(0)
+    make = lambda *shape: jnp.asarray(rng.integers(-1, 2, shape), jnp.bfloat16)  # noqa: E731
+    operands = [(make(m, 4096), make(g, 4096, n), jnp.full(g, m // g, jnp.int32)) for g, m, n in shapes]
+    for one, blocks in zip(operands, shapes.values()):
+        [facts] = _core.facts(program_of(jf.grouped_matmul, *one), HOPPER)
+        assert (f"in clusters of {blocks}," in facts["launch"]) == (blocks > 1)
+    operands = jax.device_put(operands, gpu)
+    before = jf.counters()["executed"]
+    for _ in range(runs):
+        results = products(operands)
+    for (x, w, sizes), of_shape in zip(operands, results):
+        x, w = (np.asarray(a, np.float32) for a in (x, w))
+        for i, y in enumerate(of_shape):
+            assert_close(y, ref.rows(x + i, w, sizes), jnp.bfloat16)
+    assert jf.counters()["executed"] - before < len(shapes) * calls * runs / 4
 
 
 @pytest.mark.gpu

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from device_text import run_on_cpu
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval as pe
 from test_cuda_sources import assert_no_spills, nvrtc_or_skip
 from test_grouped_epilogue import BF16, EDGES, F32, HOPPER, kernels, programs
 from test_grouped_hopper import sass
@@ -17,7 +19,8 @@ from tolerances import assert_close
 import jax_fuser as jf
 from jax_fuser import _core
 from jax_fuser._activations import GATED
-from jax_fuser._grouped_tail import tail_backward
+from jax_fuser._expert_rows import NAMED
+from jax_fuser._grouped_tail import product_and_tail, tail_backward
 
 M, K, F = 700, 64, 136
 
@@ -81,7 +84,7 @@ inline void stmatrix_x4_trans(unsigned address, const unsigned (&words)[4]) {
 }  // namespace jf
 """
 
-MAIN = """
+READ = """
 #include "grouped/cuda/hopper_several.cuh"
 %(functor)s
 #include <cstdio>
@@ -93,6 +96,11 @@ std::vector<T> read(const char* name, size_t count) {
   std::fclose(file);
   return values;
 }
+"""
+
+MAIN = (
+    READ
+    + """
 int main() {
   using namespace jf::grouped;
   constexpr int m = %(m)d, n = %(n)d, groups = %(groups)d, kRows = %(rows)d, kParts = (n + 63) / 64;
@@ -141,6 +149,61 @@ int main() {
   std::fwrite(partial.data(), 4, partial.size(), stdout);
 }
 """
+)
+
+
+# The sums, h [m, kSums * n], are stored, and of them scale * activation(h), [m, n].
+KEEPS = (
+    READ
+    + """
+int main() {
+  using namespace jf::grouped;
+  constexpr int m = %(m)d, n = %(n)d, groups = %(groups)d, kRows = %(rows)d, kSums = Epilogue::kSums;
+  constexpr int kSlices = kSums == 2 ? 1 : 2, kColumns = 64 * kSlices;
+  const auto h = read<float>("h", m * kSums * n);
+  const auto extents = read<int>("extents", groups);
+  const auto scale = read<float>("scale", m);
+  std::vector<jf::bf16> product(m * kSums * n, jf::bf16{0x7fc0}), result(m * n, jf::bf16{0x7fc0});
+  const auto map = [](auto& array, int columns, int pitch) {
+    return jf::TensorMap{&array[0].bits, m, columns, pitch};
+  };
+  const jf::TensorMap out = map(result, n, n), first = map(product, n, kSums * n),
+                      second = map(product, 2 * n, kSums * n);
+  const Ragged ragged = {extents.data(), nullptr, groups, m};
+  const Epilogue epilogue = {scale.data()};
+  using Several = HopperSeveral<jf::bf16, kRows, Epilogue>;
+  static_assert(Epilogue::kKeeps && Epilogue::kResults == 1 && Epilogue::kTiles == 0);
+  const Several::Memory memory = {
+      {{&out, result.data(), n, 0}, {&first, product.data(), kSums * n, 0} %(second)s}, {}, nullptr};
+  const auto thread = [&] {
+    const unsigned id = threadIdx.x;
+    Several several(1024, 8, memory);
+    for (int g = 0, begin = 0; g < groups; begin += ragged.extents[g++]) {
+      for (int row = begin; row < begin + ragged.extents[g]; row += kRows) {
+        for (int column = 0; column < n + kColumns; column += kColumns) {
+          const RowUnit unit = {g, row, std::min(kRows, begin + ragged.extents[g] - row), column};
+          float sums[2][kRows / 2];
+          for (int slice = 0; slice < 2; ++slice) {
+            for (int i = 0; i < kRows / 2; ++i) {
+              const int r = i / 4 * 8 + id %% 4 * 2 + i %% 2;
+              const int c = column + (kSums == 2 ? 0 : slice * 64) + id / 32 * 16 + id %% 32 / 4 + i / 2 %% 2 * 8;
+              const int of_sum = kSums == 2 ? Epilogue::first(slice) : 0;
+              sums[slice][i] = r < unit.count && c < n ? h[(row + r) * kSums * n + of_sum + c] : NAN;
+            }
+          }
+          several.begin(unit, n);
+          several.finish(epilogue, sums, unit, n, m);
+        }
+      }
+    }
+    Several::padding<false>(epilogue, ragged, memory, n, id / 32, 4);
+  };
+  run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
+  std::fwrite(product.data(), 2, product.size(), stdout);
+  std::fwrite(result.data(), 2, result.size(), stdout);
+}
+"""
+)
 
 
 def backward(cotangent, w2, extents, before, scale):
@@ -229,6 +292,109 @@ def test_every_element_gets_its_own(edge, tmp_path):
         assert_close(got, expected, BF16)
 
 
+def forward(name, n):
+    """Return a product with its activation, both results, and their columns."""
+    activation, gated = NAMED[name], name in GATED
+
+    def f(x, rhs, extents, scale):
+        return product_and_tail(x, rhs, extents, None, None, scale, transpose_rhs=False, activation=activation,
+                                gated=gated, dtype=BF16, keeps=True)  # fmt: skip
+
+    return f, n * (2 if gated else 1)
+
+
+def forward_shapes(columns, groups=7, m=M, k=K):
+    kinds = [((m, k), BF16), ((groups, k, columns), BF16), ((groups,), jnp.int32), ((m,), F32)]
+    return [jax.ShapeDtypeStruct(*kind) for kind in kinds]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu", "relu"])
+def test_a_product_that_is_needed_is_stored_by_the_kernel_of_its_activation(activation):
+    f, columns = forward(activation, F)
+    given = forward_shapes(columns)
+    [kernel] = kernels(f, given)
+    assert kernel["entry"] == "jf_grouped_rows_fused" and "which are stored, too" in kernel["reason"]
+    assert [w[2] for w in kernel["writes"]] == [[M, F], [M, columns]]
+    older = [k["entry"] for k in kernels(f, given, _core.cuda_target_for(80))]
+    assert [entry for entry in older if "grouped" in entry] == ["jf_grouped_rows"]
+
+
+@pytest.mark.parametrize("through", ["grad", "value_and_grad of fuse", "fuse of value_and_grad", "checkpoint"])
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_training_has_the_activation_in_the_kernel_of_its_product(activation, through):
+    gated = activation in GATED
+    given = [((64, 32), BF16), ((4, 32, 128 * (1 + gated)), BF16), ((4, 128, 32), BF16), ((4,), jnp.int32)]
+
+    def loss(x, w1, w2, extents):
+        h = jf.grouped_matmul(x, w1, extents, activation=activation)
+        return (jf.grouped_matmul(h, w2, extents).astype(F32) ** 2).sum()
+
+    f = {
+        "grad": jax.grad(loss, (0, 1, 2)),
+        "value_and_grad of fuse": jax.value_and_grad(jf.fuse(loss), (0, 1, 2)),
+        "fuse of value_and_grad": jf.fuse(jax.value_and_grad(loss, (0, 1, 2))),
+        "checkpoint": jax.grad(jax.checkpoint(loss), (0, 1, 2)),
+    }[through]
+    ran = kernels(f, [jax.ShapeDtypeStruct(*kind) for kind in given])
+    fused = [k for k in ran if k["entry"] == "jf_grouped_rows_fused" and "stored, too" in k["reason"]]
+    assert [[w[2] for w in k["writes"]] for k in fused][:1] == [[[64, 128], [64, 128 * (1 + gated)]]]
+    assert sum("grouped" in k["entry"] for k in ran) == 6
+
+
+@pytest.mark.parametrize("which, entry", [(0, "jf_grouped_rows_fused"), (1, "jf_grouped_rows")])
+def test_what_no_one_reads_is_not_stored(which, entry):
+    f, columns = forward("swiglu", F)
+    one = jax.jit(lambda *given: f(*given)[which].astype(F32).sum())
+    jaxpr, used = pe.dce_jaxpr(jax.make_jaxpr(one)(*forward_shapes(columns)).jaxpr, [True])
+    assert used == [True, True, True, which == 0]
+    left = [s for s, u in zip(forward_shapes(columns), used) if u]
+    ran = kernels(jax.extend.core.jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), left)
+    assert [(k["entry"], len(k["writes"])) for k in ran if "grouped" in k["entry"]] == [(entry, 1)]
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+@pytest.mark.parametrize("edge", ["odd", "empty groups"])
+def test_a_kept_product_and_its_activation_are_those_of_every_place(activation, edge, tmp_path):
+    f, columns = forward(activation, F)
+    [program] = programs(f, forward_shapes(columns))
+    source = _core.stages(program, HOPPER)["source"]
+    source = source[source.rindex('#include "grouped/') :]
+    places = re.findall(r"\{&out_map\d*, out\d*, (\d+), (\d+)\}", source)
+    firsts = range(0, columns, F)
+    assert places == [(str(F), "0"), *((str(columns), str(first)) for first in firsts)]
+    rng, owned = np.random.default_rng(2), np.arange(M) < sum(EDGES[edge])
+    h = rng.normal(size=(M, columns)).astype(np.float32)
+    scale = np.where(owned, rng.uniform(0.5, 2, M), np.nan).astype(np.float32)
+    extents = np.asarray(EDGES[edge], np.int32)
+    for name, array in (("h", h), ("extents", extents), ("scale", scale)):
+        (tmp_path / name).write_bytes(array.tobytes())
+    functor = source[source.index('#include "codegen') : source.index("// tile=")]
+    rows = int(re.findall(r"HopperTile<(\d+)", source)[0])
+    second = f", {{&second, product.data(), {columns}, {F}}}" if columns > F else ""
+    main = HARDWARE + KEEPS % {"functor": functor, "m": M, "n": F, "groups": 7, "rows": rows, "second": second}
+    raw = run_on_cpu(main, tmp_path)
+    kept = np.frombuffer(raw[: M * columns * 2], BF16).reshape(M, columns)
+    result = np.frombuffer(raw[M * columns * 2 :], BF16).reshape(M, F)
+    rounded = np.asarray(jnp.asarray(np.where(owned[:, None], h, 0), BF16))
+    np.testing.assert_array_equal(kept, rounded)
+    want = NAMED[activation](jnp.asarray(rounded[:, :F], F32))
+    want = want * rounded[:, F:].astype(np.float32) if columns > F else want
+    assert_close(result, np.where(owned[:, None], want * scale[:, None], 0), BF16)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_a_kept_product_compiles_without_spills(activation, tmp_path):
+    nvrtc_or_skip()
+    f, columns = forward(activation, 768)
+    [program] = programs(f, forward_shapes(columns, 16, 8192, 2048))
+    [used] = assert_no_spills(program, tmp_path)
+    assert used["STACK"] == 0 and used["REG"] <= 168
+    [(_, _, cubin)] = _core.compile_cuda(program, HOPPER)
+    (tmp_path / "product.cubin").write_bytes(cubin)
+    text = sass(tmp_path / "product.cubin")
+    assert 0 < text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1  # products overlap
+
+
 def test_it_compiles_without_spills(tmp_path):
     nvrtc_or_skip()
     [program] = programs(backward, shapes(16, 8192, 2048, 768))
@@ -254,5 +420,30 @@ def test_numbers_on_hopper(edge, f):
         got, again = jax.jit(backward)(*operands), jax.jit(backward)(*operands)
     owned = sum(EDGES[edge])  # rows behind them may hold anything
     for a, b, w in zip(*([r[:owned] for r in results] for results in (got, again, want))):
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
+        assert_close(a, w, BF16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("f", [72, 136, 1160])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_a_kept_product_on_hopper(activation, edge, f):
+    device = hopper_or_skip()
+    both, columns = forward(activation, f)
+    rng, owned = np.random.default_rng(3), np.arange(M) < sum(EDGES[edge])
+    x = jnp.asarray(np.where(owned[:, None], rng.normal(size=(M, K)), np.nan), BF16)
+    rhs = jnp.asarray(rng.normal(size=(7, K, columns)) * K**-0.5, BF16)
+    scale = jnp.asarray(np.where(owned, rng.uniform(0.5, 2, M), np.nan), F32)
+    extents = jnp.asarray(EDGES[edge], jnp.int32)
+    h = product(x, np.swapaxes(np.asarray(rhs, np.float32), 1, 2), extents)
+    want = NAMED[activation](jnp.asarray(h[:, :f]))
+    want = want * h[:, f:] if columns > f else want
+    want = np.where(owned[:, None], want * np.asarray(scale)[:, None], 0)
+    with jax.default_device(device):
+        operands = jax.device_put([x, rhs, extents, scale], device)
+        jax.block_until_ready([jnp.full((M, c), jnp.nan, BF16) for c in (f, columns)])
+        got, again = jax.jit(both)(*operands), jax.jit(both)(*operands)
+    for a, b, w in zip(got, again, (want, h)):
         np.testing.assert_array_equal(np.asarray(a, np.float32), np.asarray(b, np.float32))
         assert_close(a, w, BF16)

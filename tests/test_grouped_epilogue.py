@@ -179,10 +179,18 @@ def test_other_targets_store_the_product():
     assert hopper == ampere
 
 
-@pytest.mark.parametrize("f", [lambda y: jax.nn.softmax(y), lambda y: (y, y + 1)], ids=["a reduction", "itself"])
-def test_a_product_that_others_read_is_stored(f):
-    given = jf.fuse(lambda x, w, e: f(jf.grouped_matmul(x, w, e)))
+def test_a_product_that_a_reduction_reads_has_no_epilogue():
+    given = jf.fuse(lambda x, w, e: jax.nn.softmax(jf.grouped_matmul(x, w, e)))
     assert "jf_grouped_rows_fused" not in [k["entry"] for k in kernels(given, shapes()[:3])]
+
+
+def test_a_product_that_is_a_result_is_stored_beside_what_follows():
+    def f(x, w, e):
+        y = jf.grouped_matmul(x, w, e)
+        return y, y + 1
+
+    *_, kernel = kernels(jf.fuse(f), shapes()[:3])
+    assert kernel["entry"] == "jf_grouped_rows_fused" and len(kernel["writes"]) == 2
 
 
 def test_derivatives_keep_the_product():

@@ -67,7 +67,7 @@ def test_units_come_from_a_queue_where_they_take_unlike_times():
     [
         (("rows", False, False, "bf16", "bf16", 4096, 14336, 16384), "tile=192x128x64 stages=4 cluster=2"),
         (("rows", True, True, "bf16", "f32", 2880, 2400, 200), "tile=64x128x64 stages=8 cluster=2"),
-        (("rows", True, True, "bf16", "f32", 2880, 800, 200), "tile=64x128x64 stages=6 cluster=1 split=2"),
+        (("rows", True, True, "bf16", "f32", 2880, 800, 200), "tile=64x128x64 stages=8 cluster=1 split=2"),
         (("rows", False, True, "f16", "f16", 512, 128, 1024), "cluster=1"),
         (("contraction", False, False, "bf16", "bf16", 2048, 1536), "tile=128x192x64 stages=4 cluster=1"),
         (("contraction", False, True, "f16", "f32", 520, 256), "tile=128x128x64 stages=5 cluster=1"),

@@ -23,7 +23,7 @@ using namespace jf;
 constexpr int m = %(m)d, k = %(k)d, n = %(n)d, groups = %(groups)d;
 
 template <class Out, class Tile, bool kRhsKMajor, bool kHasStarts>
-void run(int blocks) {
+void run(int blocks, int cluster = Tile::kCluster) {
   using Kernel = grouped::HopperRows<bf16, Out, Tile, kRhsKMajor, kHasStarts>;
   constexpr int size = sizeof(Out);
   auto lhs = read("lhs"), rhs = read(kRhsKMajor ? "rhs_t" : "rhs"), extents = read("extents"), starts = read("starts");
@@ -35,7 +35,7 @@ void run(int blocks) {
       const int first = problem * groups;
       const grouped::Ragged ragged = {data<int>(extents) + first, data<int>(starts) + first, groups, m};
       unsigned next = 0;
-      ptx::launch(blocks, Tile::kCluster * Tile::kSplit, [&](void* memory) {
+      ptx::launch(blocks, cluster, [&](void* memory) {
         Kernel::run(memory, lhs_map, rhs_map, out_map, ragged, data<Out>(out), shares ? nullptr : &next, k, n);
       });
       std::fwrite(out.data(), 1, out.size(), stdout);
@@ -43,13 +43,19 @@ void run(int blocks) {
   }
 }
 
+using Split = grouped::HopperTile<64, 4, 1, false, true>;
 int main() {
+%(main)s
+}
+"""
+ALONE_AND_PAIRS = """
   run<bf16, grouped::HopperTile<64, 2, 1>, false, false>(3);
   run<bf16, grouped::HopperTile<128, 3, 2>, true, true>(4);
   run<float, grouped::HopperTile<192, 2, 2>, false, true>(4);
-  run<float, grouped::HopperTile<64, 2, 1, false, 2>, true, false>(4);
-  run<bf16, grouped::HopperTile<64, 2, 1, false, 4>, false, true>(4);
-}
+"""
+SPLIT = """
+  run<float, Split, true, false>(4, 2);
+  for (const int split : {1, 2, 4, 8}) run<bf16, Split, false, true>(8, split);
 """
 
 
@@ -181,15 +187,22 @@ def check(queued, shared, want, extents, starts, **tolerance):
     assert_close(shared[owned], want[owned], dtype=shared.dtype.name, **tolerance)
 
 
-def test_rows(tmp_path):
-    k, n, groups = 264, 328, EXTENTS.shape[1]
+@pytest.mark.parametrize(
+    ("main", "blocks", "k", "kinds"),
+    [
+        (ALONE_AND_PAIRS, 4, 264, [(BF16, False), (BF16, True), (np.float32, True)]),
+        (SPLIT, 8, 520, [(np.float32, False), *[(BF16, True)] * 4]),
+    ],
+    ids=["alone and pairs", "k is split"],
+)
+def test_rows(main, blocks, k, kinds, tmp_path):
+    n, groups = 328, EXTENTS.shape[1]
     rng = np.random.default_rng(0)
     lhs, rhs = (rng.normal(size=s).astype(BF16) for s in ((M, k), (groups, k, n)))
     lhs[LAST:] = np.nan
     arrays = {"lhs": lhs, "rhs": rhs, "rhs_t": rhs.swapaxes(1, 2), "extents": EXTENTS, "starts": STARTS}
-    source = ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS)}
-    raw = run_blocks_on_cpu(source, arrays, 4, tmp_path)
-    kinds = [(BF16, False), (BF16, True), (np.float32, True), (np.float32, False), (BF16, True)]
+    source = ROWS % {"m": M, "k": k, "n": n, "groups": groups, "problems": len(EXTENTS), "main": main}
+    raw = run_blocks_on_cpu(source, arrays, blocks, tmp_path)
     for extents, starts, queued, shared in results(raw, kinds, n):
         check(queued, shared, rows(lhs, rhs, extents, starts), extents, starts)
 

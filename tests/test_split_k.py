@@ -35,11 +35,16 @@ def shapes(m, groups, k, n, dtype="bfloat16"):
 
 
 def forced(program, split):
-    """What chooses `split` for the product of a program; 1: no clusters of more than two, as for many rows."""
+    """What chooses `split` for the product of a program; 1: each block computes tiles of its own."""
     found = _core.alternatives(program, HOPPER)
     (kernel, _, others) = next(one for one in found if any("split=" in other for other in one[2]))
-    wanted = [o for o in others if f"split={split}" in o.split() and ("tile_m=64" in o)]
+    wanted = [o for o in others if f"split={split}" in o.split() and {"tile_m=64", "cluster=1"} <= {*o.split()}]
     return {kernel: wanted[0]}
+
+
+def shares_a_kernel(texts):
+    """Whether programs of one product each have one source."""
+    return len({_core.stages(text, HOPPER)["source"] for text in texts}) == 1
 
 
 @pytest.mark.parametrize(
@@ -62,11 +67,52 @@ def test_k_is_split_where_tiles_are_few(m, groups, k, n, split):
 
 
 @pytest.mark.parametrize("activation", [None, "swiglu"])
-def test_kernels_of_split_products_spill_nothing(activation, tmp_path):
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize(
+    ("k", "n", "groups"),
+    [
+        (4096, 14336, 8),
+        (7168, 4096, 32),
+        (4096, 1536, 128),
+        (7168, 2048, 256),
+        (2880, 2880, 32),
+        (16384, 1024, 8),
+    ],
+)
+def test_three_kernels_serve_any_number_of_rows(k, n, groups, starts, activation):
+    def call(x, w, sizes, starts):
+        nested = jf.NestedTensor(x, sizes, starts)
+        return jf.grouped_matmul(nested, w, activation=activation, validate=False)
+
+    texts = set()
+    for m in (*range(1, 68), *range(96, 2048, 96), *range(2048, 65536, 3072), 65536):
+        x, w, sizes = shapes(m, groups, k, 2 * n if activation else n)
+        program = program_of(call, x, w, sizes, sizes if starts else None)
+        texts.add(_core.stages(program, HOPPER)["source"])
+    assert len(texts) <= 3
+
+
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_one_kernel_has_all_splits_and_spills_nothing(activation, tmp_path):
     call = functools.partial(jf.grouped_matmul, activation=activation)
     program = program_of(call, *shapes(8, 1, 4096, 4096))
-    for split in (2, 8):
-        assert_no_spills(program + _tuned.text_of(forced(program, split)), tmp_path)
+    chosen = {split: program + _tuned.text_of(forced(program, split)) for split in (1, 2, 4, 8)}
+    for split, text in chosen.items():
+        launch = _core.facts(text, HOPPER)[0]["launch"]
+        assert (f" in clusters of {split}, " in launch) == (split > 1) and ("clusters" in launch) == (split > 1)
+    assert shares_a_kernel(chosen.values())
+    before = jf.counters()
+    for text in chosen.values():
+        assert_no_spills(text, tmp_path)
+    assert sum(jf.counters()[what] - before[what] for what in ("compiled_cuda", "disk_hits")) <= 1
+
+
+def test_a_short_k_has_room_for_sums_where_it_is_split_alone():
+    program = program_of(jf.grouped_matmul, *shapes(8, 1, 2048, 4096))
+    whole, *split = (program + _tuned.text_of(forced(program, s)) for s in (1, 2, 4, 8))
+    assert shares_a_kernel(split) and not shares_a_kernel([whole, split[0]])
+    assert "stages=8 cluster=1\n" in _core.stages(whole, HOPPER)["source"]
+    assert "stages=8 cluster=1, k split as launched\n" in _core.stages(split[0], HOPPER)["source"]
 
 
 SPREADS = {  # of 64 rows in 5 groups, and behind them NaN
@@ -79,7 +125,7 @@ SPREADS = {  # of 64 rows in 5 groups, and behind them NaN
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
 @pytest.mark.parametrize(("dtype", "out"), [("bfloat16", "bfloat16"), ("float16", "float32")])
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 def test_split_products_on_hopper(dtype, out, split, spread, transpose_rhs):
@@ -105,8 +151,26 @@ def test_split_products_on_hopper(dtype, out, split, spread, transpose_rhs):
 
 
 @pytest.mark.gpu
+def test_units_of_kernels_that_could_split_come_from_a_queue_on_hopper():
+    device, (m, k, n), sizes = hopper_or_skip(), (1000, 2120, 4104), np.int32([700, 0, 3, 280])
+    x, w = ref.make("rows", sizes, m, k, n)
+    x, w = (np.array(jnp.asarray(a, "bfloat16").astype("float32")) for a in (x, w))
+    want = ref.truth("rows", x, w, sizes)
+    call = functools.partial(jf.grouped_matmul, validate=False)
+    with jax.default_device(device):
+        operands = jnp.asarray(x, "bfloat16"), jnp.asarray(w, "bfloat16"), jnp.asarray(sizes)
+        program = program_of(call, *operands)
+        choice = forced(program, 1)
+        assert "units=queued" in _core.facts(program + _tuned.text_of(choice), HOPPER)[0]["parameters"]
+        with _tuned.trial(program, choice):
+            run = jax.jit(lambda *a: call(*a)).lower(*operands).compile()
+        for _ in range(3):
+            assert_close(run(*operands), want, dtype="bfloat16")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize("split", [1, 2, 8])
 def test_what_follows_split_products_on_hopper(split, spread):
     """Bias, gate and row scale are computed once, from sums of all of k."""
     device, (k, n) = hopper_or_skip(), (2080, 320)
@@ -134,7 +198,7 @@ def test_what_follows_split_products_on_hopper(split, spread):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("split", [4, 8])
+@pytest.mark.parametrize("split", [1, 4, 8])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 def test_split_products_of_8_bits_on_hopper(out, split, spread):
     device, sizes = hopper_or_skip(), np.int32(SPREADS[spread])
@@ -159,7 +223,7 @@ TAILS = {  # of a product and an array at its places
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spread", SPREADS)
-@pytest.mark.parametrize("split", [2, 8])
+@pytest.mark.parametrize("split", [1, 2, 8])
 @pytest.mark.parametrize("tail", TAILS)
 def test_arrays_beside_split_products_on_hopper(tail, split, spread):
     device, (k, n), sizes = hopper_or_skip(), (2056, 328), np.int32(SPREADS[spread])

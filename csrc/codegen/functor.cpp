@@ -123,7 +123,8 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   const auto tile_type = [&] { return name(kernel.buffers[tiles.front().buffer].dtype); };
   if (several) {
     s += cat("  static constexpr int kTiles = ", tiles.size(), ", kResults = ", functor.results, ";\n");
-    s += cat("  static constexpr bool kFolds = ", functor.folds ? "true" : "false", ";\n");
+    s += cat("  static constexpr bool kFolds = ", functor.folds ? "true" : "false",
+             ", kKeeps = ", functor.keeps ? "true" : "false", ";\n");
     s += cat("  using Tile = jf::", tiles.empty() ? "bf16" : tile_type(), ";\n");
     s += cat("  static ", function, "int tile_column(int tile) { return ",
              tiles.size() > 1 ? cat("tile == 0 ? ", tiles.front().first, " : ") : "",
@@ -152,13 +153,14 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
   const auto tile_value = [&](size_t i, std::string_view value) {
     return cat("    const f32 ", kernel.arrays.at(tiles[i].array).name, " = {", value, "};\n");
   };
+  const std::string sums_text =
+      cat("    const f32 ", sums, one ? " = {given[0]}" : "[2] = {{given[0]}, {given[1]}}", ";\n");
   if (several) {
     s += cat("  ", function, "void at(const Group& of_group, const Row& of_row, const float (&given)[kSums], ",
              "const float (&read)[", std::max<size_t>(tiles.size(), 1), "], ", given(1), ", ", given(2),
              ", float (&made)[kResults + 1]) const {\n");
     for (size_t i = 0; i < tiles.size(); ++i) s += tile_value(i, cat("read[", i, "]"));
-    s += cat("    const f32 ", sums, " = {given[0]};\n    f32 ", result, "[", functor.results + 1, "];\n",
-             texts.bodies[2].text);
+    s += cat(sums_text, "    f32 ", result, "[", functor.results + 1, "];\n", texts.bodies[2].text);
     for (int i = 0; i < functor.results + functor.folds; ++i)
       s += cat("    made[", i, "] = ", result, "[", i, "].v[0];\n");
     return cat(s, "  }\n};\n");
@@ -167,9 +169,7 @@ std::string generate_functor(const Kernel& kernel, const Functor& functor, const
            "float at(const Group& of_group, const Row& of_row, const float (&given)[kSums], float read, ", given(1),
            ", ", given(2), ") const {\n");
   if (!tiles.empty()) s += tile_value(0, "read");
-  s += one ? cat("    const f32 ", sums, " = {given[0]};\n")
-           : cat("    const f32 ", sums, "[2] = {{given[0]}, {given[1]}};\n");
-  s += cat("    f32 ", result, ";\n", texts.bodies[2].text, "    return ", result, ".v[0];\n  }\n};\n");
+  s += cat(sums_text, "    f32 ", result, ";\n", texts.bodies[2].text, "    return ", result, ".v[0];\n  }\n};\n");
   return s;
 }
 

@@ -25,6 +25,7 @@ struct Functor {
   // With several results the array `result` has so many elements, and one more if the functor `folds`.
   int results = 0;
   bool folds = false;
+  bool keeps = false;  // the sums are stored, too
 };
 
 // `struct Epilogue` as grouped/cuda/hopper_epilogue.cuh describes it, or hopper_several.cuh if it has several results,

@@ -330,7 +330,7 @@ class Assembly {
     std::set<std::string> reads;
     for (const ir::ValueId id : epilogue.reads) reads.insert(fusion_.values[id].name);
     reads.erase(fusion_.values[of_product].name);
-    program_.facts.push_back(joined(facts_of_product(epilogue.product), tails, reads));
+    program_.facts.push_back(joined(facts_of_product(epilogue.product), tails, reads, epilogue.functor.keeps));
     program_.facts.back().strategy = "grouped";
     for (const size_t left_out : epilogues_.unread) {
       if (!is_read_by(left_out, epilogue.tails)) continue;

@@ -133,11 +133,12 @@ schedule::Schedule by_rows_and_columns(const Fusion& tail) {
 class Tail {
  public:
   // `ends`: the number of the input that says where the product's groups end; -1 for none. `folds`: the last output is
-  // not stored.
-  Tail(const Fusion& fusion, ValueId product, int ends, bool folds, const Target& target)
+  // not stored. `keeps`: the product is.
+  Tail(const Fusion& fusion, ValueId product, int ends, bool folds, bool keeps, const Target& target)
       : ends_(ends),
         outputs_(fusion.outputs.size()),
         folds_(folds),
+        keeps_(keeps),
         kernel_(lower::lower(fusion, by_rows_and_columns(fusion), target, lower::Loops::kNest)) {
     const auto input = std::find(fusion.inputs.begin(), fusion.inputs.end(), product);
     product_ = static_cast<int>(input - fusion.inputs.begin());
@@ -173,11 +174,12 @@ class Tail {
       }
     }
     if (std::string why = why_too_long(columns->body, kernel_); !why.empty()) return why;
-    const bool several = outputs_ > 1;
+    const bool several = outputs_ > 1 || keeps_;
     // A few of float32's last bits go unseen in a result of 16.
     const bool loose = size_of(kernel_.buffers[result_].dtype) == 2;
     const int sums = 0, result = 1;
     functor_.folds = folds_;
+    functor_.keeps = keeps_;
     functor_.results = several ? static_cast<int>(outputs_) - folds_ : 0;
     kernel_.arrays = {{"sums", DType::kF32, 1}, {"result", DType::kF32, functor_.results + 1}};
     results_.resize(functor_.results);
@@ -217,7 +219,11 @@ class Tail {
     if (first_.empty() || first_.size() > 2) {
       return cat("an element of it is made of ", first_.size(), " columns of the product, it takes one or two");
     }
-    if (several && first_.size() > 1) return "an element of its several results is made of two columns of the product";
+    const bool halves = contains(first_, int64_t{0}) && contains(first_, result_columns_);
+    if (keeps_ && (product_columns_ != result_columns_ * static_cast<int64_t>(first_.size()) ||
+                   (first_.size() == 2 && !halves))) {
+      return "it leaves out columns of the product, which is stored, too";
+    }
     std::set<int> read;
     loops::for_each(kernel_.body, [&](const auto& node) {
       if constexpr (requires { node.buffer; }) read.insert(node.buffer);
@@ -245,6 +251,8 @@ class Tail {
       made.tiles.push_back({static_cast<int>(member), tile.columns, kernel_.buffers[tile.buffer].dtype});
     }
     made.results = results_;
+    for (size_t i = 0; keeps_ && i < first_.size(); ++i) made.results.push_back({product_columns_, first_[i]});
+    made.keeps = keeps_;
     made.folds = folds_;
     return made;
   }
@@ -320,7 +328,7 @@ class Tail {
       return -1;
     }
     auto& tiles = functor_.tiles;
-    const size_t most = outputs_ > 1 ? 2 : 1;
+    const size_t most = outputs_ > 1 || keeps_ ? 2 : 1;
     const auto found = std::find_if(tiles.begin(), tiles.end(), [&](const auto& tile) {
       return tile.buffer == load.buffer && tile.first == at->constant;
     });
@@ -340,7 +348,7 @@ class Tail {
 
   int ends_;
   size_t outputs_;
-  bool folds_;
+  bool folds_, keeps_;
   std::vector<grouped::RowEpilogue::Result> results_;
   loops::Kernel kernel_;
   int product_, result_, row_ = 0, column_ = 0;
@@ -353,7 +361,9 @@ class Tail {
 };
 
 // Fills in the epilogue, or says why there is none.
-std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, const Target& target, Epilogue& epilogue) {
+// `keeps`: the product is stored, too.
+std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, bool keeps, const Target& target,
+                 Epilogue& epilogue) {
   const plan::Segment& product = plan.segments[epilogue.product];
   const bool on_cpu = target.platform == Platform::kCpu;
   const grouped::Problem problem = plan::grouped_problem(product.fusion);
@@ -364,6 +374,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
   plan::Segment tail = plan.segments[reading.front()];
   epilogue.tails = reading;
   const bool of_rows = problem.mode == grouped::Mode::kRows;
+  if (keeps && (on_cpu || !of_rows)) return "the product is stored, too";
   if (reading.size() > 1 || tail.outputs.size() > 1) {
     if (on_cpu || !of_rows) return cat("it has ", std::max(reading.size(), tail.outputs.size()), " results");
     JoinedTails joined;
@@ -371,6 +382,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     tail = joined.segment;
     epilogue.tails = joined.parts;
     epilogue.sum = joined.sum;
+    if (keeps && joined.sum) return "the product is stored where sums of its columns would be";
   }
   const size_t stored = tail.outputs.size() - (epilogue.sum ? 1 : 0);
   for (size_t i = 0; i < stored; ++i) {
@@ -383,7 +395,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
       return "its result has other rows than the product";
     }
     const bool alike = value.dtype == problem.out && size_of(problem.out) == 2;  // the sums are rounded to it
-    if (tail.outputs.size() > 1 && !alike) return "the product and its results are not all bf16, or all f16";
+    if ((tail.outputs.size() > 1 || keeps) && !alike) return "the product and its results are not all bf16, or all f16";
   }
   epilogue.results.assign(tail.outputs.begin(), tail.outputs.begin() + static_cast<std::ptrdiff_t>(stored));
   const auto input = std::find(tail.inputs.begin(), tail.inputs.end(), product.outputs.front());
@@ -394,7 +406,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     });
     const int ends_input = ends == tail.inputs.end() ? -1 : static_cast<int>(ends - tail.inputs.begin());
     const ValueId read = tail.fusion.inputs[input - tail.inputs.begin()];
-    Tail text(tail.fusion, read, ends_input, epilogue.sum.has_value(), target);
+    Tail text(tail.fusion, read, ends_input, epilogue.sum.has_value(), keeps, target);
     if (std::string why = text.rewrite(); !why.empty()) return why;
     if (on_cpu) {
       epilogue.tile = tile_tail(tail.fusion, read, text.first(), target);
@@ -403,6 +415,7 @@ std::string fill(const plan::Plan& plan, const std::vector<size_t>& reading, con
     }
     epilogue.functor = text.epilogue(target);
     for (size_t operand : text.operands()) epilogue.reads.push_back(tail.inputs[operand]);
+    if (keeps) epilogue.results.insert(epilogue.results.end(), text.first().size(), product.outputs.front());
   } catch (const UserError& error) {
     return cat("it is none of rows and columns: ", error.what());
   }
@@ -441,11 +454,21 @@ Epilogues find_epilogues(const plan::Plan& plan, const Target& target) {
   for (size_t i = 0; i < plan.segments.size(); ++i) {
     const plan::Segment& segment = plan.segments[i];
     if (segment.strategy != plan::Strategy::kGrouped) continue;
-    const std::vector<size_t> reading = readers(plan, segment.outputs.front());
+    const ValueId product = segment.outputs.front();
+    const std::vector<size_t> reading = readers(plan, product);
     const auto is_pointwise = [&](size_t j) { return plan.segments[j].strategy == plan::Strategy::kPointwise; };
     if (std::none_of(reading.begin(), reading.end(), is_pointwise)) continue;
     Epilogue epilogue{i, {}, {}, {}, {}, {}};
-    std::string why = fill(plan, reading, target, epilogue);
+    std::string why = fill(plan, reading, contains(plan.fusion.outputs, product), target, epilogue);
+    if (!why.empty() && reading.size() > 1 && is_pointwise(reading[0])) {
+      // The first alone; the others read what is stored.
+      Epilogue alone{i, {}, {}, {}, {}, {}};
+      const bool joins = fill(plan, {reading[0]}, true, target, alone).empty();
+      if (joins && std::all_of(reading.begin() + 1, reading.end(), [&](size_t j) { return j > alone.tails.back(); })) {
+        epilogue = std::move(alone);
+        why.clear();
+      }
+    }
     for (const size_t tail : epilogue.tails) {
       if (why.empty() && taken.count(tail) > 0) why = "it is that of another product";
     }

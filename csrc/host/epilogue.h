@@ -21,7 +21,7 @@ struct Epilogue {
   size_t product;                  // number of its segment of Plan
   std::vector<size_t> tails;       // those of the segments that end its kernel, which runs in place of the last of them
   std::vector<ir::ValueId> reads;  // by member of the functor: the plan's value
-  std::vector<ir::ValueId> results;  // the first takes the place of the product's
+  std::vector<ir::ValueId> results;  // the first takes the place of the product's; the product, if it is stored, too
   std::optional<ir::ValueId> sum;    // what is added up along the columns: partial sums are where the product was
   grouped::RowEpilogue functor;
   std::optional<TileTail> tile = {};  // instead, on the CPU

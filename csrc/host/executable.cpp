@@ -284,8 +284,8 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
     if (launch.counter) runtime::fill_words(addresses.data[*launch.counter], 0, 1, stream);
     if (launch.ones) runtime::fill_words(addresses.data[launch.ones->buffer], ~0u, launch.ones->words, stream);
     for (const int64_t& scalar : launch.scalars) arguments[n++] = const_cast<int64_t*>(&scalar);
-    runtime::launch(program_.name, launch.entry, steps_[i].kernel, launch.grid, launch.block, launch.shared_bytes,
-                    launch.together, stream, arguments.data());
+    runtime::launch(program_.name, launch.entry, steps_[i].kernel, launch.grid, launch.block, launch.cluster,
+                    launch.shared_bytes, launch.together, stream, arguments.data());
   }
 }
 

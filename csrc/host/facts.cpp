@@ -94,8 +94,8 @@ KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, con
   return facts;
 }
 
-KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails,
-                   const std::set<std::string>& reads) {
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::set<std::string>& reads,
+                   bool keeps) {
   KernelFacts facts = first;
   facts.writes.clear();
   const size_t own = facts.reads.size();
@@ -107,8 +107,10 @@ KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tai
     }
     facts.writes.insert(facts.writes.end(), tail.writes.begin(), tail.writes.end());
     facts.operations += tail.operations;
-    facts.reason += cat("; then ", tail.name, " on its sums, which are not stored: ", tail.reason);
+    facts.reason +=
+        cat("; then ", tail.name, " on its sums, which are ", keeps ? "stored, too: " : "not stored: ", tail.reason);
   }
+  if (keeps) facts.writes.insert(facts.writes.end(), first.writes.begin(), first.writes.end());
   return facts;
 }
 
@@ -141,9 +143,11 @@ std::vector<LaunchFacts> facts(const std::string& program, const std::string& ta
         if (const auto source = compiled_step(built.steps.at(next++), target).source) {
           const StepLaunch& l = source->launch;
           launched.entry = l.entry;
-          launched.launch = target.platform == Platform::kCpu
-                                ? cat(l.grid.x, l.grid.x == 1 ? " task" : " tasks")
-                                : cat("grid ", l.grid.x, " x ", l.grid.y, ", block ", l.block.x, " x ", l.block.y);
+          launched.launch =
+              target.platform == Platform::kCpu
+                  ? cat(l.grid.x, l.grid.x == 1 ? " task" : " tasks")
+                  : cat("grid ", l.grid.x, " x ", l.grid.y, l.cluster > 1 ? cat(" in clusters of ", l.cluster) : "",
+                        ", block ", l.block.x, " x ", l.block.y);
         }
       }
       result.push_back(std::move(launched));

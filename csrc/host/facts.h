@@ -37,8 +37,9 @@ struct KernelFacts {
 KernelFacts kernel_facts(const ir::Fusion& segment, const ir::Fusion& whole, const std::vector<ir::ValueId>& inputs,
                          const std::vector<ir::ValueId>& outputs);
 // The kernel of a product that ends with what others would do. `reads`: what it reads for them, by name; neither the
-// product nor, on GPUs, which group a row is of, which the product's tiles know.
-KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::set<std::string>& reads);
+// product nor, on GPUs, which group a row is of, which the product's tiles know. `keeps`: it stores the product, too.
+KernelFacts joined(const KernelFacts& first, const std::vector<KernelFacts>& tails, const std::set<std::string>& reads,
+                   bool keeps);
 std::vector<std::string> names(const ir::Fusion& fusion, const std::vector<ir::ValueId>& ids);
 // Of a whole fusion as one kernel.
 KernelFacts kernel_facts(const ir::Fusion& fusion);

@@ -130,6 +130,7 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
     const plan::Segment& gathering = plan.segments[i];
     if (gathering.strategy != plan::Strategy::kPointwise || gathering.outputs.size() != 1) continue;
     const ValueId rows = gathering.outputs[0];
+    if (contains(plan.fusion.outputs, rows)) continue;
     const std::vector<size_t> reading = readers(plan, rows);
     if (reading.size() != 1 || plan.segments[reading[0]].strategy != plan::Strategy::kGrouped) continue;
     const plan::Segment& product = plan.segments[reading[0]];

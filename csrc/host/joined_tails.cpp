@@ -31,7 +31,6 @@ std::optional<ValueId> summand(const plan::Plan& plan, const plan::Segment& segm
 
 std::vector<size_t> readers(const plan::Plan& plan, ValueId value) {
   const Fusion& whole = plan.fusion;
-  if (contains(whole.outputs, value)) return {};
   for (const ir::Op& op : whole.ops) {
     if (op.kind == ir::OpKind::kConcat && contains(op.inputs, value)) return {};
   }
@@ -45,9 +44,15 @@ std::vector<size_t> readers(const plan::Plan& plan, ValueId value) {
 std::string join(const plan::Plan& plan, const std::vector<size_t>& reading, const grouped::Problem& problem,
                  JoinedTails& joined) {
   const Fusion& whole = plan.fusion;
+  // An element of the results is made of one column of the product, or of two.
+  int64_t columns = problem.n;
+  for (const size_t i : reading) {
+    const auto& axes = whole.values[plan.segments[i].outputs[0]].axes;
+    if (axes.size() == 2 && axes[1].extent * 2 == problem.n) columns = axes[1].extent;
+  }
   const auto is_of_places = [&](ValueId id) {
     const auto& axes = whole.values[id].axes;
-    return axes.size() == 2 && axes[0].extent == problem.m && axes[1].extent == problem.n;
+    return axes.size() == 2 && axes[0].extent == problem.m && axes[1].extent == columns;
   };
   std::set<ValueId> read, stored;
   std::optional<ValueId> added;
@@ -63,7 +68,7 @@ std::string join(const plan::Plan& plan, const std::vector<size_t>& reading, con
   };
   for (const size_t i : reading) {
     const plan::Segment& segment = plan.segments[i];
-    if (const auto of = summand(plan, segment); of && is_of_places(*of)) {
+    if (const auto of = summand(plan, segment); of && is_of_places(*of) && columns == problem.n) {
       if (added) return "its columns are added up twice";
       added = of;
       joined.sum = segment.outputs[0];

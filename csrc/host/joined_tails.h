@@ -18,7 +18,7 @@ struct JoinedTails {
   std::optional<ir::ValueId> sum = {};
 };
 
-// The segments that read the value, if it stays inside of the program and whole.
+// The segments that read the value, if it is an array of its own.
 std::vector<size_t> readers(const plan::Plan& plan, ir::ValueId value);
 
 // Why those that read the product of the problem cannot be joined; else they are.

@@ -53,6 +53,7 @@ StepSource written_source(const grouped::CudaKernel& kernel, std::vector<int64_t
   result.launch.entry = kernel.entry;
   result.launch.grid.x = static_cast<unsigned>(kernel.grid);
   result.launch.block.x = static_cast<unsigned>(kernel.block);
+  result.launch.cluster = kernel.cluster;
   result.launch.shared_bytes = kernel.shared_bytes;
   for (const grouped::CudaMap& map : kernel.maps) result.launch.maps.push_back({map.buffer, map.layout});
   result.launch.ones = kernel.ones;

@@ -25,6 +25,7 @@ struct StepLaunch {
   std::string entry;
   runtime::Dim3 grid;
   runtime::Dim3 block;
+  int cluster = 1;  // blocks of a cluster, where the text does not say so
   int shared_bytes = 0;
   std::optional<int> counter;  // the buffer whose first 32-bit word is made zero before
   std::optional<int> null;     // the buffer that the kernel gets a null pointer for

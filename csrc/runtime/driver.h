@@ -46,6 +46,20 @@ class DriverCall {
   int (*function_)(Args...);
 };
 
+// The driver's CUlaunchAttribute: blocks of a cluster.
+struct CuLaunchAttribute {
+  static constexpr int kClusterDimension = 4;
+  int id;
+  alignas(8) unsigned value[16];
+};
+// The driver's CUlaunchConfig.
+struct CuLaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  CuStream stream;
+  CuLaunchAttribute* attributes;
+  unsigned count;
+};
+
 struct Driver {
   explicit Driver(void* library) : library(library) {}
 
@@ -68,6 +82,7 @@ struct Driver {
   // CuKernel stands where the driver's prototype has CUfunction; it takes both.
   JF_DRIVER_CALL(launch_kernel, "cuLaunchKernel", CuKernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                  unsigned, CuStream, void**, void**);
+  JF_DRIVER_CALL(launch_with, "cuLaunchKernelEx", const CuLaunchConfig*, CuKernel, void**, void**);
   JF_DRIVER_CALL(launch_together, "cuLaunchCooperativeKernel", CuKernel, unsigned, unsigned, unsigned, unsigned,
                  unsigned, unsigned, unsigned, CuStream, void**);
   JF_DRIVER_CALL(memset_words, "cuMemsetD32Async", uint64_t, unsigned, size_t, CuStream);

@@ -16,9 +16,10 @@ struct Dim3 {
 };
 
 // `arguments[i]` points to the kernel's i-th argument; the values are copied before the call returns. The names
-// are for errors. `together`: all blocks run at once, and the launch fails where the device cannot.
-void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int shared_bytes,
-            bool together, CuStream stream, void** arguments);
+// are for errors. `cluster`: blocks of one along x, 1 where the kernel itself says how many. `together`: all blocks run
+// at once, and the launch fails where the device cannot; such a launch says nothing of clusters.
+void launch(std::string_view program, std::string_view entry, CuKernel kernel, Dim3 grid, Dim3 block, int cluster,
+            int shared_bytes, bool together, CuStream stream, void** arguments);
 
 // So many 32-bit words of the device become `word`.
 void fill_words(void* words, unsigned word, int64_t count, CuStream stream);

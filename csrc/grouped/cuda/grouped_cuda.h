@@ -64,6 +64,7 @@ struct RowEpilogue {
     int64_t columns, first;
   };
   std::vector<Result> results;
+  bool keeps = false;  // the last of them are the sums as they are
   // Whether it also adds up a number of every place over the columns of a row, for which partial sums follow the
   // results: float32 [partial_sums(n), m].
   bool folds = false;
@@ -97,6 +98,7 @@ struct CudaKernel {
   std::optional<CudaOnes> ones = {};
   std::vector<CudaMap> maps;
   int64_t grid = 0;  // blocks, along x
+  int cluster = 1;   // blocks of a cluster, where the launch says so and not the text
   int block = 0;
   int shared_bytes = 0;  // dynamic; above 48 KiB the launcher must opt in
 };

@@ -26,11 +26,18 @@ constexpr int kBlocksColumns = 192;    // at most, of such a tile
 constexpr int kContractionRows = 128;  // of a tile of HopperContraction
 constexpr int kMostGroups = 1024;      // whose order HopperContraction keeps in shared memory
 
+// That an epilogue of several results has in shared memory at once, as HopperSeveral counts them.
+int64_t pieces(const RowEpilogue& e) {
+  const auto tiles = static_cast<int64_t>(e.tiles.size()), read = tiles + e.sums;
+  const auto results = static_cast<int64_t>(e.results.size()) - (e.keeps ? e.sums : 0);
+  return read + std::max<int64_t>(results - (e.keeps ? tiles : read), 0);
+}
+
 // `epilogue` may be null, here and below.
 int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue* epilogue) {
   const int64_t stages = int64_t{c.stages} * (c.tile_m + c.tile_n) * kRowBytes;
   const int64_t barriers = 2 * c.stages * 8;
-  const int64_t joined = c.split > 1 ? int64_t{c.tile_m} * kRowsColumns * 4 + 3 * 8 : 0;  // sums of f32
+  const int64_t joined = splits_k(p, c) ? 3 * 8 : 0;
   constexpr int64_t kTurns = 2 * 8;
   constexpr int64_t kResults = 4 * kWarpgroupRows * kRowBytes;
   if (p.mode == Mode::kContraction) {
@@ -43,8 +50,7 @@ int64_t shared_bytes(const Problem& p, const HopperConfig& c, const RowEpilogue*
   constexpr int64_t kPieces = 2 * 2 * 8;
   int64_t results = kResults;
   if (epilogue && epilogue->several()) {
-    results = 2 * 2 * kPieceRows * kRowBytes *
-              static_cast<int64_t>(std::max(epilogue->results.size(), epilogue->tiles.size() + 1));
+    results = 2 * 2 * kPieceRows * kRowBytes * pieces(*epilogue);
   }
   return round_up(stages + results + kUnits + kPieces + kTurns + barriers + joined, kSharedAlign);
 }
@@ -149,7 +155,8 @@ HopperConfig choose_contraction(const Problem& p, const Target& target) {
 // The static_asserts of the kernel headers, asked before a compiler is.
 bool fits(const Problem& p, const HopperConfig& c) {
   if (c.depth != depth(p)) return false;
-  if (c.stages < 2 || c.stages > 16) return false;
+  constexpr int kJoined = 2;  // stages whose place sums of f32 take where blocks share k
+  if (c.stages < 2 + (splits_k(p, c) ? kJoined : 0) || c.stages > 16) return false;
   if (c.split > 1 && (p.mode != Mode::kRows || c.tile_m != kSplitRows || c.tile_n != kRowsColumns || c.cluster > 1 ||
                       !can_split(p, c.split))) {
     return false;
@@ -191,6 +198,11 @@ int64_t grid(const Problem& p, const HopperConfig& c, const Target& target, cons
 }
 
 }  // namespace
+
+bool hopper::splits_k(const Problem& p, const HopperConfig& c) {
+  const bool could = c.tile_m == kSplitRows && c.tile_n == kRowsColumns && c.cluster == 1;
+  return c.split > 1 || (could && may_split(p));
+}
 
 int64_t partial_sums(int64_t n) { return divide_up(n, int64_t{kWarpgroupRows}); }
 
@@ -304,6 +316,7 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
                      : p.mode == Mode::kContraction || p.scales == Scales::kNone ? ""
                                                                                  : "_scaled");
   kernel.block = kThreads;
+  kernel.cluster = c.split;
   kernel.shared_bytes = static_cast<int>(shared);
   kernel.shares = shares_units(p, c, target, epilogue);
   kernel.counts = p.mode == Mode::kRows && !kernel.shares;
@@ -358,6 +371,7 @@ std::string why_not_quantize(const Problem& p, const RowEpilogue* epilogue, cons
   // As that of the product alone, so that the sums are the same.
   Problem stored = p;
   stored.out = out;
+  stored.quantizes = false;
   const HopperConfig c = choose_hopper(stored, target, epilogue);
   if (c.split > 1) return "of few tiles k is split among blocks";
   if (epilogue && epilogue->sums == 2 && c.cluster != 2)

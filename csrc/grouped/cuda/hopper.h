@@ -14,7 +14,7 @@ struct HopperConfig {
   int tile_m = 0, tile_n = 0;  // of one block
   int stages = 0;              // slices of `depth` contraction indices in flight
   int cluster = 1;             // blocks with neighbouring columns of the same rows, which share the copies of lhs
-  int split = 1;               // blocks that each sum a stretch of k of the same tile
+  int split = 1;               // blocks that each sum a stretch of k of the same tile; a long k's launch says how many
 
   int depth = 64;  // 128 bytes of a row
 
@@ -27,8 +27,8 @@ std::string print(const HopperConfig& config);
 // Why these kernels do not take the problem; empty where they do.
 std::string why_not_hopper(const Problem& problem, const Target& target);
 
-// By an analytic model, for a problem that they take. m decides only the tile, one of three: the kernels of all m are
-// few. `epilogue` may be null.
+// By an analytic model, for a problem that they take. m decides only the tile, whether blocks are pairs, and the split:
+// of 16-bit operands all m have three kernels. `epilogue` may be null.
 HopperConfig choose_hopper(const Problem& problem, const Target& target, const RowEpilogue* epilogue = nullptr);
 
 // All that kernels of the problem can have on the target, each with as many stages as fit.

@@ -27,6 +27,9 @@ inline int64_t columns_of_row(DType dtype) { return kRowBytes / size_of(dtype); 
 inline int64_t depth(const Problem& p) { return columns_of_row(p.lhs); }  // contraction indices of a stage
 inline int64_t order_groups(const Problem& p) { return round_up(p.groups, 64); }
 
+// Whether the kernel leaves to the launch how many blocks share k, and has room for their sums.
+bool splits_k(const Problem& problem, const HopperConfig& config);
+
 // `epilogue` may be null, here and below.
 inline int64_t result_columns(const Problem& p, const RowEpilogue* epilogue) { return epilogue ? epilogue->n : p.n; }
 

@@ -19,10 +19,11 @@
 //   epilogue  what becomes of the sums, see hopper_epilogue.cuh. n is then that of the result; one made of two sums has
 //             half a unit's columns, and K-major boxes are {64, 64, 1}; an array of its kTiles has a map like out's
 //   result    how it is stored: as out; or quantized instead, see hopper_quantize.cuh, and out is neither array nor map
-//   split     kSplit blocks of a cluster each sum a stretch of k of one unit, at least a stage, and join their sums:
-//             hopper_join.cuh. For few units, which would leave multiprocessors idle
-//   next      zero when the kernel starts: clusters take units as they come; or null, and with kSplit: each takes as
-//             many as the others
+//   split     kSplits: 1, 2, 4 or 8 blocks, the cluster that the launch says, each sum a stretch of k of one unit, at
+//             least a stage, and join their sums: hopper_join.cuh. For few units, which would leave multiprocessors
+//             idle
+//   next      zero when the kernel starts: clusters take units as they come; or null, and where k is split: each takes
+//             as many as the others
 //
 // Copies run past the end of a group into rows whose products are not stored. What lies past the end of an array is
 // read as zero, so a last stage that k does not fill adds nothing.
@@ -40,13 +41,13 @@ namespace jf::grouped {
 
 // kShared: both warpgroups compute the same rows, each its own columns, instead of units in turn. Then k has more than
 // kStages stages.
-template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false, int kSplit_ = 1>
+template <int kRows_, int kStages_, int kCluster_, bool kShared_ = false, bool kSplits_ = false>
 struct HopperTile {
-  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_, kSplit = kSplit_;
-  static constexpr bool kShared = kShared_;
+  static constexpr int kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr bool kShared = kShared_, kSplits = kSplits_;
   static_assert(kRows % 64 == 0 && kRows <= 192, "rows are copied in boxes of 64, sums are registers");
   static_assert(kCluster == 1 || kCluster == 2, "a cluster is a block or a pair");
-  static_assert(kSplit == 1 || (kRows == 64 && kCluster == 1 && !kShared), "few rows alone leave room to join sums");
+  static_assert(!kSplits || (kRows == 64 && kCluster == 1 && !kShared), "few rows alone leave room to join sums");
 };
 
 // The product of two operands of type In.
@@ -66,8 +67,8 @@ struct ResultOfOut {
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
           class Source = RowsInOrder, class Result = ResultOfOut>
 class HopperRows {
-  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster, kSplit = Tile::kSplit;
-  static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared;
+  static constexpr int kRows = Tile::kRows, kStages = Tile::kStages, kCluster = Tile::kCluster;
+  static constexpr bool kPaired = Epilogue::kSums == 2, kTurns = !Tile::kShared, kSplits = Tile::kSplits;
   static constexpr int kStep = sizeof(In) == 2 && sizeof(Out) == 2 ? 8 : 16;
   static constexpr int kGroupThreads = 128, kMultipliers = 2, kThreads = kGroupThreads * (1 + kMultipliers);
   // A slice: columns of an instruction. kReaders: warpgroups that read a stage. kOwnColumns, kColumns: of the result,
@@ -90,18 +91,22 @@ class HopperRows {
   using Several = HopperSeveral<Out, kRows, Epilogue>;
   static constexpr bool kQuantizes = Result::kQuantizes;
   static_assert(!kQuantizes || (!kSeveral<Epilogue> && Epilogue::kTiles == 0 && kTurns), "buffers are its own");
-  static_assert(!kQuantizes || kSplit == 1, "units are whole");
+  static_assert(!kQuantizes || !kSplits, "units are whole");
   static_assert(!kQuantizes || !kPaired || kCluster == 2, "a pair of blocks has the columns of a scale");
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
   // They and the copies. Blocks that split k each find their units themselves.
-  using Units = UnitQueue<kCluster, kWarps + Source::kWarps, kSplit>;
-  using Join = HopperJoin<kRows, kSplit>;
+  using Units = UnitQueue<kCluster, kWarps + Source::kWarps>;
+  using Join = HopperJoin<kRows, kSplits>;
 
   struct Stage {
     unsigned char rhs[kRhsBytes];
     unsigned char lhs[kRows * kRowBytes];
   };
+  // The last stages are room for the sums that blocks join: where these are several, all others are in use.
+  static constexpr int kUnjoined = kStages - static_cast<int>((Join::kBytes + sizeof(Stage) - 1) / sizeof(Stage));
+  static_assert(kUnjoined >= 2, "copies and products overlap");
+  using StagePlace = RingPlace<kStages, kUnjoined>;
   struct alignas(1024) Shared {
     Stage stages[kStages];
     typename Several::template Buffers<typename Store::Shared> results[kMultipliers];
@@ -125,18 +130,21 @@ class HopperRows {
     HopperRows kernel(*static_cast<Shared*>(memory));
     const unsigned warp = threadIdx.x / 32;
     if (threadIdx.x == 0) kernel.init();
-    if (kCluster * kSplit > 1) {
-      ptx::cluster_meet();
-    } else {
+    const HopperSplit& split = kernel.split_;
+    const bool alone = kCluster == 1 && split.log2_blocks == 0;
+    if (alone) {
       __syncthreads();
+    } else {
+      ptx::cluster_meet();
     }
-    const int first = split_at(cdiv(k, kDepth), kernel.part_);  // of this block's steps
-    const int steps = split_at(cdiv(k, kDepth), kernel.part_ + 1) - first;
+    const int first = split.first(cdiv(k, kDepth), split.rank);  // of this block's steps
+    const int steps = split.first(cdiv(k, kDepth), split.rank + 1) - first;
     if (warp < kGroupThreads / 32) {
       ptx::give_registers<Source::kCopyRegisters>();
       if (warp == 1) {
         if (kernel.rank_ == 0) {
-          kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next);
+          kernel.units_.template fill<Schedule, kColumns, kTurns ? kMultipliers : 1>(Schedule(ragged, n), next,
+                                                                                     split.log2_blocks);
         }
       } else if constexpr (Source::kGathers) {
         kernel.gather(source, rhs, steps, k);
@@ -163,7 +171,7 @@ class HopperRows {
       }
     }
     // Blocks of a cluster arrive at each other's barriers until all are done.
-    if (kCluster * kSplit > 1) {
+    if (!alone) {
       __syncwarp();
       ptx::cluster_meet();
     }
@@ -174,12 +182,9 @@ class HopperRows {
       : shared_(shared),
         units_(shared.units),
         rank_(kCluster > 1 ? ptx::cluster_rank() : 0),
-        part_(kSplit > 1 ? ptx::cluster_rank() : 0) {}
+        split_(kSplits ? HopperSplit::of_launch() : HopperSplit{}) {}
 
-  // The first of so many steps of k that a part of the cluster takes.
-  static __device__ __forceinline__ int split_at(int steps, unsigned part) {
-    return kSplit > 1 ? static_cast<int>(static_cast<long long>(steps) * part / kSplit) : part > 0 ? steps : 0;
-  }
+  __device__ __forceinline__ StagePlace first_stage() const { return {0, 0, split_.log2_blocks > 0}; }
 
   static __device__ __forceinline__ unsigned address(const void* pointer) { return ptx::shared_address(pointer); }
   static __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned rank) {
@@ -192,7 +197,7 @@ class HopperRows {
       ptx::mbarrier_init(address(&shared_.empty[i]), kCluster * kWarps);
     }
     units_.init();
-    Join::init(shared_.join);
+    Join::init(shared_.join, split_);
     for (int i = 0; i < kMultipliers; ++i) {
       ptx::mbarrier_init(address(&shared_.turn[i]), kGroupThreads / 32);
       for (int j = 0; j < 2; ++j) ptx::mbarrier_init(address(&shared_.piece_full[i][j]), 1);
@@ -205,7 +210,7 @@ class HopperRows {
     ptx::prefetch_map(lhs);
     ptx::prefetch_map(rhs);
     typename Units::Place unit_place;
-    RingPlace<kStages> place;
+    StagePlace place = first_stage();
     while (true) {
       RowUnit unit = units_.template read<false>(unit_place);
       unit_place.advance();
@@ -260,11 +265,11 @@ class HopperRows {
 
   // ---- or three warps: all but the second ----
   __device__ __forceinline__ void gather(const Source& source, const TensorMap& rhs, int steps, int k) {
-    static_assert(kCluster * kSplit == 1, "a block copies its own rows");
+    static_assert(kCluster == 1 && !kSplits, "a block copies its own rows");
     const unsigned warp = threadIdx.x / 32;
     GatheringWarp<kRows> rows(source, warp == 0 ? 0 : warp - 1, static_cast<unsigned>(k) * sizeof(In));
     typename Units::Place unit_place;
-    RingPlace<kStages> place;
+    StagePlace place = first_stage();
     while (true) {
       const RowUnit unit = units_.template read<true>(unit_place);
       unit_place.advance();
@@ -307,8 +312,8 @@ class HopperRows {
     Several several(address(&shared_.results[self]), address(shared_.piece_full[self]), memory);
     HopperExchange<Out, kRows, Epilogue> exchange(address(&shared_.results[self]), address(shared_.piece_full[self]),
                                                   tile_map);
-    Join join(shared_.join, part_);
-    RingPlace<kStages> place;
+    Join join(shared_.join, address(&shared_.stages[kUnjoined % kStages]), split_);
+    StagePlace place = first_stage();
     if (kTurns) place.skip(self * steps);
     Sums sums;
     // One number beside the sums says all: no register is left for a place of its own.
@@ -340,7 +345,9 @@ class HopperRows {
       for (int slice = 0; slice < kSlices; ++slice) ptx::keep(sums[slice]);
       release(last);
       if constexpr (kTurns) place.skip(steps);
-      if constexpr (kSplit > 1) join.join(sums, whole, self, turn);
+      if constexpr (kSplits) {
+        if (split_.log2_blocks > 0) join.join(sums, whole, self, turn);
+      }
       if constexpr (kQuantizes) {
         if constexpr (Epilogue::kSums > 0) apply<kRows>(epilogue, sums, unit, unit.column, n);
         const typename Result::template Warpgroup<Out, kRows, kPaired> quantize(
@@ -367,7 +374,7 @@ class HopperRows {
   // only groups of so few rows would use them.
   static constexpr int kApart = kRows > 128 ? 64 : 32, kFewest = kApart;
   template <int kCount>
-  __device__ __forceinline__ unsigned multiply_rows(Sums& sums, RingPlace<kStages>& place, unsigned self, int count,
+  __device__ __forceinline__ unsigned multiply_rows(Sums& sums, StagePlace& place, unsigned self, int count,
                                                     int steps) {
     if constexpr (kCount < kRows) {
       constexpr int kNext = kCount + (kCount < 128 ? kApart : kStep);
@@ -377,7 +384,7 @@ class HopperRows {
   }
 
   template <int kCount>
-  __device__ __forceinline__ unsigned accumulate(Sums& sums, RingPlace<kStages>& place, unsigned self, int steps) {
+  __device__ __forceinline__ unsigned accumulate(Sums& sums, StagePlace& place, unsigned self, int steps) {
     constexpr unsigned kNextRhs = (kRhsKMajor ? 32 : 16 * kRowBytes) / 16, kNextLhs = 32 / 16;  // in units of 16 bytes
     const unsigned first = address(&shared_.stages);
     const unsigned rhs = ptx::wgmma_operand(first + (kTurns ? 0 : self * kOwnRhsBytes));
@@ -426,7 +433,8 @@ class HopperRows {
 
   Shared& shared_;
   Units units_;
-  unsigned rank_, part_;  // in the cluster: of neighbouring columns, of k
+  unsigned rank_;  // in a cluster of neighbouring columns
+  HopperSplit split_;
 };
 
 }  // namespace jf::grouped

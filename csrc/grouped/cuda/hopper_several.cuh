@@ -4,18 +4,19 @@
 //   struct Epilogue {
 //     static constexpr int kSums = 1, kTiles = 2;      // and all else of hopper_epilogue.cuh, but for
 //     static constexpr int kResults = 3;               // of one 16-bit type
+//     static constexpr bool kKeeps = false;            // whether the sums, rounded to it, are kSums results more
 //     static constexpr bool kFolds = true;             // a number more, of which the columns of a row are added up
 //     static int tile_column(int tile);                // where in its array a tile begins
 //     float tile(int which, int row, int column) const;
-//     void at(const Group&, const Row&, const float (&sums)[1], const float (&tiles)[kTiles], int row, int column,
+//     void at(const Group&, const Row&, const float (&sums)[kSums], const float (&tiles)[kTiles], int row, int column,
 //             float (&made)[kResults + 1]) const;  // the last is what is added up
 //   };
 //
 // Pieces of 32 rows by 64 columns: tensor copies bring those of the arrays, the sums are put beside them, rounded, the
-// results replace them all and tensor copies take those away. Sums in registers would need the epilogue's code once for
-// each, which no instruction cache holds (H200: 1.4 to 2.8 times the time of the product); here it is one loop. The
-// first two pieces of a unit come while its product is computed, each other one while the piece before is worked on.
-// Numbers to be added up leave 64 columns together, in partial[number of these, row], float32.
+// results replace what they are made of and tensor copies take them away. Sums in registers would need the epilogue's
+// code once for each, which no instruction cache holds (H200: 1.4 to 2.8 times the time of the product); here it is one
+// loop. The first two pieces of a unit come while its product is computed, each other one while the piece before is
+// worked on. Numbers to be added up leave 64 columns together, in partial[number of these, row], float32.
 #pragma once
 
 #include "grouped/cuda/hopper_epilogue.cuh"
@@ -35,14 +36,18 @@ struct PlaceOfResult {
 // One warpgroup's. `full`: its two barriers, of one arrival each.
 template <class Out, int kRows, class Epilogue, bool kAny = kSeveral<Epilogue>>
 class HopperSeveral {
-  static constexpr int kSlice = 64, kSlices = 2, kPieceRows = 32;
-  static constexpr int kTiles = Epilogue::kTiles, kResults = Epilogue::kResults;
-  static constexpr int kBuffers = kTiles + 1 > kResults ? kTiles + 1 : kResults;  // the sums' is behind the arrays'
-  static constexpr int kTogether = 4, kAcross = kSlice / kTogether;               // columns of a thread
+  static constexpr int kSums = Epilogue::kSums, kTiles = Epilogue::kTiles, kResults = Epilogue::kResults;
+  static constexpr bool kKeeps = Epilogue::kKeeps;
+  static constexpr int kSlice = 64, kSlices = kSums == 2 ? 1 : 2, kPieceRows = 32;
+  static constexpr int kStored = kResults + (kKeeps ? kSums : 0);
+  // The arrays', then the sums', which results replace unless they are kept; then results that have none to replace.
+  static constexpr int kRead = kTiles + kSums, kReplaced = kKeeps ? kTiles : kRead;
+  static constexpr int kBuffers = kRead + (kResults > kReplaced ? kResults - kReplaced : 0);
+  static constexpr int kTogether = 4, kAcross = kSlice / kTogether;  // columns of a thread
   static constexpr unsigned kRowBytes = 128, kPieceBytes = kPieceRows * kRowBytes;
   using Store = HopperStore<Out, kPieceRows>;
   using Tile = typename Epilogue::Tile;
-  static_assert(Epilogue::kSums == 1 && sizeof(Out) == 2 && sizeof(Tile) == 2, "all are pieces of rows of 128 bytes");
+  static_assert(sizeof(Out) == 2 && sizeof(Tile) == 2, "all are pieces of rows of 128 bytes");
   static_assert(kRows % kPieceRows == 0, "a tile is cut into pieces");
 
  public:
@@ -51,7 +56,7 @@ class HopperSeveral {
     alignas(1024) unsigned char bytes[2][kBuffers][kPieceBytes];
   };
   struct Memory {
-    PlaceOfResult<Out> results[kResults];
+    PlaceOfResult<Out> results[kStored];
     const TensorMap* tiles[kTiles > 0 ? kTiles : 1];
     float* partial;
   };
@@ -71,7 +76,7 @@ class HopperSeveral {
   }
 
   // `m`: rows of everything.
-  __device__ __forceinline__ void finish(const Epilogue& epilogue, const float (&sums)[kSlices][kRows / 2],
+  __device__ __forceinline__ void finish(const Epilogue& epilogue, const float (&sums)[2][kRows / 2],
                                          const RowUnit& unit, int n, int m) {
     const typename Epilogue::Group of_group = epilogue.group(unit.group);
     typename Epilogue::Row evaluated;
@@ -92,8 +97,10 @@ class HopperSeveral {
       const unsigned buffer = buffers_ + place_.index * (kBuffers * kPieceBytes);
 #pragma unroll
       for (int i = 0; i < kSlices * (kRows / kPieceRows); ++i) {
-        if (slice == i % kSlices && down == i / kSlices) {
-          Store::put(buffer + kTiles * kPieceBytes, sums[i % kSlices], i / kSlices * kPieceRows);
+        if (slice != i % kSlices || down != i / kSlices) continue;
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) {
+          Store::put(buffer + (kTiles + s) * kPieceBytes, sums[i % kSlices + s], i / kSlices * kPieceRows);
         }
       }
       Store::meet();
@@ -101,9 +108,10 @@ class HopperSeveral {
       ptx::fence_async_shared();
       Store::meet();
 #pragma unroll
-      for (int i = 0; i < kResults; ++i) {
+      for (int i = 0; i < kStored; ++i) {
         const auto& to = memory_.results[i];
-        Store::deliver(buffer + i * kPieceBytes, *to.map, to.data, unit.row + first, unit.count - first, column, n,
+        const int from = i < kResults ? buffer_of(i) : kTiles + i - kResults;
+        Store::deliver(buffer + from * kPieceBytes, *to.map, to.data, unit.row + first, unit.count - first, column, n,
                        to.pitch, to.first);
       }
       if (Store::thread() == 0) ptx::bulk_commit();
@@ -122,20 +130,20 @@ class HopperSeveral {
         const auto own = epilogue.row(of_group, row);
         float folded = 0;
         for (int i = static_cast<int>(lane_id()) * kPerChunk; i < n; i += 32 * kPerChunk) {
-          alignas(16) Out chunks[kResults][kPerChunk];
+          alignas(16) Out chunks[kStored][kPerChunk];
 #pragma unroll
           for (int c = 0; c < kPerChunk; ++c) {
-            const float zeros[1] = {};
+            const float zeros[kSums] = {};
             float tiles[kTiles > 0 ? kTiles : 1] = {}, made[kResults + 1];
 #pragma unroll
             for (int t = 0; t < kTiles; ++t) tiles[t] = epilogue.tile(t, row, i + c);
             epilogue.at(of_group, own, zeros, tiles, row, i + c, made);
 #pragma unroll
-            for (int r = 0; r < kResults; ++r) chunks[r][c] = Narrow<Out>::from(made[r]);
+            for (int r = 0; r < kStored; ++r) chunks[r][c] = Narrow<Out>::from(r < kResults ? made[r] : 0);
             if constexpr (Epilogue::kFolds) folded += made[kResults];
           }
 #pragma unroll
-          for (int r = 0; r < kResults; ++r) {
+          for (int r = 0; r < kStored; ++r) {
             const auto& to = memory.results[r];
             uint4 words;
             memcpy(&words, chunks[r], sizeof(words));
@@ -155,6 +163,8 @@ class HopperSeveral {
   }
 
  private:
+  static constexpr int buffer_of(int result) { return result < kReplaced ? result : result + kRead - kReplaced; }
+
   // One thread. Slices of 32 rows before the next rows.
   __device__ __forceinline__ void load(const RowUnit& unit, int piece, unsigned index) {
     if constexpr (kTiles > 0) {
@@ -179,9 +189,9 @@ class HopperSeveral {
       const auto own = shuffle(evaluated, r);
       const int here = min(unit.row + first + r, last);
       const unsigned at = buffer + Store::offset(r, part / 2) + part % 2 * 8;
-      uint2 read[kTiles + 1], words[kResults];
+      uint2 read[kRead], words[kResults];
 #pragma unroll
-      for (int i = 0; i <= kTiles; ++i) read[i] = ptx::ld_shared2(at + i * kPieceBytes);
+      for (int i = 0; i < kRead; ++i) read[i] = ptx::ld_shared2(at + i * kPieceBytes);
       float folded = 0;
 #pragma unroll
       for (int pair = 0; pair < kTogether / 2; ++pair) {
@@ -195,8 +205,10 @@ class HopperSeveral {
           float tiles[kTiles > 0 ? kTiles : 1] = {};
 #pragma unroll
           for (int i = 0; i < kTiles; ++i) tiles[i] = value(Tile{}, i);
-          const float sum[1] = {value(Out{}, kTiles)};
-          epilogue.at(of_group, own, sum, tiles, here, to + pair * 2 + next, made[next]);
+          float sums[kSums];
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) sums[i] = value(Out{}, kTiles + i);
+          epilogue.at(of_group, own, sums, tiles, here, to + pair * 2 + next, made[next]);
           if constexpr (Epilogue::kFolds) folded += made[next][kResults];
         }
 #pragma unroll
@@ -205,7 +217,7 @@ class HopperSeveral {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kResults; ++i) ptx::st_shared(at + i * kPieceBytes, words[i]);
+      for (int i = 0; i < kResults; ++i) ptx::st_shared(at + buffer_of(i) * kPieceBytes, words[i]);
       if constexpr (Epilogue::kFolds) {
         if (exact >= n) folded = 0;
 #pragma unroll

@@ -9,6 +9,10 @@ namespace {
 
 constexpr int64_t kSplitColumns = 128;  // of a tile
 constexpr int64_t kRowBytes = 128;      // of a stage
+// Of a k of so few stages a launch takes as long, and a kernel that splits nothing compiles sooner: 1, 2, 4 and 8
+// rows in groups of their own, 2048 x 1536, took 20.0, 20.8, 21.9 and 23.6 us, by 2 20.4, 21.1, 22.5 and 24.9 (H200,
+// whole calls).
+constexpr int64_t kShort = 32;
 
 int64_t stages(const Problem& p) { return divide_up(p.k * size_of(p.lhs), kRowBytes); }
 
@@ -42,6 +46,11 @@ bool can_split(const Problem& p, int split) {
          p.lhs_rows == 0 && stages(p) >= split;
 }
 
+bool may_split(const Problem& p) {
+  return p.mode == Mode::kRows && !p.quantizes && stages(p) > kShort &&
+         can_split(p, static_cast<int>(kMostBlocksOfCluster));
+}
+
 std::vector<int> splits(const Problem& p) {
   constexpr int64_t kLeastStages = 4;
   std::vector<int> result;
@@ -53,11 +62,8 @@ std::vector<int> splits(const Problem& p) {
 }
 
 int choose_split(const Problem& p, int64_t n, const Target& target) {
-  // Of a short k a launch takes as long, and fewer kernels serve any number of rows: 1, 2, 4 and 8 rows in groups of
-  // their own, 2048 x 1536, took 20.0, 20.8, 21.9 and 23.6 us, by 2 20.4, 21.1, 22.5 and 24.9 (H200, whole calls).
-  constexpr int64_t kShort = 32;
   int best = 1;
-  if (stages(p) <= kShort || tiles(p, n) >= target.multiprocessors) return best;
+  if (!may_split(p) || tiles(p, n) >= target.multiprocessors) return best;
   for (const int split : splits(p)) {
     if (cycles(p, n, split, target) < cycles(p, n, best, target)) best = split;
   }

@@ -15,6 +15,9 @@ constexpr int kSplitRows = 64;  // of their tiles
 // Whether a kernel has the split: 2, 4 or 8, and a stage for each block.
 bool can_split(const Problem& problem, int split);
 
+// Whether k is so long that some numbers of rows split it. One kernel then serves all splits, 1 among them.
+bool may_split(const Problem& problem);
+
 // Those worth measuring for the problem.
 std::vector<int> splits(const Problem& problem);
 

@@ -43,7 +43,9 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   if (contraction && epilogue) s += "#include \"grouped/cuda/contraction_epilogue.cuh\"\n";
   s += "\n";
   if (epilogue) s += cat(epilogue->text, "\n");
-  s += cat("// ", print(c), "\n");
+  HopperConfig named = c;
+  named.split = 1;
+  s += cat("// ", print(named), splits_k(p, c) ? ", k split as launched" : "", "\n");
   if (contraction) {
     s += cat("using Kernel = jf::grouped::HopperContraction<", in.both, ", ", out, ", ", c.tile_n, ", ", c.stages, ", ",
              order_groups(p), ", ", flag(p.has_starts),
@@ -54,7 +56,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   } else {
     s += cat("using Tile = jf::grouped::HopperTile<", c.tile_m, ", ", c.stages, ", ", c.cluster,
              c.tile_n == kSharedColumns ? ", true"
-             : c.split > 1              ? cat(", false, ", c.split)
+             : splits_k(p, c)           ? ", false, true"
                                         : "",
              ">;\n");
     if (p.scales == Scales::kBlocks) {
@@ -73,7 +75,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("static_assert(Kernel::kSharedBytes == ", shared,
            ", \"the launch gives the kernel its shared memory\");\n\n");
   s += "extern \"C\" __global__ ";
-  if (const int blocks = c.cluster * c.split; blocks > 1) s += cat("__cluster_dims__(", blocks, ", 1, 1) ");
+  if (c.cluster > 1) s += cat("__cluster_dims__(", c.cluster, ", 1, 1) ");
   s += cat("__launch_bounds__(", kThreads, ", 1) void ", entry, "(\n");
   s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
            p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");

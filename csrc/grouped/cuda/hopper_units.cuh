@@ -7,9 +7,8 @@
 
 namespace jf::grouped {
 
-// kReaders: threads of a block that arrive for each unit, one for a warp. kAlike: clusters in a row that take the same
-// units, from no queue.
-template <int kCluster, int kReaders, int kAlike = 1>
+// kReaders: threads of a block that arrive for each unit, one for a warp.
+template <int kCluster, int kReaders>
 class UnitQueue {
  public:
   static constexpr int kPlaces = 2;
@@ -32,12 +31,13 @@ class UnitQueue {
 
   // One warp of the cluster, of its first block. A unit's columns are kColumns in each block; kEnds: how many times the
   // end is told, once for each reader that takes turns with others. `next`: how many units were taken by clusters that
-  // have done their first; null: each takes as many as the others, unasked.
+  // have done their first; null: each takes as many as the others, unasked. 2^log2_alike clusters in a row take the
+  // same units; more than one have no queue.
   template <class Schedule, int kColumns, int kEnds>
-  __device__ __forceinline__ void fill(Schedule schedule, unsigned* next) {
-    const unsigned clusters = gridDim.x / (kCluster * kAlike);
+  __device__ __forceinline__ void fill(Schedule schedule, unsigned* next, unsigned log2_alike = 0) {
+    const unsigned clusters = gridDim.x / kCluster >> log2_alike;
     Place place;
-    unsigned wanted = blockIdx.x / (kCluster * kAlike);
+    unsigned wanted = blockIdx.x / kCluster >> log2_alike;
     for (int ends = 0; ends < kEnds;) {
       RowUnit unit;
       const bool found = schedule.find(wanted, unit);
@@ -47,7 +47,7 @@ class UnitQueue {
       if (__any_sync(~0u, found && unit.group == RowUnit::kEnd)) {
         ++ends;
       } else {
-        if (kAlike == 1 && next != nullptr) {
+        if (log2_alike == 0 && next != nullptr) {
           if (lane_id() == 0) wanted = atomicAdd(next, 1);
           wanted = __shfl_sync(~0u, wanted, 0);
         }

@@ -17,6 +17,12 @@ namespace ptx {
 
 // ---- blocks of a cluster ----
 
+// One, where the launch says nothing of clusters.
+__device__ __forceinline__ unsigned cluster_blocks() {
+  unsigned blocks;
+  asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(blocks));
+  return blocks;
+}
 // All threads of the cluster meet; what they wrote before is seen after.
 __device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

@@ -3,21 +3,32 @@
 
 namespace jf::grouped {
 
-// Entries are used in turn, and the parity of their phases flips with every round.
-template <int kSize>
+// Entries are used in turn, and the parity of their phases flips with every round. A launch may use `fewer`, kFewer.
+template <int kSize, int kFewer = kSize>
 struct RingPlace {
   unsigned index = 0, parity = 0;
+  bool fewer = false;
 
   __device__ __forceinline__ void advance() {
-    if (++index == kSize) {
+    if (++index == (kFewer < kSize && fewer ? kFewer : kSize)) {
       index = 0;
       parity ^= 1;
     }
   }
   __device__ __forceinline__ void skip(unsigned entries) {
     index += entries;
-    parity ^= index / kSize % 2;
-    index %= kSize;
+    if (kFewer < kSize && fewer) {
+      wrap<kFewer>();
+    } else {
+      wrap<kSize>();
+    }
+  }
+
+ private:
+  template <int kEntries>
+  __device__ __forceinline__ void wrap() {
+    parity ^= index / kEntries % 2;
+    index %= kEntries;
   }
 };
 
