@@ -314,10 +314,12 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {
-            s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"));
+            s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"),
+                                        /*partly=*/true);
           },
           "reference"_a, "selected"_a = std::vector<std::string>{},
-          "Give every other value, or the selected ones, the loops of the reference.")
+          "Give every other value, or the selected ones, the loops of the reference, and behind them those of axes that "
+          "the reference lacks.")
       .def(
           "parallelize_like",
           [](S& s, Name value, const std::vector<std::string>& selected, std::optional<int> position,
@@ -325,7 +327,8 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             std::vector<Parallel> parallel;
             for (Name type : types) parallel.push_back(parallel_named(type, value, "parallelize_like"));
             const ValueId id = s.id(value, "parallelize_like");
-            s.scheduler->parallelize_like(id, s.ids(selected, "parallelize_like"), position, parallel);
+            s.scheduler->parallelize_like(id, s.ids(selected, "parallelize_like"), position, parallel,
+                                          /*partly=*/true);
           },
           "reference"_a, "selected"_a = std::vector<std::string>{}, "position"_a = nb::none(),
           "types"_a = std::vector<std::string>{},
