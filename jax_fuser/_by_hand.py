@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
 
-from jax_fuser import _axes, _flatten, _ir_text, _trace, _words
+from jax_fuser import _axes, _core, _ffi, _flatten, _ir_text, _trace, _words
 from jax_fuser._core import Fusion, Schedule, Scheduler, UserError
+from jax_fuser._nested_tensor import NestedTensor
 
 # What `fuse(schedule=...)` takes.
 Given: TypeAlias = "Callable[[Scheduler], Any] | Schedule | Scheduler | str"
@@ -23,8 +25,20 @@ def check(schedule: Any) -> None:
         )
 
 
-def one_fusion(closed: Any, name: str, function: str) -> tuple[ClosedJaxpr, _axes.Program]:
-    """Return a function's flat jaxpr and its program, whose inputs are all arguments and outputs all results."""
+def has_nested(*trees: Any) -> bool:
+    """Whether there is a nested tensor among the arguments."""
+
+    def is_nested(leaf: Any) -> bool:
+        return isinstance(leaf, NestedTensor)
+
+    return any(map(is_nested, jax.tree.leaves(trees, is_leaf=is_nested)))
+
+
+def one_fusion(closed: Any, name: str, function: str, nested: bool = False) -> tuple[ClosedJaxpr, _axes.Program]:
+    """Return a function's flat jaxpr and its program, whose inputs are all arguments and outputs all results.
+
+    `nested`: arguments are parts of nested tensors.
+    """
     flat = _flatten.flatten(closed)
     if flat.consts:
         raise UserError(f"{function}: {name} closes over {len(flat.consts)} arrays; pass them as arguments")
@@ -39,26 +53,46 @@ def one_fusion(closed: Any, name: str, function: str) -> tuple[ClosedJaxpr, _axe
     jaxpr = Jaxpr((), flat.invars, flat.outvars, flat.eqns, debug_info=DebugInfo("trace", name, None, None))
     program, _ = _trace.write_program(jaxpr, name)
     if program.text is None or program.places != [("output", i) for i in range(len(flat.outvars))]:
-        raise UserError(
-            f"{function}: a result of {name} is an argument or another result; return computed values, once"
-        )
+        hint = "return computed values, once"
+        if nested:
+            hint = "the extents of a NestedTensor are; take and return its data, and the extents as an argument"
+        raise UserError(f"{function}: a result of {name} is an argument or another result; {hint}")
     return ClosedJaxpr(jaxpr, ()), program
 
 
-def scheduled(closed: Any, name: str, schedule: Given) -> tuple[ClosedJaxpr, str]:
-    """Return a function's flat jaxpr, and the text of its fusion with the schedule that a person gives for it."""
-    jaxpr, program = one_fusion(closed, name, "fuse with schedule=")
+def scheduled(closed: Any, name: str, schedule: Given, nested: bool) -> tuple[ClosedJaxpr, str] | None:
+    """Return a function's flat jaxpr, and the text of its fusion with the schedule that a person gives for it.
+
+    None where a result has no elements, so that there is nothing to schedule. `nested` as for `one_fusion`.
+    """
+    jaxpr, program = one_fusion(closed, name, "fuse with schedule=", nested)
     assert program.text is not None
-    own = Fusion(program.text)
+    if any(aval.size == 0 for aval in jaxpr.out_avals):
+        return None
+    own: Fusion = _core.as_one_kernel(Fusion(program.text), "fuse with schedule=")
     made = _schedule(own, schedule)
-    _check_types(name, own, made.fusion)
-    if not _ir_text.compute_the_same(own, made.fusion):
+    if not _ir_text.compute_the_same(own, made.fusion) and not _is_proposed(name, own, made.fusion):
+        _check_types(name, own, made.fusion)
         raise UserError(
             f"fuse: the schedule given for {name} is for another function:\n{made.fusion}\nexpected one of, or made "
-            f"from,\n{own}\nmake it from jax_fuser.ir.trace({name}, ...); inputs and results keep their order, which "
-            "propose may change"
+            f"from,\n{own}\nmake it from jax_fuser.ir.trace({name}, ...); inputs and results keep their order"
         )
     return jaxpr, f"{made.fusion}{made}"
+
+
+def _is_proposed(name: str, own: Fusion, made: Fusion) -> bool:
+    """Whether it is what the compiler makes of a fusion on some platform, where it may compute in other steps."""
+    for platform in ("cpu", "cuda"):
+        kernels = [s.fusion for s in _core.propose(own, _ffi.target_text(platform))]
+        if len(kernels) == 1 and _ir_text.compute_the_same(kernels[0], made):
+            return True
+        if len(kernels) > 1 and made in kernels:
+            raise UserError(
+                f"fuse: the schedule given for {name} is that of {made.name}, one of the {len(kernels)} kernels that "
+                f"the compiler makes on {platform}; a schedule is of a whole function: make a function of what "
+                f"{made.name} computes"
+            )
+    return False
 
 
 def _schedule(own: Fusion, given: Given) -> Schedule:
@@ -79,13 +113,10 @@ def _schedule(own: Fusion, given: Given) -> Schedule:
             ) from None
     scheduler = Scheduler(own)
     returned = given(scheduler)
-    if returned is not None and not isinstance(returned, (Schedule, Scheduler)):
-        raise TypeError(
-            f"fuse: the function given as schedule edits its scheduler or returns a Schedule; it returned {returned!r}"
-        )
+    # Whatever else it returns is of no meaning here: calls such as cache_after return a name.
     if isinstance(returned, Scheduler):
         return returned.schedule
-    return scheduler.schedule if returned is None else returned
+    return returned if isinstance(returned, Schedule) else scheduler.schedule
 
 
 def _check_types(name: str, own: Fusion, other: Fusion) -> None:

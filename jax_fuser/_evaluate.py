@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fuser import _arguments, _evaluate_nested, _ffi, _ir_text, _words
+from jax_fuser import _arguments, _core, _evaluate_nested, _ffi, _ir_text, _words
 from jax_fuser._core import Fusion, UserError
 from jax_fuser._recurrence import recurrence
 from jax_fuser._row_groups import spans
@@ -70,7 +70,7 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
       arrays: one for each of fusion.inputs, of its shape and dtype.
 
     Returns:
-      One array for each of fusion.outputs.
+      One array for each of fusion.outputs, and one for neighbours among them that `place` makes parts of it.
 
     Raises:
       TypeError: for another number of arrays.
@@ -109,7 +109,15 @@ def evaluate(fusion: Fusion, *arrays: Any) -> list[jax.Array]:
             exists = _evaluate_nested.mask(nested, operands[0].shape, extents)
             operands[0] = jnp.where(exists, operands[0], _neutral(op.kind, operands[0].dtype))
         values[op.result] = _op(fusion, op, operands)
-    return [values[v].astype(_ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs]
+    return [_joined(fusion, values, *result) for result in _core.results(fusion)]
+
+
+def _joined(fusion: Fusion, values: dict[str, Any], parts: list[str], shape: list[int], _: int) -> jax.Array:
+    """Return an array of the results, of its parts side by side where `place` makes values some of it."""
+    own = fusion.shape(parts[0])
+    axis = next((a for a, (n, whole) in enumerate(zip(own, shape)) if n != whole), 0)
+    whole = values[parts[0]] if len(parts) == 1 else lax.concatenate([values[v] for v in parts], axis)
+    return whole.astype(_ffi.dtype_named(fusion.dtype(parts[0])))
 
 
 def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -125,6 +133,13 @@ def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> li
         got = (_ffi.dtype_name(operand.dtype) or str(operand.dtype), operand.shape)
         if want != got:
             raise ValueError(f"{function}: input {name} is {_words.array(*want)}, got {_words.array(*got)}")
+    for parts, shape, missing in _core.results(fusion):
+        if missing:
+            part, whole = (_words.array(fusion.dtype(parts[0]), s) for s in (fusion.shape(parts[0]), shape))
+            raise UserError(
+                f"{function}: {parts[0]} ({part}) of {fusion.name} is a part of {whole}, of which other kernels store "
+                f"the rest; pass the fusion that it was proposed for to {function}"
+            )
     return operands
 
 
@@ -172,8 +187,8 @@ def _op(fusion: Fusion, op: _ir_text.Op, x: list[Any]) -> Any:
             return x[0].reshape(op.shape)
         case "copy":
             return x[0]
-        case "place" if op.result not in fusion.outputs:
-            return x[0]  # its concat says where it goes
+        case "place":
+            return x[0]  # its concat, or the outputs beside it, say where it goes
         case "concat":
             return lax.concatenate(x, attributes["dims"][0])
         case "convert":

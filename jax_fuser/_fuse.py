@@ -44,10 +44,13 @@ class Fused:
             closed, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*args, **kwargs)
             leaves = jax.tree.leaves((args, kwargs))
             _check_sizes(name, leaves, schedule is not None)
-            if schedule is None:
+            by_hand = None
+            if schedule is not None:
+                by_hand = _by_hand.scheduled(closed, name, schedule, _by_hand.has_nested(args, kwargs))
+            if by_hand is None:
                 results = run(closed, leaves, name, min_elements=min_elements)
             else:
-                jaxpr, program = _by_hand.scheduled(closed, name, schedule)
+                jaxpr, program = by_hand
                 results = run_program(jaxpr, leaves, name, program)
             return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -139,7 +142,8 @@ def fuse(
       name: the name of the kernels; the function's by default.
       schedule: how to compute `f`, which then must be one fusion and is one kernel: a function that edits a
         `jax_fuser.ir.Scheduler` or returns a `jax_fuser.ir.Schedule`, called for each combination of shapes; or a
-        Schedule (or its text) of the fusion that `jax_fuser.ir.trace` makes of `f` for these shapes. The compiler
+        Schedule (or its text) of the fusion that `jax_fuser.ir.trace` makes of `f` for these shapes. Results without
+        elements need none. The compiler
         plans derivatives, batches (`vmap`) and the parts of a mesh by itself: they are other fusions.
       static_argnums, static_argnames: arguments that are no arrays, as for `jax.jit`: hashable values, for each of
         which the function is compiled anew.

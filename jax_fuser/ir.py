@@ -45,6 +45,16 @@ nvFuser's scheduling calls, and what they are here: values go by name, and a cal
 | `_set_device_mesh` | none | meshes are JAX's: `jax.shard_map` around `run` |
 | `execute` | `run`, `evaluate` | with the kernel, or op by op in `jax.numpy` |
 
+One kernel. `Scheduler(fusion)`, and the strategies, have the fusion as one kernel makes it: the parts of a concatenated
+result are outputs, each at its place, and axes are cut so that reshapes are gone; `s.fusion` says how. Inputs and
+results are in the same memory then, maybe of another shape, which `run` takes; `fuse` takes them as they were.
+
+Example:
+  >>> x = jnp.ones((3, 4))
+  >>> scheduler = jf.ir.Scheduler(jf.ir.trace(lambda x: jnp.concatenate([x * 2, x + 1]), x, name="both"))
+  >>> scheduler.fusion.outputs, [y.shape for y in jf.ir.run(scheduler.schedule, x)]
+  (['t7', 't8'], [(6, 4)])
+
 Bulk copies (Hopper's TMA). Where the innermost axes of a shared copy of an input are "bulk", one instruction copies all
 their elements: a run of consecutive ones, or a box of the array, whose order in shared memory may be swizzled as the
 hardware does it. Threads wait only before they read. With stages, the copies for the next iterations of the loop that
@@ -162,7 +172,7 @@ class Builder(_core.Builder):
     """
 
     def finish(self) -> Fusion:
-        """Return the fusion, without ops that reach no output; the builder is empty afterwards."""
+        """Return the fusion, without ops that reach no output; the builder takes no calls afterwards."""
         return Fusion(super().finish())
 
 
@@ -175,12 +185,12 @@ copyreg.pickle(Schedule, lambda s: (Schedule, (s.fusion, str(s))))
 copyreg.pickle(Scheduler, lambda s: (Scheduler, (s.schedule,)))
 
 
-def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
+def trace(f: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Fusion:
     """Return a JAX function as one fusion; its inputs are named x0, x1, ...
 
     Args:
       f: a function of arrays whose every op has one of its own in the fusion IR.
-      args: arrays or `jax.ShapeDtypeStruct`s.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, and pytrees of them.
       name: the fusion's name; the function's by default.
 
     Raises:
@@ -189,7 +199,8 @@ def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
     """
     _arguments.function("trace", "f", f)
     name = getattr(f, "__name__", type(f).__name__) if name is None else _arguments.text("trace", "name", name)
-    _, program = _by_hand.one_fusion(jax.make_jaxpr(f)(*args), name, "trace")
+    nested = _by_hand.has_nested(args, kwargs)
+    _, program = _by_hand.one_fusion(jax.make_jaxpr(f)(*args, **kwargs), name, "trace", nested)
     return Fusion(program.text)
 
 
@@ -231,8 +242,9 @@ def lower(program: Fusion | Schedule, platform: str | None = None) -> Lowered:
 def propose(fusion: Fusion, platform: str | None = None) -> list[Schedule]:
     """Return what the compiler would do by itself: one schedule for each generated kernel, in the order they run.
 
-    Each is over the fusion of its own segment, `schedule.fusion`, whose inputs and outputs may stand in another order;
-    `Scheduler(schedule)` goes on from there.
+    Each is over the fusion of its own segment, `schedule.fusion`; `Scheduler(schedule)` goes on from there. A single
+    one has the inputs and outputs in their order, parts as `Scheduler` has them; those of several may have them in
+    another one, and `place` says which part of a result they store.
 
     Args:
       fusion: what to compute.
@@ -406,7 +418,8 @@ def _compiled(text: str, fusion: Fusion) -> Callable[..., Any]:
         try:
             closed = jax.make_jaxpr(functools.partial(evaluate, fusion))(*operands)
         except UserError as error:
-            shapes = tuple((tuple(fusion.shape(v)), _ffi.dtype_named(fusion.dtype(v))) for v in fusion.outputs)
+            arrays = _core.results(fusion)
+            shapes = tuple((tuple(shape), _ffi.dtype_named(fusion.dtype(parts[0]))) for parts, shape, _ in arrays)
             made: list[Any] = opaque_p.bind(*operands, text=text, shapes=shapes, reason=str(error))
             return made
         return _fused_primitive.run_program(closed, operands, fusion.name, text)

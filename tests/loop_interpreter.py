@@ -21,6 +21,7 @@ from block_clusters import Cluster, side_by_side
 from loop_ops import DTYPES, FOLDS, OPS, computed_in, identity
 
 import jax_fuser as jf
+from jax_fuser import _core
 
 WARP = 32
 BULK = 16  # bytes: what bulk copies move and begin at is a multiple
@@ -174,13 +175,14 @@ class Block:
         variable: str,
         base: str,
         before: str | None,
-        limit: str | None,
-        ahead: str | None,
+        limits: str | None,
     ) -> None:
         first = self.variables[variable] = self.index(base) - (self.index(before) if before else 0)
         lane = first[:, None] + np.arange(self.kernel.width)
-        end = int(limit) - (self.index(ahead)[:, None] if ahead else 0) if limit else np.inf
-        exists = (lane < end) & (lane >= (0 if limit else -np.inf))
+        exists = lane >= (0 if limits else -np.inf)
+        for limit in limits.split(" and ") if limits else ():
+            bound, _, ahead = limit.partition(" less ")
+            exists &= lane < int(bound) - (self.index(ahead)[:, None] if ahead else 0)
         self.run(body, Active(active.threads & exists.any(1), exists))
 
     def guard(self, active: Active, body: list[Line], condition: str) -> None:
@@ -548,7 +550,7 @@ STATEMENTS = [
     (re.compile(pattern), method)
     for pattern, method in (
         (r"for (\w+) < (\d+) (\w+)( reverse)?(?: while (.+))?", Block.loop),
-        (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d+)(?: less (.+))?)", Block.vector),
+        (r"vector (\w+) = (.+?)(?: before (.+?))?(?: full| below (\d.*))", Block.vector),
         (r"if( not)? (r\d+)", Block.decide),
         (r"if (.+)", Block.guard),
         (
@@ -648,7 +650,7 @@ class Kernel:
 def run(
     schedule: jf.ir.Schedule, *arrays: Any, platform: str = "cuda", wholes: Mapping[str, Buffer] = MappingProxyType({})
 ) -> list[np.ndarray]:
-    """Return the outputs of a schedule's kernel for a platform, run as its loops say.
+    """Return the results of a schedule's kernel for a platform, run as its loops say; parts of one array are that.
 
     `wholes`: by the name of an output that is a part of a larger array, that array, which other kernels store, too.
 
@@ -658,15 +660,16 @@ def run(
     text = jf.ir.lower(schedule, platform).as_text("loops")
     *fills, kernel = (Kernel(part) for part in re.split(r"\n(?=kernel )", text))
     values = iter(zip(fusion.inputs, arrays))
-    outputs = iter(fusion.outputs)
+    names = [name for is_input, name in kernel.parameters if not is_input]
+    for name, (value, data) in zip((name for is_input, name in kernel.parameters if is_input), values):
+        flat = np.asarray(data).reshape(-1)
+        kernel.buffers[name] = Buffer(name, fusion.dtype(value), math.prod(fusion.shape(value)), flat)
     made = []
-    for is_input, name in kernel.parameters:
-        value, data = next(values) if is_input else (next(outputs), None)
-        flat = None if data is None else np.asarray(data).reshape(-1)
-        buffer = wholes.get(value) or Buffer(name, fusion.dtype(value), math.prod(fusion.shape(value)), flat)
-        kernel.buffers[name] = buffer
-        if not is_input:
-            made.append((buffer, fusion.shape(value)))
+    for parts, shape, _ in _core.results(fusion):
+        whole = wholes.get(parts[0]) or Buffer(names[0], fusion.dtype(parts[0]), math.prod(shape))
+        made.append((whole, shape))
+        for value in parts:
+            kernel.buffers[names.pop(0)] = wholes.get(value) or whole
     filled = []
     for fill in fills:
         [(_, name)] = fill.parameters

@@ -160,6 +160,10 @@ BAD: dict[str, tuple[Callable, str]] = {
         lowered(*(("parallelize", v, 0, "block") for v in ("t", "total", "y")), SHARED),
         r"\[lower\] t is shared by the threads of one block, but its block axis 0 .* call inline_at\(1\)",
     ),
+    "other blocks than its reader's": (
+        lowered(SHARED, ("parallelize", "t", 0, "block")),
+        r"block axis 0 .* its consumer total has axis 0 serial where t has it block; call parallelize_like\(t, types=",
+    ),
     # What a machine or a kernel cannot do.
     "cpu": (lowered(("parallelize", "y", 0, "block"), platform="cpu"), r"\[lower\] y has a block axis, .* use task"),
     "cuda": (lowered(("parallelize", "y", 0, "task")), r"\[lower\] y has a task axis, .* use block and thread"),
@@ -181,7 +185,7 @@ BAD: dict[str, tuple[Callable, str]] = {
     ),
     "apart": (
         lowered(("parallelize", "total", 1, "block")),
-        r"total is folded along loop axis 1, .* fold in parts first",
+        r"total is folded along loop axis 1, which is block: blocks of one kernel do not wait .* axis thread or",
     ),
     "other loops": (
         lowered(("split", "y", 1, 5)),

@@ -184,6 +184,27 @@ def test_inside_another_fused_function_it_stays_as_it_is(cpu):
     assert_close(jax.grad(lambda x: outer(x, B).sum())(X), jax.grad(lambda x: jnp.exp(act(x * 3, B)).sum())(X), scale=9)
 
 
+@pytest.mark.parametrize("returned", ["a name", 3, None])
+def test_what_a_schedule_function_returns_otherwise_is_ignored(cpu, returned):
+    def edit(s):
+        name = s.cache_after("x0")
+        in_fours(s)
+        return name if returned == "a name" else returned
+
+    assert_close(jf.fuse(act, schedule=edit)(X, B), act(X, B))
+
+
+@pytest.mark.parametrize("f", [act, lambda x, b: (x * 2, b + 1), lambda x, b: (x + b).sum(1)])
+def test_results_without_elements_have_no_schedule(cpu, f):
+    def edit(s):
+        raise AssertionError("there is nothing to schedule")
+
+    for got, want in zip(*map(jax.tree.leaves, (jf.fuse(f, schedule=edit)(X[:0], B), f(X[:0], B))), strict=True):
+        if want.size:
+            assert_close(got, want)
+        assert got.shape == want.shape and got.dtype == want.dtype
+
+
 def test_results_that_nobody_reads(cpu):
     f = jf.fuse(lambda x: (jnp.tanh(x) * 2, jnp.cos(x) + 1), schedule=serial)
     assert_close(jax.jit(lambda x: f(x)[1])(X), jnp.cos(X) + 1)
@@ -195,8 +216,6 @@ def test_results_that_nobody_reads(cpu):
 def test_what_is_no_schedule():
     with pytest.raises(TypeError, match=r"fuse: schedule must be a function of .*Scheduler, .*got int"):
         jf.fuse(act, schedule=3)
-    with pytest.raises(TypeError, match=r"fuse: the function given as schedule .* it returned 'split'"):
-        jf.fuse(jnp.tanh, schedule=lambda s: "split")(jnp.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -204,13 +223,20 @@ def test_what_is_no_schedule():
     [
         (lambda x: jnp.sin(x) @ x.T, r"dot_general in .* is not an op of a fusion: a matrix product; leave it outside"),
         (lambda x: jnp.sort(x * 2, axis=0) + 1, r"is not an op of a fusion"),
-        (lambda x: (x, x * 2), r"a result of .* is an argument or another result"),
+        (lambda x: (x, x * 2), r"a result of .* is an argument or another result; return computed values, once"),
         (lambda x: x * B, r"closes over 1 arrays; pass them as arguments"),
     ],
 )
 def test_functions_that_are_not_one_fusion(f, message):
     with pytest.raises(jf.UserError, match="fuse with schedule=: .*" + message):
         jf.fuse(f, schedule=serial)(X)
+
+
+def test_nested_tensors_are_passed_as_their_parts():
+    nt = jf.as_nested(X, extents=[2, 4])
+    for call in (lambda: jf.ir.trace(lambda nt: nt * 2, nt), lambda: jf.fuse(lambda nt: nt * 2, schedule=serial)(nt)):
+        with pytest.raises(jf.UserError, match=r"is an argument .*; the extents of a NestedTensor are; take"):
+            call()
 
 
 def test_a_schedule_for_other_shapes():

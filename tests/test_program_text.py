@@ -55,8 +55,13 @@ def test_builder_of_reductions():
     for value in (total, b.reduce("reduce_max", x, [0, 1]), b.reduce("reduce_prod", x, [2])):
         b.output(value)
     assert b.finish() == FOLDS
+    with pytest.raises(_core.UserError, match=r"\[finish\] the builder is finished .*; begin with another one"):
+        b.finish()
+    with pytest.raises(_core.UserError, match=r"\[input\] the builder is finished"):
+        b.input("y", "f32", [2])
+    other = _core.Builder("other")
     with pytest.raises(_core.UserError, match=r"\[reduce\] 'add' is not a reduction"):
-        b.reduce("add", b.input("y", "f32", [2]), [0])
+        other.reduce("add", other.input("y", "f32", [2]), [0])
 
 
 @pytest.mark.parametrize("text", [FOLDS, PARTS], ids=["whole", "parts"])

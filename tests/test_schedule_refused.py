@@ -19,6 +19,22 @@ import jax_fuser as jf
 # The last call of each list is refused.
 REFUSED = {
     "split axis": ([("split", Y, 2, 4)], r"\[split\] t5 has 2 loop axes; .* \[-2, 2\), got 2"),
+    "split input": (
+        [("split", X, 0, 4)],
+        r"\[split\] x is an input, which is read and has no loops; .* see cache_after",
+    ),
+    "parallel input": (
+        [("parallelize", X, 0, "block")],
+        r"\[parallelize\] x is an input, which is read and has no loops",
+    ),
+    "unroll far": (
+        [("split", Y, 0, 2048), ("parallelize", Y, 1, "unroll")],
+        r"\[parallelize\] axis 1 of t5 has extent 2048; an unroll axis has at most 1024, split first",
+    ),
+    "unroll together": (
+        [("split", Y, 0, 64), ("split", Y, 2, 64), ("parallelize", Y, 1, "unroll"), ("parallelize", Y, 3, "unroll")],
+        r"\[parallelize\] the unroll axes of t5 have 4096 iterations together; at most 1024, leave",
+    ),
     "split factor": ([("split", Y, 1, 0)], r"\[split\] axis 1 of t5: expected a positive factor, got 0"),
     "split far": ([("split", Y, 1, 2**62)], r"\[split\] axis 1 of t5: expected a factor up to 1099511627776, got 46"),
     "merge far": (

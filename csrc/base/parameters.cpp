@@ -8,15 +8,6 @@
 namespace jf {
 namespace {
 
-std::string print(const Parameter& value) {
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* number = std::get_if<int64_t>(&value)) return cat(*number);
-  if (const auto* word = std::get_if<std::string>(&value)) return *word;
-  std::string list;
-  for (const int64_t number : std::get<std::vector<int64_t>>(value)) list += cat(list.empty() ? "" : ",", number);
-  return cat("[", list, "]");
-}
-
 bool is_number(std::string_view text, int64_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   return error == std::errc() && end == text.data() + text.size();
@@ -39,6 +30,15 @@ Parameter parse_parameter(std::string_view text) {
 }
 
 }  // namespace
+
+std::string print(const Parameter& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* number = std::get_if<int64_t>(&value)) return cat(*number);
+  if (const auto* word = std::get_if<std::string>(&value)) return *word;
+  std::string list;
+  for (const int64_t number : std::get<std::vector<int64_t>>(value)) list += cat(list.empty() ? "" : ",", number);
+  return cat("[", list, "]");
+}
 
 std::string print(const Parameters& parameters) {
   std::string text;

@@ -13,6 +13,7 @@
 #include "host/placement.h"
 #include "host/program.h"
 #include "host/zeros.h"
+#include "ir/results.h"
 #include "ir/text.h"
 #include "lower/lower.h"
 #include "plan/grouped.h"
@@ -483,7 +484,8 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
 
 }  // namespace
 
-Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning) {
+Program build(const ir::Fusion& fusion, const Target& target, const Tuning& tuning) {
+  const ir::Fusion whole = ir::with_parts_joined(fusion);
   Program program = build(whole, target, tuning, true);
   for (const auto& [kernel, parameters] : tuning.kernels) {
     const bool known = std::any_of(program.facts.begin(), program.facts.end(),

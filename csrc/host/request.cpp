@@ -3,8 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "host/quantized_product.h"
 #include "host/zeros.h"
+#include "ir/results.h"
 #include "ir/text.h"
 #include "lower/lower.h"
 
@@ -48,8 +50,8 @@ Program build(const Request& request, const Target& target) {
     }
   };
   add(fusion.inputs, BufferKind::kInput, program.input_bytes);
-  add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
   if (written) {
+    add(fusion.outputs, BufferKind::kOutput, program.output_bytes);
     program.segments = cat("segment 0: a hand-written kernel\n", ir::print(fusion));
     program.facts.push_back(kernel_facts(fusion));
     KernelFacts& facts = program.facts.back();
@@ -57,6 +59,17 @@ Program build(const Request& request, const Target& target) {
     facts.reason = "a hand-written kernel";
     program.steps.push_back(written_step(fusion, *written, target, std::move(buffers), facts.parameters));
     return program;
+  }
+  const std::vector<ir::Result> results = ir::results(fusion);
+  std::vector<Flow> writes;
+  for (const ir::Result& result : results) {
+    const ir::Value& first = fusion.values[result.outputs.front()];
+    const BufferRef array{BufferKind::kOutput, static_cast<int64_t>(program.output_bytes.size())};
+    buffers.insert(buffers.end(), result.outputs.size(), array);
+    const int64_t elements = product(result.shape), bytes = size_of(first.dtype);
+    program.output_bytes.push_back(elements * bytes);
+    program.outputs.push_back(first.name);
+    writes.push_back({first.name, std::string(name(first.dtype)), result.shape, (elements - result.missing) * bytes});
   }
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
@@ -68,6 +81,7 @@ Program build(const Request& request, const Target& target) {
   }
   program.scheduled.push_back({fusion, *schedule});
   program.facts.push_back(kernel_facts(fusion));
+  program.facts.back().writes = std::move(writes);
   program.facts.back().strategy = "by hand";
   program.facts.back().reason = "scheduled by the caller";
   program.steps.push_back(KernelStep{lower::lower(fusion, *schedule, target), std::move(buffers)});

@@ -41,7 +41,12 @@ Builder::Builder(std::string name, size_t max_ops) : max_ops_(max_ops) {
   if (is_result_name(fusion_.name)) fusion_.name = "fusion_" + fusion_.name;
 }
 
+void Builder::require_unfinished(const char* function) const {
+  JF_REQUIRE(!finished_, "[", function, "] the builder is finished and has no values any more; begin with another one");
+}
+
 const Value& Builder::value(ValueId id, const char* function) const {
+  require_unfinished(function);
   JF_REQUIRE(id >= 0 && id < static_cast<ValueId>(fusion_.values.size()), "[", function, "] unknown value ", id);
   return fusion_.values[id];
 }
@@ -62,6 +67,7 @@ void Builder::push(Op op) {
 
 ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype,
                         std::vector<Axis> axes, const std::string& label) {
+  require_unfinished(info(kind).name.data());
   for (ValueId id : inputs) value(id, info(kind).name.data());
   Value type = infer(fusion_, kind, inputs, attribute, {"", dtype, std::move(axes)});
   const std::string op_key = key(kind, inputs, attribute, type);
@@ -73,6 +79,7 @@ ValueId Builder::add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attr
 }
 
 ValueId Builder::input(const std::string& name, DType dtype, std::span<const int64_t> shape) {
+  require_unfinished("input");
   for (int64_t extent : shape) JF_REQUIRE(extent >= 0, "[input] axis extents must not be negative, got ", extent);
   const ValueId id = add_value(dtype, axes_of(shape));
   // A number keeps equal names apart.
@@ -473,8 +480,10 @@ Fusion Builder::take_fusion() {
 }
 
 Fusion Builder::finish() {
+  require_unfinished("finish");
   join_read_concats();
   Fusion result = without_unused(take_fusion());
+  finished_ = true;
   for (const Op& op : result.ops) result.values[op.output].name = cat("t", op.output);
   verify(result);
   return result;

@@ -102,7 +102,7 @@ class Builder {
   // Makes later slices and paddings of the value read it from memory.
   void store(ValueId value);
   bool is_full() const { return fusion_.ops.size() >= max_ops_; }
-  // Drops ops that reach no output and verifies. The builder is empty afterwards.
+  // Drops ops that reach no output and verifies. The builder is finished then: every other call throws.
   Fusion finish();
 
   // The same, but that concats of few parts whose elements memory would see as short pieces are choices between them,
@@ -174,6 +174,7 @@ class Builder {
   ValueId add_op(OpKind kind, std::vector<ValueId> inputs, Attribute attribute, DType dtype, std::vector<Axis> axes,
                  const std::string& label);
   const Value& value(ValueId id, const char* function) const;
+  void require_unfinished(const char* function) const;
   ValueId slice_of_fold(const Op& op, const ir::Slice& where, const std::vector<int64_t>& counts);
   // A dense value whose axes are `dims` of the shape `to`, nested as `like`.
   ValueId nested_full(ValueId value, const std::vector<int64_t>& to, const std::vector<int64_t>& dims,
@@ -224,6 +225,7 @@ class Builder {
   static constexpr int kMaxDepth = 1000;  // of the stack
   int depth_ = 0;
   size_t max_ops_;
+  bool finished_ = false;
   Fusion fusion_;
   std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key

@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "schedule/axes.h"
 
 namespace jf::lower {
@@ -72,6 +73,24 @@ std::vector<bool> partly_inserted(const AxisTree& tree) {
 
 }  // namespace
 
+std::string how_to_inline(const ir::Fusion& segment, const schedule::Schedule& schedule, ir::ValueId value, int l) {
+  const schedule::Domain& domain = schedule.domains[value];
+  const std::string& name = segment.values[value].name;
+  for (const ir::Op& op : segment.ops) {
+    const schedule::Domain& consumer = schedule.domains[op.output];
+    const auto at = static_cast<size_t>(schedule::common_loops(domain, consumer));
+    if (!contains(op.inputs, value) || static_cast<int>(at) > l) continue;
+    const std::string& reader = segment.values[op.output].name;
+    const bool same_extent = at < consumer.loop.size() && consumer.loop[at].extent == domain.loop[at].extent;
+    if (!same_extent)
+      return cat("its consumer ", reader, " has no such axis ", at, "; call transform_like(", name, ")");
+    return cat("its consumer ", reader, " has axis ", at, " ", schedule::name(consumer.loop[at].parallel), " where ",
+               name, " has it ", schedule::name(domain.loop[at].parallel), "; call parallelize_like(", name,
+               ", types=[", schedule::name(domain.loop[at].parallel), "]), then inline_most()");
+  }
+  return cat("call inline_at(", l + 1, ")");
+}
+
 void check_allocation(const ir::Fusion& segment, const schedule::Schedule& schedule, ir::ValueId value) {
   const schedule::Domain& domain = schedule.domains[value];
   if (domain.memory != schedule::Memory::kShared) return;
@@ -87,7 +106,7 @@ void check_allocation(const ir::Fusion& segment, const schedule::Schedule& sched
     const bool own = parallel == schedule::Parallel::kCluster && schedule::is_bulk(domain) && domain.storage.empty();
     JF_REQUIRE(!is_block(parallel) || own || l < domain.inline_at || extent == 1 || tree.inserted[tree.loop[l]],
                "[lower] ", name, " is shared by the threads of one block, but its ", schedule::name(parallel), " axis ",
-               l, " runs over all of them before any of it is read; call inline_at(", l + 1, ")");
+               l, " runs over all of them before any of it is read; ", how_to_inline(segment, schedule, value, l));
   }
   if (domain.storage.empty()) return;  // it follows from the loops
   for (size_t i = 0; i < domain.storage.size(); ++i) {

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/lists.h"
 #include "base/target.h"
+#include "lower/allocation.h"
 #include "lower/bulk.h"
 #include "schedule/axes.h"
 
@@ -47,7 +48,8 @@ void check_copy(const Fusion& segment, const schedule::Schedule& schedule, const
     JF_REQUIRE(together, "[lower] loop axis ", l, " of ", value, " is ", name(parallel),
                ", but one thread begins a bulk copy for the whole block; make the axis serial or bulk");
     JF_REQUIRE(stores || l < domain.inline_at || serial || parallel == Parallel::kCluster, "[lower] ", value,
-               " is not inlined in its ", name(parallel), " axis ", l, "; call inline_at(", l + 1, ")");
+               " is not inlined in its ", name(parallel), " axis ", l, "; ",
+               how_to_inline(segment, schedule, op.output, l));
   }
   JF_REQUIRE(domain.inline_at <= bulk, "[lower] ", value, " is inlined at ", domain.inline_at,
              " loop axes, inside of its bulk axis ", bulk);

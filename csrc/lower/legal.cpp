@@ -50,13 +50,15 @@ void check_parallel_types(const Fusion& segment, ValueId id, const Domain& domai
                "' does not have; use ", cpu ? "task" : "block and thread");
     JF_REQUIRE(parallel != Parallel::kCluster || has_clusters(target), "[lower] ", value,
                " has a cluster axis, which needs a CUDA device of compute capability 9.0, but the target is '",
-               print(target), "'; fold in parts");
+               print(target), "'; fold by threads");
     const bool apart = parallel == Parallel::kTask || (is_block(parallel) && parallel != Parallel::kCluster);
     const bool folded_apart = axes.reduced[axes.loop[l]] && apart;
     JF_REQUIRE(!axes.reduced[axes.loop[l]] || static_cast<int>(l) >= domain.inline_at, "[lower] ", value,
                " is inlined at ", domain.inline_at, " loop axes, inside of axis ", l, ", along which it is folded");
-    JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel),
-               ": what runs apart cannot be folded; fold in parts first");
+    JF_REQUIRE(!folded_apart, "[lower] ", value, " is folded along loop axis ", l, ", which is ", name(parallel), ": ",
+               name(parallel), "s of one kernel do not wait for each other, so that folding over them takes a ",
+               "second kernel, as fuse makes it without a schedule; make the axis ",
+               cpu ? "serial" : "thread or serial", has_clusters(target) ? ", or cluster for up to 8 blocks" : "");
   }
 }
 
@@ -185,8 +187,9 @@ void check_reads(const Fusion& segment, const Schedule& schedule) {
         if (!shared && !own && from.memory == schedule::Memory::kShared) continue;
         JF_REQUIRE(l < to.loop.size() && from.loop[l] == to.loop[l], "[lower] ", segment.values[id].name,
                    " is kept in registers from its loop axis ", l, " on, but its consumer ",
-                   segment.values[op.output].name,
-                   " has another axis there; use transform_like, parallelize_like and inline_most");
+                   segment.values[op.output].name, " has another axis there; use transform_like",
+                   to.in_parts ? cat("(", segment.values[op.output].name, ")") : "",
+                   ", parallelize_like and inline_most");
         const bool mapped =
             graph.mapped(graph::Mapping::kPermissive, graph.loop_axis(id, l), graph.loop_axis(op.output, l));
         if (mapped && !unclear[id] && !unclear[op.output]) continue;
@@ -218,7 +221,7 @@ void check_legal(const Fusion& segment, const Schedule& schedule, const Target& 
     JF_REQUIRE(op.kind != ir::OpKind::kGroupedMatmul, "[lower] ", value,
                " is a grouped product; it runs in a segment of its own");
     JF_REQUIRE(op.kind != ir::OpKind::kConcat, "[lower] ", value,
-               " is a concat, which is no work: make its operands outputs instead");
+               " is a concat, which is no work: make its operands outputs, as Scheduler(fusion) does");
     const Domain& domain = schedule.domains[op.output];
     JF_REQUIRE(domain.memory == schedule::Memory::kRegister || target.platform == Platform::kCuda, "[lower] ", value,
                " is shared between threads, which target '", print(target), "' does not have; keep it in registers");

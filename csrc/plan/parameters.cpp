@@ -153,7 +153,9 @@ struct Reader {
     const auto found = left.find(field);
     if (found == left.end()) return std::nullopt;
     const T* value = std::get_if<T>(&found->second);
-    JF_REQUIRE(value != nullptr, "[", strategy, "] ", field, ": expected ", expected);
+    const auto* word = std::get_if<std::string>(&found->second);
+    JF_REQUIRE(value != nullptr, "[", strategy, "] ", field, ": expected ", expected, ", got ",
+               word == nullptr ? jf::print(found->second) : cat("'", *word, "'"));
     T result = *value;
     left.erase(found);
     return result;

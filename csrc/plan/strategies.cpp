@@ -5,8 +5,10 @@
 
 #include "base/error.h"
 #include "base/lists.h"
+#include "ir/results.h"
 #include "ir/unused.h"
 #include "plan/extract.h"
+#include "plan/one_kernel.h"
 #include "plan/parameters.h"
 #include "plan/pointwise.h"
 #include "plan/reduction.h"
@@ -30,8 +32,6 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
     const std::string& value = fusion.values[op.output].name;
     JF_REQUIRE(op.kind != OpKind::kGroupedMatmul, "[", strategy, "] ", value,
                " is a grouped product, which has kernels of its own");
-    JF_REQUIRE(op.kind != OpKind::kConcat, "[", strategy, "] ", value,
-               " is put together in memory by the kernels of its parts; see propose");
     JF_REQUIRE(ir::ragged_axis(fusion.values[op.output]) < 0, "[", strategy, "] ", value,
                " is nested; see propose, which plans kernels for its rows, or schedule it by hand");
     const ir::Reduce* reduce = std::get_if<ir::Reduce>(&op.attribute);
@@ -55,44 +55,23 @@ void check_ops(const Fusion& fusion, std::string_view strategy) {
   }
 }
 
-// The segment with the inputs and outputs of the whole, in their order.
-Fusion in_order(const Fusion& whole, const Segment& segment) {
-  Fusion fusion = segment.fusion;
-  auto find = [](const std::vector<ValueId>& ids, ValueId id) { return std::find(ids.begin(), ids.end(), id); };
-  fusion.inputs.clear();
-  for (ValueId id : whole.inputs) {
-    const auto found = find(segment.inputs, id);
-    if (found != segment.inputs.end()) {
-      fusion.inputs.push_back(segment.fusion.inputs[found - segment.inputs.begin()]);
-      continue;
-    }
-    fusion.inputs.push_back(static_cast<ValueId>(fusion.values.size()));  // nothing reads it
-    fusion.values.push_back(whole.values[id]);
-  }
-  fusion.outputs.clear();
-  for (ValueId id : whole.outputs) {
-    const auto found = find(segment.outputs, id);
-    JF_CHECK(found != segment.outputs.end(), whole.values[id].name, " is stored by no segment");
-    fusion.outputs.push_back(segment.fusion.outputs[found - segment.outputs.begin()]);
-  }
-  ir::number_as_text(fusion);
-  return fusion;
-}
-
 Fusion one_kernel(const Fusion& given, std::string_view strategy, const Target& target) {
   const std::vector<std::string>& all = strategies();
   JF_REQUIRE(contains(all, strategy), "[schedule] unknown strategy '", strategy,
              "'; expected pointwise, transpose or reduction");
   JF_REQUIRE(strategy != "transpose" || target.platform == Platform::kCuda,
              "[transpose] it goes through the shared memory of CUDA devices; use pointwise");
-  const Fusion fusion = ir::without_unused(given);
+  const Fusion fusion = as_one_kernel(ir::without_unused(given), strategy);
   check_ops(fusion, strategy);
   const std::vector<Draft> drafts = draft_segments(fusion, target);
   std::string reasons;
   for (const Draft& draft : drafts) reasons += cat(reasons.empty() ? "" : "; ", draft.reason);
   JF_REQUIRE(drafts.size() == 1, "[", strategy, "] ", fusion.name, " takes ", drafts.size(), " kernels (", reasons,
              "); schedule one fusion for each, or see propose");
-  return in_order(fusion, extract_fused(fusion, drafts[0], fusion.name));
+  const Segment segment = extract_fused(fusion, drafts[0], fusion.name);
+  Fusion kernel = in_order(fusion, segment, segment.fusion);
+  ir::number_as_text(kernel);
+  return kernel;
 }
 
 CudaTranspose proposed_transpose(const Fusion& kernel, const Target& target) {
@@ -107,6 +86,28 @@ CudaTranspose proposed_transpose(const Fusion& kernel, const Target& target) {
 const std::vector<std::string>& strategies() {
   static const std::vector<std::string> all = {"transpose", "pointwise", "reduction"};
   return all;
+}
+
+Fusion in_order(const Fusion& whole, const Segment& segment, Fusion kernel) {
+  auto find = [](const std::vector<ValueId>& ids, ValueId id) { return std::find(ids.begin(), ids.end(), id); };
+  const std::vector<ValueId> inputs = std::move(kernel.inputs), outputs = std::move(kernel.outputs);
+  kernel.inputs.clear();
+  for (ValueId id : whole.inputs) {
+    const auto found = find(segment.inputs, id);
+    if (found != segment.inputs.end()) {
+      kernel.inputs.push_back(inputs[found - segment.inputs.begin()]);
+      continue;
+    }
+    kernel.inputs.push_back(static_cast<ValueId>(kernel.values.size()));  // nothing reads it
+    kernel.values.push_back(whole.values[id]);
+  }
+  kernel.outputs.clear();
+  for (ValueId id : ir::parts_of_outputs(whole)) {
+    const auto found = find(segment.outputs, id);
+    JF_CHECK(found != segment.outputs.end(), whole.values[id].name, " is stored by no segment");
+    kernel.outputs.push_back(outputs[found - segment.outputs.begin()]);
+  }
+  return kernel;
 }
 
 Parameters parameters_of(const Fusion& fusion, std::string_view strategy, const Target& target) {

@@ -9,6 +9,7 @@
 #include "base/parameters.h"
 #include "base/target.h"
 #include "ir/fusion.h"
+#include "plan/plan.h"
 #include "schedule/schedule.h"
 
 namespace jf::plan {
@@ -20,8 +21,13 @@ const std::vector<std::string>& strategies();
 // it.
 Parameters parameters_of(const ir::Fusion& fusion, std::string_view strategy, const Target& target);
 
+// The kernel of a plan's only segment with all inputs and outputs of the plan's fusion, in their order; the parts of a
+// concat stand for it. `kernel` has those of the segment in its order.
+ir::Fusion in_order(const ir::Fusion& whole, const Segment& segment, ir::Fusion kernel);
+
 struct StrategyKernel {
-  ir::Fusion fusion;  // the same inputs and outputs in their order; it may have copies of values
+  // The same inputs and outputs in their order, as as_one_kernel() has them; it may have copies of values.
+  ir::Fusion fusion;
   schedule::Schedule schedule;
 };
 // Parameters that are not given are the compiler's choice. Throws UserError for one that the strategy does not have or

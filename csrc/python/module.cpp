@@ -263,7 +263,8 @@ void bind_builder(nb::module_& m) {
           "of its extents as one.")
       .def("output", &Builder::output, "value"_a)
       .def(
-          "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
+          "finish", [](Builder& b) { return ir::print(b.finish()); },
+          "The fusion's text; the builder takes no calls after.");
 }
 
 void bind_targets(nb::module_& m) {

@@ -7,12 +7,14 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/lists.h"
@@ -21,9 +23,10 @@
 #include "graph/groups.h"
 #include "graph/index.h"
 #include "host/by_strategy.h"
-#include "host/program.h"
 #include "host/report.h"
+#include "ir/results.h"
 #include "ir/text.h"
+#include "plan/one_kernel.h"
 #include "schedule/axes.h"
 #include "schedule/edit.h"
 #include "schedule/schedule.h"
@@ -121,7 +124,9 @@ struct Scheduler {
   FusionPtr fusion;
   std::unique_ptr<schedule::Scheduler> scheduler;
 
-  explicit Scheduler(FusionPtr of) : fusion(std::move(of)), scheduler(new schedule::Scheduler(*fusion)) {}
+  explicit Scheduler(const Fusion& of)
+      : fusion(std::make_shared<const Fusion>(plan::as_one_kernel(of, "Scheduler"))),
+        scheduler(new schedule::Scheduler(*fusion)) {}
   explicit Scheduler(const Schedule& start)
       : fusion(start.fusion), scheduler(new schedule::Scheduler(*fusion, start.schedule)) {}
 
@@ -152,6 +157,11 @@ struct IndexGraph {
       trees.push_back(schedule::replay(of.schedule.domains[id], fusion->values[id].name));
       roots.push_back(of.schedule.domains[id].logical.size());
     }
+  }
+  std::string text() const {
+    size_t axes = 0;
+    for (const schedule::AxisTree& tree : trees) axes += tree.extents.size();
+    return cat("<index graph of ", fusion->name, ": ", trees.size(), " values, ", axes, " axes>");
   }
   AxisId axis(const NamedAxis& named, const char* function) const {
     const ValueId id = value_named(*fusion, named.first, function);
@@ -267,7 +277,9 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
   using Name = const std::string&;
   return nb::class_<S>(m, "Scheduler", "Edits the schedule of one fusion. A call that fails changes nothing.")
       .def(
-          "__init__", [](S* self, FusionPtr fusion) { new (self) S(std::move(fusion)); }, "fusion"_a)
+          "__init__",
+          [](S* self, const Fusion& fusion) { host::reported(ir::print(fusion), [&] { new (self) S(fusion); }); },
+          "fusion"_a)
       .def(nb::init<const Schedule&>(), "start"_a)
       .def("__init__", refuses<S>("Scheduler: expected a Fusion or a Schedule to go on from"))
       .def("__str__", [](const S& s) { return s.schedule().text(); })
@@ -314,10 +326,13 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {
-            s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"));
+            s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"),
+                                        /*partly=*/true);
           },
           "reference"_a, "selected"_a = std::vector<std::string>{},
-          "Give every other value, or the selected ones, the loops of the reference.")
+          "Give every other value, or the selected ones, the loops of the reference, and behind them those of axes "
+          "that "
+          "the reference lacks.")
       .def(
           "parallelize_like",
           [](S& s, Name value, const std::vector<std::string>& selected, std::optional<int> position,
@@ -325,7 +340,8 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
             std::vector<Parallel> parallel;
             for (Name type : types) parallel.push_back(parallel_named(type, value, "parallelize_like"));
             const ValueId id = s.id(value, "parallelize_like");
-            s.scheduler->parallelize_like(id, s.ids(selected, "parallelize_like"), position, parallel);
+            s.scheduler->parallelize_like(id, s.ids(selected, "parallelize_like"), position, parallel,
+                                          /*partly=*/true);
           },
           "reference"_a, "selected"_a = std::vector<std::string>{}, "position"_a = nb::none(),
           "types"_a = std::vector<std::string>{},
@@ -405,10 +421,8 @@ void bind_edits(nb::class_<Scheduler>& c) {
 std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
   std::vector<Schedule> schedules;
   const std::string text = ir::print(fusion);
-  host::Program program = host::reported(text, [&] { return host::build(fusion, parse_target(target)); });
-  for (host::Scheduled& kernel : program.scheduled) {
-    schedule::number_as_text(kernel.fusion, kernel.schedule);
-    schedules.push_back({std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)});
+  for (auto& [made, schedule] : host::reported(text, [&] { return host::propose(fusion, parse_target(target)); })) {
+    schedules.push_back({std::make_shared<const Fusion>(std::move(made)), std::move(schedule)});
   }
   return schedules;
 }
@@ -419,8 +433,25 @@ Schedule schedule_by(const Fusion& fusion, const std::string& strategy, const st
   return {std::make_shared<const Fusion>(std::move(kernel.fusion)), std::move(kernel.schedule)};
 }
 
+using Result = std::tuple<std::vector<std::string>, std::vector<int64_t>, int64_t>;
+std::vector<Result> results(const Fusion& fusion) {
+  std::vector<Result> found;
+  for (const ir::Result& result : ir::results(fusion)) {
+    found.emplace_back(names(fusion, result.outputs), result.shape, result.missing);
+  }
+  return found;
+}
+
 void bind_strategies(nb::module_& m) {
   m.def("propose", &propose, "fusion"_a, "target"_a);
+  m.def(
+      "as_one_kernel",
+      [](const Fusion& fusion, const std::string& call) {
+        return host::reported(ir::print(fusion), [&] { return plan::as_one_kernel(fusion, call); });
+      },
+      "fusion"_a, "call"_a);
+  m.def("results", &results, "fusion"_a,
+        "(outputs, shape, how many elements they leave out) of each array that the outputs are.");
   m.def("strategies", &plan::strategies);
   m.def(
       "why_not",
@@ -443,6 +474,7 @@ void bind_index_graph(nb::module_& m) {
   nb::class_<G>(m, "IndexGraph",
                 "Which axes of a scheduled fusion have the same index at run time. An axis is (value, node).")
       .def(nb::init<const Schedule&>(), "schedule"_a)
+      .def("__repr__", &G::text)
       .def("__init__", refuses<G>("IndexGraph: expected a Schedule; jax_fuser.ir.Schedule(fusion) has no edits"))
       .def(
           "root",

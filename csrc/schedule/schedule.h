@@ -29,6 +29,8 @@ constexpr bool is_block(Parallel parallel) {
 }
 constexpr bool is_thread(Parallel parallel) { return parallel == Parallel::kThread || parallel == Parallel::kThreadY; }
 
+// More copies of a loop's body than an instruction cache holds, and seconds of a compiler's time.
+constexpr int64_t kMaxUnroll = 1024;
 // A split by more only makes iterations without an element.
 constexpr int64_t kMaxFactor = int64_t{1} << 40;
 // A shared value is far smaller.
@@ -147,13 +149,17 @@ class Scheduler {
   // Replays the transforms of `reference` on every other value that is computed or an output. Axes correspond through
   // the ops between the two values; an output that no op connects with the reference must have its shape. A value gets
   // a loop also for an axis that it lacks; it runs once there unless it is inlined in it. With `selected`, only those.
-  void transform_like(ValueId reference, const std::vector<ValueId>& selected = {});
+  // `partly`: also values with axes that the reference lacks, such as folded ones, which stay behind all others; what
+  // folds the parts of the reference has the loops of the axes that it has.
+  void transform_like(ValueId reference, const std::vector<ValueId>& selected = {}, bool partly = false);
   // The values that transform_like(reference) can give its loops, but the reference.
   std::vector<ValueId> alike(ValueId reference);
   // Copies the parallel types of `reference` to every such value with the same loop extents. With `position`, only
-  // those of its outer loops, to values with the same outer extents; with `types`, only these types.
+  // those of its outer loops, to values with the same outer extents; with `types`, only these types. `partly`: also to
+  // the outer loops of values that transform_like gives others behind.
   void parallelize_like(ValueId reference, const std::vector<ValueId>& selected = {},
-                        std::optional<int> position = std::nullopt, const std::vector<Parallel>& types = {});
+                        std::optional<int> position = std::nullopt, const std::vector<Parallel>& types = {},
+                        bool partly = false);
 
   // Computes the value inside the outer `position` loops of its consumers; with `best_effort`, of those loops that it
   // has in common with them.
@@ -177,6 +183,7 @@ class Scheduler {
  private:
   Domain& domain(ValueId value, const char* call);
   int checked_axis(ValueId value, int axis, const char* call) const;
+  void require_loops(ValueId value, const char* call) const;
   void apply(ValueId value, const Transform& transform);
   int common_loops(ValueId value) const;
   int useful_loops(const ir::Op& op) const;

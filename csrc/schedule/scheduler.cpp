@@ -124,6 +124,14 @@ int Scheduler::checked_axis(ValueId value, int axis, const char* call) const {
   return positive;
 }
 
+// An input that is an output, too, is copied by loops of its own.
+void Scheduler::require_loops(ValueId value, const char* call) const {
+  const bool is_read_only = contains(fusion_.inputs, value) && !contains(fusion_.outputs, value);
+  JF_REQUIRE(
+      !is_read_only, "[", call, "] ", fusion_.values[value].name,
+      " is an input, which is read and has no loops; schedule what computes with it, or a copy: see cache_after");
+}
+
 void Scheduler::apply(ValueId value, const Transform& transform) {
   const std::string& name = fusion_.values[value].name;
   Domain changed = schedule_.domains[value];
@@ -139,16 +147,19 @@ void Scheduler::apply(ValueId value, const Transform& transform) {
 
 void Scheduler::split(ValueId value, int axis, int64_t factor, bool inner) {
   domain(value, "split");
+  require_loops(value, "split");
   apply(value, Split{checked_axis(value, axis, "split"), factor, inner});
 }
 
 void Scheduler::merge(ValueId value, int axis) {
   domain(value, "merge");
+  require_loops(value, "merge");
   apply(value, Merge{checked_axis(value, axis, "merge")});
 }
 
 void Scheduler::pad(ValueId value, int axis, int64_t multiple) {
   Domain& target = domain(value, "pad");
+  require_loops(value, "pad");
   const int at = checked_axis(value, axis, "pad");
   const int64_t extent = target.loop[at].extent;
   JF_REQUIRE(multiple > 0 && multiple <= kMaxFactor, "[pad] axis ", at, " of ", fusion_.values[value].name,
@@ -165,6 +176,7 @@ void Scheduler::pad(ValueId value, int axis, int64_t multiple) {
 
 void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
   domain(value, "reorder");
+  require_loops(value, "reorder");
   std::vector<int> positive;
   bool identity = true;
   for (int axis : order) {
@@ -176,11 +188,13 @@ void Scheduler::reorder(ValueId value, const std::vector<int>& order) {
 
 void Scheduler::swizzle(ValueId value, int x, int y) {
   domain(value, "swizzle");
+  require_loops(value, "swizzle");
   apply(value, Swizzle{checked_axis(value, x, "swizzle"), checked_axis(value, y, "swizzle")});
 }
 
 void Scheduler::parallelize(ValueId value, int axis, Parallel parallel) {
   Domain changed = domain(value, "parallelize");
+  require_loops(value, "parallelize");
   changed.loop[checked_axis(value, axis, "parallelize")].parallel = parallel;
   changed.inline_at = 0;
   check_parallel(changed, fusion_.values[value].name);

@@ -17,8 +17,16 @@ constexpr int64_t kMaxVector = 64;
 void check_parallel(const Domain& domain, const std::string& value) {
   std::array<int, kParallelTypes> count{};
   const int rank = static_cast<int>(domain.loop.size());
+  int64_t unrolled = 1;
   for (int i = 0; i < rank; ++i) {
     const auto [extent, parallel] = domain.loop[i];
+    if (parallel == Parallel::kUnroll) {
+      JF_REQUIRE(extent <= kMaxUnroll, "[parallelize] axis ", i, " of ", value, " has extent ", extent,
+                 "; an unroll axis has at most ", kMaxUnroll, ", split first");
+      unrolled *= extent;
+      JF_REQUIRE(unrolled <= kMaxUnroll, "[parallelize] the unroll axes of ", value, " have ", unrolled,
+                 " iterations together; at most ", kMaxUnroll, ", leave the outer one serial");
+    }
     const bool repeats = is_serial(parallel) || parallel == Parallel::kBulk;
     JF_REQUIRE(++count[static_cast<size_t>(parallel)] == 1 || repeats, "[parallelize] ", value, " has a second ",
                name(parallel), " axis, ", i, "; merge the two first");
