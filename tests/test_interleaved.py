@@ -78,13 +78,15 @@ def test_several_side_by_side(dtype, n):
         check(weighed, together, together[::-1])
 
 
-def test_planes_become_pixels():
-    """The loop over colors is in the vector."""
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+def test_planes_become_pixels(dtype):
+    """The loop over colors is in the vector, also where a vector has few more lanes than a pixel has colors."""
     f = lambda x: x.transpose(0, 2, 3, 1) * 2  # noqa: E731
-    for n in (2, 3, 4):
-        x = values((2, n, 9, 37))
-        assert loops(f, x).count("store (") == 1
-        check(f, x)
+    with jax.enable_x64(True):
+        for n in (2, 3, 4):
+            x = values((2, n, 9, 37), dtype)
+            assert loops(f, x).count("store (") == 1
+            check(f, x)
 
 
 def test_what_is_the_same_for_all_colors_is_computed_once():

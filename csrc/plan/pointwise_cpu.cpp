@@ -35,11 +35,12 @@ bool stores_halves(const Traffic& traffic, size_t loop) {
 // Elements side by side in memory, one way or the other.
 bool is_neighbour(int64_t step) { return std::abs(step) == 1; }
 
-// Whether the elements between those that the lanes store are stored, too.
+// Whether the elements between those that the lanes store are stored, too: by other stores, or by the loop inside.
 bool is_interleaved(const Traffic& traffic, const Access& access, size_t loop) {
   const int64_t step = access.steps[loop];
-  return step <= kMostInterleaved &&
-         step == std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& other) {
+  if (step > kMostInterleaved) return false;
+  if (access.steps.back() == 1 && traffic.extents.back() == step) return true;
+  return step == std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& other) {
            return other.stores && other.steps == access.steps && std::abs(other.offset - access.offset) < step;
          });
 }
