@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/integers.h"
+#include "plan/two_stages.h"
 
 namespace jf::plan {
 namespace {
