@@ -37,6 +37,21 @@ def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
     assert log.read_text().count("compiles") > 1
 
 
+def test_many_programs_of_a_module_are_compiled_side_by_side(monkeypatch, tmp_path):
+    """The first one is taken when all are lowered, and lets the others begin."""
+    log, compiler = tmp_path / "log", tmp_path / "c++"
+    compiler.write_text(f'#!/bin/sh\necho begin >> {log}\nc++ "$@" -O1 || exit\necho end >> {log}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
+    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    count = 48
+    lowered = jax.jit(jf.fuse(lambda *xs: [jnp.tanh(x) for x in xs])).lower(*(X[n:] for n in range(count)))
+    lowered.compile()
+    lines = log.read_text().split()
+    assert lines.count("end") >= count  # and what tests before this one left to do
+    assert ["begin", "begin"] in [lines[i : i + 2] for i in range(20)]
+
+
 def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
     broken = tmp_path / "c++"
     broken.write_text('#!/bin/sh\n[ "$1" = --version ] && echo broken 1.0 && exit\necho it broke; exit 3\n')

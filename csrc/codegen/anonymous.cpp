@@ -52,6 +52,9 @@ Anonymous generate_anonymous(Kernel kernel, const Target& target) {
   for_each(kernel.body, [&](const auto& node) {
     if constexpr (requires { node.buffer; }) buffers.note(node.buffer);
     if constexpr (requires { node.array; }) arrays.note(node.array);
+    if constexpr (requires { node.buffers; }) {
+      for (int buffer : node.buffers) buffers.note(buffer);
+    }
     folds |= std::is_same_v<std::decay_t<decltype(node)>, Accumulate>;
   });
   drop_comments(kernel.body);

@@ -53,8 +53,9 @@ std::string cpu_opening(const loops::Kernel& kernel, const std::string& entry,
   }
   text += " {\n";
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, type] = parameters[i];
-    text += cat("  ", type, " __restrict__ ", name, " = static_cast<", type, ">(buffers[", i, "]);\n");
+    const auto& [name, type, is_compared] = parameters[i];
+    text +=
+        cat("  ", type, is_compared ? " " : " __restrict__ ", name, " = static_cast<", type, ">(buffers[", i, "]);\n");
   }
   return text;
 }
@@ -66,7 +67,7 @@ std::string cuda_opening(const loops::Kernel& kernel, const std::string& entry,
   JF_CHECK(kernel.grid * kernel.cluster <= kMostBlocks && kernel.grid_y <= kMostBlocksAlongY, "kernel ", kernel.name,
            " has ", kernel.grid, " x ", kernel.grid_y, " blocks");
   std::string list;
-  for (const auto& [name, type] : parameters) {
+  for (const auto& [name, type, is_compared] : parameters) {
     list += cat(list.empty() ? "" : ",\n    ", type, type.back() == '*' ? " __restrict__ " : " ", name);
   }
   const std::string cluster = kernel.cluster == 1 ? "" : cat("__cluster_dims__(", kernel.cluster, ", 1, 1) ");

@@ -21,7 +21,8 @@ constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max(), kMostBlocks
 // A buffer as the kernel's text knows it.
 struct Parameter {
   std::string name;
-  std::string type;  // "const jf::f32*"
+  std::string type;          // "const jf::f32*"
+  bool is_compared = false;  // whether the kernel asks which others are the same array
 };
 
 struct Dialect {

@@ -23,7 +23,7 @@ bool is_identifier(std::string_view name) {
 // The headers that kernels need beside the prelude.
 struct Needs {
   bool math = false, fold = false, fold_threads = false, cluster = false, bulk = false, scan = false,
-       scan_threads = false, index_reads = false, search = false, turn = false, cycle = false;
+       scan_threads = false, index_reads = false, search = false, turn = false, cycle = false, interleave = false;
 
   void operator()(const Compute& c) { math |= ir::info(c.op).operands == ir::OperandTypes::kFloating; }
   void operator()(const Declare& declare) {
@@ -36,7 +36,11 @@ struct Needs {
     fold_threads |= c.threads || c.threads_y || c.cluster;
     cluster |= c.cluster;
   }
-  void operator()(const Load& load) { cycle |= load.cycle.has_value(); }
+  void operator()(const Load& load) {
+    cycle |= load.cycle.has_value();
+    interleave |= load.phase >= 0;
+  }
+  void operator()(const StoreInterleaved&) { interleave = true; }
   void operator()(const ReadIndex&) { index_reads = true; }
   void operator()(const TurnTile&) { turn = true; }
   void operator()(const OpenRing&) { bulk = true; }
@@ -71,6 +75,7 @@ std::string includes(const std::vector<Kernel>& kernels, const Target& target) {
   if (needs.index_reads) include("codegen/index_reads.h");
   if (needs.search) include(language.search);
   if (needs.cycle) include("codegen/cpu_cycle.h");
+  if (needs.interleave) include("codegen/cpu_interleave.h");
   return text;
 }
 

@@ -90,6 +90,9 @@ void MemoryStatements::operator()(const Load& load) {
          ", ", index(start), on(), end);
   } else if (load.whole) {
     line(definition, vector_load, type, ", ", kernel.width, ">(", buffer, ", ", at, ");");
+  } else if (load.phase >= 0) {
+    line(definition, "jf::load_interleaved<", type, ", ", load.lane_stride, ", ", load.phase, ">(", buffer, ", ", at,
+         on(), end);
   } else if (load.around > 0) {
     line(definition, "jf::load_around<", type, ">(", buffer, ", ", at, ", ", before, ", ", load.around, on(), ");");
   } else if (!each.empty()) {
@@ -150,6 +153,13 @@ void MemoryStatements::operator()(const Store& store) {
   } else {
     line("jf::scatter(", buffer, ", ", at, ", ", store.lane_stride, ", ", value, on(), ");");
   }
+}
+
+void MemoryStatements::operator()(const StoreInterleaved& store) {
+  std::string to, values;
+  for (int buffer : store.buffers) to += cat(to.empty() ? "" : ", ", buffers.at(buffer));
+  for (RegisterId id : store.values) values += cat(values.empty() ? "" : ", ", use(id));
+  line("jf::store_interleaved({", to, "}, ", offset(store.offset), ", {", values, "}", on(), ");");
 }
 
 void MemoryStatements::operator()(const Prefetch& prefetch) {

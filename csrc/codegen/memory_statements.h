@@ -15,6 +15,7 @@ struct MemoryStatements : Writer {
   void operator()(const loops::ReadIndex&);
   void operator()(const loops::Search&);
   void operator()(const loops::Store&);
+  void operator()(const loops::StoreInterleaved&);
   void operator()(const loops::Prefetch&);
   void operator()(const loops::TurnedLoad&);
   void operator()(const loops::TurnTile&);

@@ -10,6 +10,7 @@
 #include "codegen/memory_statements.h"
 #include "codegen/names.h"
 #include "codegen/packed.h"
+#include "loops/bodies.h"
 
 namespace jf::codegen {
 namespace {
@@ -297,12 +298,20 @@ std::string print_kernel(const Kernel& kernel, const Dialect& dialect, const std
   const std::vector<std::string> arrays(first_array, first_ring), rings(first_ring, first_map),
       maps(first_map, names.end());
   names.erase(first_array, names.end());
+  std::set<size_t> compared;
+  for_each(kernel.body, [&](const auto& node) {
+    if constexpr (requires { node.buffers; }) {
+      const std::set<size_t> apart(node.buffers.begin(), node.buffers.end());
+      if (apart.size() > 1) compared.insert(apart.begin(), apart.end());
+    }
+  });
   std::vector<Parameter> parameters;
   for (size_t n = 0; n < (order.empty() ? names.size() : order.size()); ++n) {
     const size_t i = order.empty() ? n : order[n];
     const Buffer& buffer = kernel.buffers.at(i);
-    if (buffer.shared_size == 0)
-      parameters.push_back({names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*")});
+    if (buffer.shared_size > 0) continue;
+    parameters.push_back(
+        {names[i], cat(buffer.written ? "" : "const ", type_name(buffer.dtype), "*"), compared.count(i) > 0});
   }
   for (const std::string& map : maps) parameters.push_back({map, std::string(dialect.map)});
 

@@ -11,7 +11,8 @@
 namespace jf::host {
 namespace {
 
-constexpr size_t kKept = 32;
+// More than a module has calls, mostly: those that are not kept are compiled one after the other.
+constexpr size_t kKept = 512;
 
 struct Made {
   MakeExecutable make;  // until it is begun

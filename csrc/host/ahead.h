@@ -18,8 +18,8 @@ struct Ahead {
   bool at_once = true;
 };
 
-// Calls `make` in the background: at once, or when the first program of the same module is taken. A few are kept; the
-// oldest leave first, and are made again when wanted.
+// Calls `make` in the background: at once, or when the first program of the same module is taken. Some hundred are
+// kept; the oldest leave first, and are made again when wanted.
 void make_ahead(std::string key, MakeExecutable make, const Ahead& ahead);
 // What was begun for this key, which is kept no longer; null for none. Throws what `make` threw.
 std::shared_ptr<Executable> take_ahead(const std::string& key);

@@ -131,6 +131,9 @@ struct Load {
   int64_t around = 0;
   std::optional<Rows> rows = {};    // lanes behind the last row read that one
   std::optional<Cycle> cycle = {};  // CPU: in place of lane_stride
+  // CPU: where loads beside this one take the first and the last of lane_stride elements that each lane has side by
+  // side, the number of the element that this one takes; else -1.
+  int64_t phase = -1;
 };
 // The variable is an integer of a buffer, brought into [0, high]; 0 where `when` does not hold.
 struct ReadIndex {
@@ -173,6 +176,13 @@ struct Store {
   RegisterId value;
   bool whole = false;             // the offset is a multiple of the width
   std::optional<Rows> rows = {};  // lanes behind the last row store nothing
+};
+// CPU: each lane has as many elements side by side as there are buffers, one for each; `offset` is that of lane 0's
+// first one. The buffers may all be one array.
+struct StoreInterleaved {
+  std::vector<int> buffers;
+  IndexPtr offset;
+  std::vector<RegisterId> values;
 };
 // Element e of an array gets what a load gives at offset + e, where that is lane_stride elements from lane to lane: for
 // all elements of the array, those e for which index + e is below every limit. Each line that it loads has it fetch the
@@ -326,7 +336,7 @@ struct DrainBulk {};
 struct Stmt {
   std::variant<For, Vector, Guard, If, Load, ReadIndex, FromIndex, Search, Compute, Store, Declare, Get, Set,
                Accumulate, Combine, Scan, ScanThreads, Sync, OpenRing, BulkLoad, TileLoad, CommitRing, AwaitRing,
-               BulkStore, FenceBulk, DrainBulk, TurnedLoad, TurnTile, Prefetch>
+               BulkStore, FenceBulk, DrainBulk, TurnedLoad, TurnTile, Prefetch, StoreInterleaved>
       node;
 };
 

@@ -115,7 +115,7 @@ struct Printer {
          load.whole        ? " whole"
          : load.around > 0 ? cat(" around ", load.around)
                            : "",
-         rows(load.rows), cycle(load.cycle));
+         rows(load.rows), cycle(load.cycle), load.phase < 0 ? "" : " interleaved");
   }
   void operator()(const ReadIndex& read) {
     line("i", read.variable, " = read ", access(read.buffer, read.offset, 0), " up to ", read.high,
@@ -148,6 +148,12 @@ struct Printer {
   }
   void operator()(const Store& store) {
     line("store ", access(store.buffer, store.offset, store.lane_stride), " = ", reg(store.value), rows(store.rows));
+  }
+  void operator()(const StoreInterleaved& store) {
+    std::string to, values;
+    for (int buffer : store.buffers) to += cat(to.empty() ? "" : ", ", kernel.buffers.at(buffer).name);
+    for (RegisterId id : store.values) values += cat(values.empty() ? "" : ", ", reg(id));
+    line("store (", to, ")[", text(store.offset), "] lane * ", store.buffers.size(), " = (", values, ")");
   }
   void operator()(const TurnedLoad& load) {
     std::string limits;

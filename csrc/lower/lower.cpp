@@ -7,6 +7,7 @@
 #include "lower/aligned_rows.h"
 #include "lower/columns_once.h"
 #include "lower/early_reads.h"
+#include "lower/interleave.h"
 #include "lower/legal.h"
 #include "lower/loads_first.h"
 #include "lower/loop_tree.h"
@@ -16,6 +17,7 @@
 #include "lower/scan.h"
 #include "lower/turn.h"
 #include "lower/turned_tiles.h"
+#include "lower/unroll_phases.h"
 #include "lower/unswitch.h"
 #include "lower/write.h"
 
@@ -130,9 +132,11 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
   kernel.block_y = extent_of(tree, Parallel::kThreadY);
   check_size(kernel, target);
 
-  // 5. How it gets at memory. CPU: what is loaded in tiles, and what is fetched ahead of its use; CUDA: loads that do
-  // not wait for each other, nor for folds that they do not need, and folds that need not wait for each other.
+  // 5. How it gets at memory. CPU: what is stored side by side, loaded in tiles, and fetched ahead of its use; CUDA:
+  // loads that do not wait for each other, nor for folds that they do not need, and folds that need not wait for each
+  // other.
   if (target.platform == Platform::kCpu) {
+    unroll_phases(kernel);
     turn_gathers(kernel);
     prefetch_rows(kernel);
     prefetch_gathered_rows(kernel);
@@ -148,6 +152,9 @@ loops::Kernel lower(const Fusion& segment, const Schedule& schedule, const Targe
 
   // 6. What a condition leaves out.
   if (loops == Loops::kAny) unswitch(kernel);
+
+  // 7. CPU: whose elements lie between those of others.
+  if (target.platform == Platform::kCpu) interleave(kernel);
   name_arrays(kernel);
   return kernel;
 }

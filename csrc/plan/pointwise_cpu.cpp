@@ -14,6 +14,8 @@ using schedule::Scheduler;
 // A gathered vector costs about this many contiguous ones, and one that is stored so, which no tile mends, as many
 // more.
 constexpr double kPointwiseGatherCost = 6, kScatterCost = 20;
+// Elements so few apart are sorted in registers: each of their vectors costs about one that is contiguous.
+constexpr int64_t kMostInterleaved = 4;
 constexpr int64_t kCacheLine = 64, kMostTiledLanes = 32;
 // Iterations along contiguous memory that are loaded and stored together.
 constexpr int64_t kTile = 64, kSmallTile = 16;
@@ -32,6 +34,25 @@ bool stores_halves(const Traffic& traffic, size_t loop) {
 
 // Elements side by side in memory, one way or the other.
 bool is_neighbour(int64_t step) { return std::abs(step) == 1; }
+
+// Whether the elements between those that the lanes store are stored, too: by other stores, or by the loop inside.
+bool is_interleaved(const Traffic& traffic, const Access& access, size_t loop) {
+  const int64_t step = access.steps[loop];
+  if (step > kMostInterleaved) return false;
+  if (access.steps.back() == 1 && traffic.extents.back() == step) return true;
+  return step == std::count_if(traffic.accesses.begin(), traffic.accesses.end(), [&](const Access& other) {
+           return other.stores && other.steps == access.steps && std::abs(other.offset - access.offset) < step;
+         });
+}
+
+// What the lanes of an access cost beyond those of a contiguous one, or of one with a step.
+double extra_cost(const Traffic& traffic, const Access& access, size_t loop) {
+  const int64_t step = access.steps[loop];
+  if (step <= 1 || access.bytes == 0) return 0;
+  const double sorted = static_cast<double>(step) - kPointwiseGatherCost;
+  if (!access.stores) return step <= kMostInterleaved ? sorted : 0;
+  return is_interleaved(traffic, access, loop) ? sorted : kScatterCost;
+}
 
 // Rows shorter than a vector as one loop, whose lanes go from row to row: what repeats from row to row or along rows
 // goes round in them. Everything else goes on from row to row; nothing where it does not.
@@ -67,10 +88,9 @@ CpuPointwise propose_cpu(const Traffic& given, const Target& target) {
   p.collapse = traffic.collapse;
   size_t best = traffic.extents.size() - 1;
   const auto cost = [&](size_t loop) {
-    const auto scattered = std::count_if(traffic.accesses.begin(), traffic.accesses.end(),
-                                         [&](const Access& access) { return access.stores && access.steps[loop] > 1; });
-    return lane_cost(traffic, loop, register_lanes(traffic, loop, target), kPointwiseGatherCost) +
-           kScatterCost * static_cast<double>(scattered);
+    double sum = lane_cost(traffic, loop, register_lanes(traffic, loop, target), kPointwiseGatherCost);
+    for (const Access& access : traffic.accesses) sum += extra_cost(traffic, access, loop);
+    return sum;
   };
   for (size_t loop = best; loop-- > 0;) {
     if (cost(loop) < cost(best)) best = loop;
