@@ -347,6 +347,10 @@ class Builder:
         full: bool = self._core.is_full
         return full
 
+    def set_name(self, value: int, name: str) -> None:
+        """Say what a value is called in the program's text."""
+        self._core.set_name(value, name)
+
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""
         program = self._program({}, [], values, (self._core, {value: value for value in self._calls}))

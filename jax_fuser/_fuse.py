@@ -45,7 +45,7 @@ class Fused:
             leaves = jax.tree.leaves((args, kwargs))
             _check_sizes(name, leaves, schedule is not None)
             if schedule is None:
-                results = run(closed, leaves, name, min_elements=min_elements)
+                results = run(closed, leaves, name, min_elements=min_elements, info=closed.jaxpr.debug_info)
             else:
                 jaxpr, program = _by_hand.scheduled(closed, name, schedule)
                 results = run_program(jaxpr, leaves, name, program)

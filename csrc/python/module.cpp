@@ -262,6 +262,7 @@ void bind_builder(nb::module_& m) {
           "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
           "of its extents as one.")
       .def("output", &Builder::output, "value"_a)
+      .def("set_name", &Builder::set_name, "value"_a, "name"_a)
       .def(
           "finish", [](Builder& b) { return ir::print(b.finish()); }, "The fusion's text; the builder is empty after.");
 }
@@ -364,10 +365,11 @@ void bind_programs(nb::module_& m) {
   m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
   m.def(
       "workspace_bytes",
-      [](const std::string& program, const std::string& target, bool portable, int64_t module, bool at_once) {
-        return host::workspace_bytes(program, target, portable, {module, at_once});
+      [](const std::string& program, const std::string& target, bool portable, int64_t module, bool at_once,
+         const std::string& shown) {
+        return host::workspace_bytes(program, target, portable, {module, at_once}, shown);
       },
-      "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, release(),
+      "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, "shown"_a = "", release(),
       "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
       "once, or with the first "
       "program of the same module that JAX compiles.");
