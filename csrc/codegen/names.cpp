@@ -58,7 +58,8 @@ std::vector<std::string> safe_names(const std::vector<std::string>& names) {
       name.erase(std::unique(name.begin(), name.end(), [](char a, char b) { return a == '_' && b == '_'; }),
                  name.end());
     }
-    while (!taken.insert(name).second) name += "a";
+    const std::string plain = name;  // for one, a result and the array that holds it
+    for (int i = 2; !taken.insert(name).second; ++i) name = cat(plain, "_", i);
     result.push_back(name);
   }
   return result;
