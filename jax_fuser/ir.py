@@ -55,7 +55,7 @@ Clusters. Up to 8 blocks along a "cluster" axis fold it together, so that a long
 Example:
   >>> fusion = jf.ir.trace(jnp.tanh, jnp.ones((64, 256)), name="rows")
   >>> scheduler = jf.ir.Scheduler(fusion)
-  >>> copy, [out] = scheduler.cache_after("x0"), scheduler.fusion.outputs
+  >>> copy, [out] = scheduler.cache_after("x"), scheduler.fusion.outputs
   >>> scheduler.split(out, 0, 8)
   >>> scheduler.transform_like(out)
   >>> for value, axis, parallel in [(out, 0, "block"), (out, 2, "thread"), (copy, 0, "block"), (copy, 2, "bulk")]:
@@ -65,7 +65,7 @@ Example:
   >>> scheduler.inline_most()
   >>> print(scheduler)
   schedule {
-    x0_cache[64,256]: split(0,8) -> [8 block, 8, 256 bulk] inline 2 shared circular 3 prefetch 2
+    x_cache[64,256]: split(0,8) -> [8 block, 8, 256 bulk] inline 2 shared circular 3 prefetch 2
     t1[64,256]: split(0,8) -> [8 block, 8, 256 thread]
   }
 """
@@ -176,7 +176,10 @@ copyreg.pickle(Scheduler, lambda s: (Scheduler, (s.schedule,)))
 
 
 def trace(f: Callable[..., Any], *args: Any, name: str | None = None) -> Fusion:
-    """Return a JAX function as one fusion; its inputs are named x0, x1, ...
+    """Return a JAX function as one fusion.
+
+    Inputs have the names of arguments, params_w1 for params['w1'] (x0, x1, .. where there are none), and results those
+    of their paths, where these are words: out for {"out": ..}. Other values are numbered: t2.
 
     Args:
       f: a function of arrays whose every op has one of its own in the fusion IR.
