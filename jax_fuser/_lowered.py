@@ -36,7 +36,7 @@ class Lowered:
     def as_text(self, stage: str = "fusion", *, platform: str | None = None) -> str:
         """Return one stage of every region, under a header line each.
 
-        Arguments have the function's names for them, params_w1 for params['w1'], and results those of their paths, where
+        Arguments have the function's names, params_w1 for params['w1'], and results those of their paths, where
         these are words. What is compiled has no names, so that equal kernels compile once.
 
         Args:

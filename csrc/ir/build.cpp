@@ -459,11 +459,10 @@ void Builder::output(ValueId x) {
 void Builder::set_name(ValueId x, const std::string& name) {
   value(x, "set_name");
   const std::string text = identifier(name);
-  const bool taken =
-      text == fusion_.name ||
-      std::any_of(fusion_.inputs.begin(), fusion_.inputs.end(),
-                  [&](ValueId other) { return other == x || fusion_.values[other].name == text; }) ||
-      names_.count(x) > 0 || !taken_.insert(text).second;
+  const bool taken = text == fusion_.name ||
+                     std::any_of(fusion_.inputs.begin(), fusion_.inputs.end(),
+                                 [&](ValueId other) { return other == x || fusion_.values[other].name == text; }) ||
+                     names_.count(x) > 0 || !taken_.insert(text).second;
   if (taken) return;
   names_.emplace(x, text);
   const Op* op = definition(x);
