@@ -433,7 +433,7 @@ class Builder:
         for value in self.inputs:
             values[value] = self._calls[value][0](builder, self.shape(value, extents))
         for i, value in enumerate(given):
-            dtype = _ffi.dtype_name(self.folds[value].dtype)
+            dtype = _ffi.known_dtype_name(self.folds[value].dtype)
             values[value] = builder.input(f"r{i}", dtype, self.shape(value, extents))
         for result, (call, operands) in self._calls.items():
             if result not in values:

@@ -270,7 +270,10 @@ void bind_builder(nb::module_& m) {
           "value"_a, "first"_a, "second"_a, docs::kMerge)
       .def("output", &Builder::output, "value"_a, docs::kOutput)
       .def("set_name", &Builder::set_name, "value"_a, "name"_a, docs::kSetName)
-      .def("finish", [](Builder& b) { return ir::print(b.finish()); }, docs::kFinish);
+      // jax_fuser.ir.Builder returns a Fusion.
+      .def(
+          "finish", [](Builder& b) { return ir::print(b.finish()); }, nb::sig("def finish(self) -> typing.Any"),
+          docs::kFinish);
 }
 
 void bind_targets(nb::module_& m) {
