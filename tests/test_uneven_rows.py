@@ -28,17 +28,26 @@ def block(f, *shapes, dtype="float32"):
     ("columns", "want"),
     [
         (64, ("4", "16x8")),  # whole vectors, as ever
-        (17, ("1", "8x16")),
+        (17, ("1", "4x32")),
         (18, ("2", "4x32")),
         (21, ("1", "8x16")),
-        (51, ("1", "32x4")),  # a warp has no more places than two halves of one
-        (63, ("1", "32x4")),
+        (51, ("1", "16x8")),
+        (63, ("1", "16x8")),
         (100, ("4", "16x8")),
         (256, ("4", "32x4")),
     ],
 )
 def test_threads_of_short_rows(columns, want):
     assert block(jax.nn.softmax, (1_000_003, columns)) == want
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "want"),
+    [(9, "float32", "2x64"), (15, "float32", "2x64"), (21, "float32", "4x32"), (63, "float32", "8x16"),
+     (21, "bfloat16", "2x64"), (33, "bfloat16", "4x32"), (63, "bfloat16", "8x16")],
+)  # fmt: skip
+def test_rows_that_are_only_folded_have_few_threads(columns, dtype, want):
+    assert block(lambda x: x.sum(-1), (1_000_003, columns), dtype=dtype) == ("1", want)
 
 
 def test_threads_of_rows_that_caches_have():

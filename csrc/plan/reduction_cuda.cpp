@@ -266,16 +266,25 @@ bool in_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction&
 }
 
 // Other short rows: several in a warp all the same, so that most of its threads have an element and folds take few
-// steps. A warp for each row of 18 f32 had 14 threads idle and five steps for each fold. A thread with many elements
-// reads few neighbours of theirs at a time: only where caches have them.
+// steps: of single elements those steps are most of the work. Sums of 64 MB of f32 rows (of bf16, 32 MB) in threads of
+// so many elements, H200:
+//   15   2 of 8 36.8 us (24.5), 4 of 4 37.4 (32.6), 16 of 1 100 (98)    33   4 of 9 30.3 (18), 8 of 5 28.3 (25.7),
+//   63   4 of 16 27.9 (23), 8 of 8 24.3 (20.1), 32 of 2 47.8 (49)            16 of 3 48 (45.8)
+// Stored rows want their neighbours read together: softmax of 15 90 us, 52 and 105, of 33 63.8, 39.6 and 47.5, of 63
+// 8 of 8 47.6, 16 of 4 46.5, 32 of 2 54.2.
 bool in_uneven_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction& p) {
+  constexpr int64_t kStoredOfThread = 5, kReadOfThread = 8, kNarrowOfThread = 12;
   const int64_t vectors = divide_up(shape.folded, p.lanes);
   if (shape.across > 1 || facts.traffic.scans || shape.kept < kManyRows) return false;
   if (vectors <= kRowOfThread || vectors > 2 * kWarp) return false;
-  const int64_t most = p.lanes == 1 && bytes_read(facts.traffic) < 1 ? 2 * kVectorsOfPart : kVectorsOfPart;
+  const bool cached = bytes_read(facts.traffic) < 1;
+  const int64_t most = p.lanes > 1                                                    ? kVectorsOfPart
+                       : stores_rows(facts.traffic, shape.lane_loop)                  ? kStoredOfThread
+                       : cached || narrowest(facts, shape.lane_loop) == sizeof(float) ? kReadOfThread
+                                                                                      : kNarrowOfThread;
   int64_t fewest = round_up(vectors, kWarp) + (vectors < kWarp);  // places in the threads of a row
   for (int64_t threads = kWarp / 2; threads > 1 && divide_up(vectors, threads) <= most; threads /= 2) {
-    if (round_up(vectors, threads) >= fewest) continue;
+    if (p.lanes > 1 && round_up(vectors, threads) >= fewest) continue;
     fewest = round_up(vectors, threads);
     p.threads = threads;
   }
@@ -295,6 +304,21 @@ void keep_more(const RowFacts& facts, CudaReduction& p, const Phases& phases) {
   const bool shares = !kept.columns.empty();
   const bool fits = (kept.all_kept_bytes + phases.all_kept_bytes) * p.unroll * p.lanes <= kKeptBytesOfWarp;
   p.keep_columns = p.keep_wide = shares && fits;
+}
+
+// Vectors of each array that a thread has on their way together, of as many as it reads one after another. Of three
+// arrays and more registers hold fewer: moments and norms of Adam's step (LAMB), 4096 x 4099 f32, 269 us with four and
+// 206 with two; the sum of the squares of 4096 x 4099 bf16, 4.6 vectors in a row, 11.2 with four and 9.7 with five
+// (H200).
+int64_t vectors_at_once(const RowFacts& facts, int64_t lanes, int64_t each) {
+  constexpr int64_t kMostAlone = 6;
+  const auto& accesses = facts.traffic.accesses;
+  const int64_t arrays = std::count_if(accesses.begin(), accesses.end(), [](const Access& access) {
+    return !access.stores && access.bytes > 0 && std::count(access.steps.begin(), access.steps.end(), 0) == 0;
+  });
+  if (lanes == 1) return std::min(each, kFoldVectors);
+  if (arrays == 1 && each <= kMostAlone) return each;
+  return std::min(each, arrays > 2 ? kFoldVectors / 2 : kFoldVectors);
 }
 
 CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target& target, int64_t cluster = 1) {
@@ -339,14 +363,20 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   const bool much = p.threads == 2 * kWarp && each > kFoldVectors;
   if (!alone || (much && shape.across == 1))
     p.threads_y = std::min(rows, std::max<int64_t>(1, kSmallBlock / p.threads));
-  p.unroll = std::min(each, kFoldVectors);
+  p.unroll = vectors_at_once(facts, p.lanes, each);
   keep_rows(facts, p, each, {.thread_bytes = kept});
   if (p.keep == Keep::kRows && shape.across == 1 && p.threads == kWarp && !moves) keep_more(facts, p, phases);
   const bool only_read = !stores_rows(facts.traffic, p.lane_loop);
   const bool often = phases.count > 2 ? p.threads > kLongRowBlock : phases.count > 1 && only_read;
   if (p.keep == Keep::kNothing && often && phases.column_bytes == 0 && p.threads >= kLongRowBlock) {
     p.threads = kLongRowBlock;
-    p.unroll = std::max<int64_t>(1, kFoldVectors / 2);
+    p.unroll = p.lanes > 1 ? kFoldVectors / 2 : kFoldVectors;
+  } else if (p.keep == Keep::kNothing && often && phases.column_bytes == 0 && each > kFoldVectors &&
+             vectors <= kFoldVectors * kLongRowBlock) {
+    // In one round of loads: the correlation of 8191 rows of 6143 f32, of which a thread has 6 vectors of each or 4,
+    // took 136 us and 109 (H200).
+    p.threads = round_up(divide_up(vectors, kFoldVectors), kWarp);
+    p.unroll = kFoldVectors;
   }
   return p;
 }
@@ -486,17 +516,6 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
   return p;
 }
 
-// Splits an axis into one whose iterations are unrolled and, outside of it, the rest. How many axes were added.
-int unroll(Loops& loops, int axis, int64_t count) {
-  if (loops.extent(axis) > count && count > 1) {
-    loops.split(axis, count);
-    loops.parallelize(axis + 1, Parallel::kUnroll);
-    return 1;
-  }
-  if (loops.extent(axis) <= count) loops.parallelize(axis, Parallel::kUnroll);
-  return 0;
-}
-
 }  // namespace
 
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
@@ -507,91 +526,6 @@ CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
   prefer_cluster(facts, shape, p, target);
   p.blocks = blocks_of_stages(facts, p, target);
   return p;
-}
-
-void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& traffic, const CudaReduction& p) {
-  collapse(scheduler, reference, traffic.collapse);
-  Loops loops(scheduler, reference);
-  const int rank = loops.rank();
-  const bool in_lanes = p.lanes > 1, columns = p.along == ThreadsAlong::kColumns;
-  if (rank == 0) return;
-  if (in_lanes) loops.split(p.lane_loop, p.lanes);
-  // Blocks; columns of a block; rows across; what is folded; lanes.
-  enum Group { kKept, kColumn, kAcross, kFolded, kGroups };
-  std::vector<int> order;
-  int count[kGroups] = {};
-  for (int group = 0; group < kGroups; ++group) {
-    auto place = [&](int loop) {
-      const int own = traffic.folded[loop]             ? kFolded
-                      : traffic.across[loop]           ? kAcross
-                      : columns && loop == p.lane_loop ? kColumn
-                                                       : kKept;
-      if (own != group) return;
-      order.push_back(loop > p.lane_loop && in_lanes ? loop + 1 : loop);
-      ++count[group];
-    };
-    for (int loop = 0; loop < rank; ++loop) {
-      if (loop != p.lane_loop) place(loop);
-    }
-    place(p.lane_loop);  // innermost of its group
-  }
-  if (in_lanes) order.push_back(p.lane_loop + 1);
-  loops.reorder(order);
-  int position[kGroups + 1] = {};
-  bool present[kGroups] = {};
-  for (int group = 0; group < kGroups; ++group) {
-    present[group] = loops.merge(position[group], count[group]);
-    position[group + 1] = position[group] + present[group];
-  }
-  if (in_lanes) loops.parallelize(-1, Parallel::kVector);
-  const int folded = position[kFolded];
-
-  switch (p.along) {
-    case ThreadsAlong::kRow: {
-      // [row block, rows across, row of the block, block of the row, vectors, thread, lanes]
-      int row = folded;
-      if (p.cluster > 1) {
-        const bool even = traffic.extents[p.lane_loop] % p.lanes == 0;
-        loops.split(row, even ? p.cluster : p.threads * p.unroll, !even);
-        loops.parallelize(row++, Parallel::kCluster);
-      }
-      loops.split(row, p.threads);
-      loops.parallelize(row + 1, Parallel::kThread);
-      unroll(loops, row, p.unroll);
-      const int rows = present[kAcross] ? position[kAcross] : 0;
-      if (p.threads_y > 1 && (present[kAcross] || present[kKept])) {
-        loops.split(rows, p.threads_y);
-        loops.parallelize(rows + 1, Parallel::kThreadY);
-      }
-      break;
-    }
-    case ThreadsAlong::kRows:
-      // [row block, thread, vectors, lanes]
-      unroll(loops, folded, p.unroll);
-      loops.split(0, p.threads);
-      loops.parallelize(1, Parallel::kThread);
-      break;
-    case ThreadsAlong::kColumns: {
-      // [blocks, thread, rows, rows of a thread, rows of the block, lanes]; where they are scanned, rows of a thread
-      // are neighbours: [blocks, thread, rows, rows of the block, rows of a thread, lanes]
-      if (traffic.scans && p.unroll > 1) {
-        loops.split(folded, p.unroll);
-        loops.parallelize(folded + 1, Parallel::kUnroll);
-      }
-      if (p.threads_y > 1) {
-        loops.split(folded, p.threads_y);
-        loops.parallelize(folded + 1, Parallel::kThreadY);
-      }
-      if (!traffic.scans) unroll(loops, folded, p.unroll);
-      const int column = position[kColumn];
-      loops.split(column, p.threads);
-      loops.parallelize(column + 1, Parallel::kThread);
-      if (present[kKept]) loops.merge(0, 2);
-      loops.parallelize(0, Parallel::kBlock);
-      return;
-    }
-  }
-  if (present[kKept]) loops.parallelize(0, Parallel::kBlock);
 }
 
 }  // namespace jf::plan
