@@ -29,4 +29,4 @@ $(VENV)/installed: pyproject.toml setup.py CMakeLists.txt $(shell find csrc -typ
 	touch $@
 
 clean:
-	rm -rf $(VENV) build jax_fuser/_core*.so
+	rm -rf $(VENV) build jax_fuser/_core*.so jax_fuser/_core.pyi

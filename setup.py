@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -36,6 +37,13 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
+
+    def copy_extensions_to_source(self) -> None:
+        """Copy the module's type stub as well, which lies beside it."""
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            stub = pathlib.Path(*ext.name.split(".")).with_suffix(".pyi")
+            shutil.copyfile(pathlib.Path(self.build_lib) / stub, pathlib.Path(__file__).parent / stub)
 
 
 setup(ext_modules=[Extension("jax_fuser._core", sources=[])], cmdclass={"build_ext": CMakeBuild})

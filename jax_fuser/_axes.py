@@ -347,6 +347,10 @@ class Builder:
         full: bool = self._core.is_full
         return full
 
+    def set_name(self, value: int, name: str) -> None:
+        """Say what a value is called in the program's text."""
+        self._core.set_name(value, name)
+
     def finish(self, values: Sequence[int]) -> Program:
         """Return the program that makes these values; `outputs` are those that it computes."""
         program = self._program({}, [], values, (self._core, {value: value for value in self._calls}))
@@ -429,7 +433,7 @@ class Builder:
         for value in self.inputs:
             values[value] = self._calls[value][0](builder, self.shape(value, extents))
         for i, value in enumerate(given):
-            dtype = _ffi.dtype_name(self.folds[value].dtype)
+            dtype = _ffi.known_dtype_name(self.folds[value].dtype)
             values[value] = builder.input(f"r{i}", dtype, self.shape(value, extents))
         for result, (call, operands) in self._calls.items():
             if result not in values:

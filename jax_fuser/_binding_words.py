@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import re
 from typing import Any
@@ -38,7 +39,17 @@ def _named(name: str, method: Any) -> Any:
             message = _message(name, signatures, args, kwargs)
         raise TypeError(message)
 
+    call.__signature__ = _signature(method)  # type: ignore[attr-defined]
     return call
+
+
+def _signature(method: Any) -> inspect.Signature:
+    """Return what Python's help and editors show of a bound method, in its first form."""
+    text, _, values = method.__nb_signature__[0]  # those of defaults
+    head = re.sub(r"jax_fuser\._core\.|collections\.abc\.", "", re.sub(r"\\(\d+)", r"_values[\1]", text))
+    scope: dict[str, Any] = {"_values": values}
+    exec(f"from __future__ import annotations\n{head}: ...", scope)  # the compiler's own words, as a stub has them
+    return inspect.signature(scope[method.__name__])
 
 
 def _message(name: str, signatures: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr
 
-from jax_fuser import _axes, _core, _ffi, _flatten, _ir_text, _trace, _words
+from jax_fuser import _axes, _core, _ffi, _flatten, _ir_text, _names, _trace, _words
 from jax_fuser._core import Fusion, Schedule, Scheduler, UserError
 from jax_fuser._nested_tensor import NestedTensor
 
@@ -51,7 +51,8 @@ def one_fusion(closed: Any, name: str, function: str, nested: bool = False) -> t
     if not flat.outvars:
         raise UserError(f"{function}: {name} returns no array; return what it computes")
     jaxpr = Jaxpr((), flat.invars, flat.outvars, flat.eqns, debug_info=DebugInfo("trace", name, None, None))
-    program, _ = _trace.write_program(jaxpr, name)
+    names = _names.of(closed.jaxpr.debug_info, len(flat.invars), len(flat.outvars))
+    program, _ = _trace.write_program(jaxpr, name, names)
     if program.text is None or program.places != [("output", i) for i in range(len(flat.outvars))]:
         hint = "return computed values, once"
         if nested:

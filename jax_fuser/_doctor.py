@@ -78,6 +78,8 @@ def _settings() -> Iterator[tuple[str, str, bool]]:
             values = _SETTINGS.get(name)
             hint = f"; no such variable: {', '.join(_SETTINGS)}" if values is None else ""
             hint = f"; expected {' or '.join(values)}" if values and value not in ("", *values) else hint
+            if name == "JAX_FUSER_DUMP" and (reason := _core.why_no_dump()):
+                hint = f"; {reason}"
             yield name, value + hint, not hint
 
 

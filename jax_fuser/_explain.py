@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from jax_fuser import (
     _tuned,
 )
 from jax_fuser._fuse import Fused, fuse
-from jax_fuser._lowered import fused_equations, inner_jaxprs, platform_of, program_of, stage_text
+from jax_fuser._lowered import fused_equations, inner_jaxprs, names_of, platform_of, program_of, stage_text
+from jax_fuser._names import Names, arguments_of, identifiers, of_path, paths_of
 from jax_fuser._report import CutReport, Explanation, Flow, KernelReport, RegionReport
 from jax_fuser._reverse_only import once_p, operands_p
+
+_ARGUMENT, _RESULT = "argument ", "result "
 
 
 def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Explanation]:
@@ -65,10 +69,11 @@ def explain(f: Callable[..., Any], *, platform: str | None = None) -> Callable[.
             fused = f if isinstance(f, Fused) else fuse(f)
             fused.check(args, kwargs)
             jaxpr = (f.traced if isinstance(f, Fused) else jax.jit(f).trace)(*args, **kwargs).jaxpr
+        info = jaxpr.jaxpr.debug_info
         # Those of few elements are ours, and would be part of what a caller fuses.
         if all(_trace.is_small(eqn.params, "") for eqn in fused_equations(jaxpr)):
             jaxpr = fused.traced(*args, **kwargs).jaxpr
-        return _explanation(getattr(f, "__name__", "function"), where, jaxpr)
+        return _explanation(getattr(f, "__name__", "function"), where, jaxpr, info)
 
     return explained
 
@@ -77,8 +82,8 @@ def _shaped(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
-    calls = _calls(jaxpr, platform)
+def _explanation(name: str, platform: str, jaxpr: Any, info: Any) -> Explanation:
+    calls = _calls(jaxpr, platform, info)
     keys = [program_of(call.eqn) or str(call.eqn) for call in calls]
     counts = Counter(keys)
     numbers = {key: i for i, key in enumerate(counts)}
@@ -107,18 +112,24 @@ def _explanation(name: str, platform: str, jaxpr: Any) -> Explanation:
 def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str]) -> RegionReport:
     eqn = call.eqn
     inner = eqn.params["jaxpr"].jaxpr
-    program = program_of(eqn)
+    program, names = program_of(eqn), _names_of(call)
+    shown = program_of(eqn, names)
+    inputs: list[str] = []
     segments: tuple[KernelReport, ...] = ()
     readers: dict[str, str] = {}
-    if program is not None:
+    if program is not None and shown is not None:
+        inputs = re.findall(r"(\w+): ", shown.partition("\n")[0].partition("(")[2])
         target = _ffi.target_text(platform)
         chosen = _tuned.kept(program, target)
         choices = _tuned.choices_of(chosen)
-        kernels = _core.facts(program + chosen, target)
-        segments = tuple(_kernel(k, choices.get(k["name"], "")) for k in kernels)
+        kernels = _core.facts(shown + chosen, target)
         places = [("output", i) for i in range(len(eqn.outvars))]
         if "program" not in eqn.params:
             places = _trace.write_program(inner, eqn.params["name"])[0].places
+        shapes = {name: v.aval.shape for name, v in zip(inputs, inner.invars)}
+        outputs = {i: v.aval.shape for (kind, i), v in zip(places, inner.outvars) if kind == "output"}
+        shapes.update((value, outputs[i]) for k in kernels for i, value in k["results"])
+        segments = tuple(_kernel(k, choices.get(k["name"], ""), shapes) for k in kernels)
         reading: dict[str, list[str]] = defaultdict(list)  # equal results of the function are one of the program
         for number, value in (result for k in kernels for result in k["results"]):
             for place, ends in zip(places, call.readers):
@@ -129,18 +140,40 @@ def _region(call: _Call, count: int, platform: str, label: Callable[[Any], str])
         len(inner.eqns),
         sum(_ffi.buffer_bytes(v.aval) for v in inner.invars),
         sum(_ffi.buffer_bytes(v.aval) for v in inner.outvars),
-        stage_text(program, "segments", platform) if program else "scalars: run as plain XLA ops",
+        stage_text(program, "segments", platform, shown) if program and shown else "scalars: run as plain XLA ops",
         count,
         tuple(_trace.reductions(inner)),
         segments,
-        {f"x{i}": label(origin) for i, origin in enumerate(call.origins)},
+        {value: label(origin) for value, origin in zip(inputs, call.origins)},
         readers,
         sum(_random.makes_bits(_trace_writer.label(e)) for e in inner.eqns),
     )
 
 
-def _kernel(facts: dict[str, Any], tuned: str) -> KernelReport:
-    flows = {side: tuple(Flow(v, t, tuple(shape), n) for v, t, shape, n in facts[side]) for side in ("reads", "writes")}
+def _names_of(call: _Call) -> Names:
+    """Return names for what a call reads and makes: the caller's, else those of the function that was fused."""
+    own = names_of(call.eqn)
+
+    def behind(prefix: str, end: Any) -> str:
+        return end.removeprefix(prefix) if isinstance(end, str) and end.startswith(prefix) else ""
+
+    arguments = identifiers(behind(_ARGUMENT, origin) for origin in call.origins)
+    paths = [[of_path(behind(_RESULT, end)) for end in ends] for ends in call.readers]
+    return Names(
+        [given or name for given, name in zip(arguments, own.arguments)],
+        [next(filter(None, [*given, name]), "") for given, name in zip(paths, own.results)],
+    )
+
+
+def _kernel(facts: dict[str, Any], tuned: str, shapes: dict[str, Any]) -> KernelReport:
+    # Kernels take axes of arrays apart and store a concatenation in parts: what people know is the whole array.
+    flows = {}
+    for side in ("reads", "writes"):
+        found: dict[str, Flow] = {}
+        for v, t, shape, n in facts[side]:
+            before = found[v].bytes if v in found else 0
+            found[v] = Flow(v, t, tuple(shapes.get(v, shape)), before + n)
+        flows[side] = tuple(found.values())
     others = {key: value for key, value in facts.items() if key != "results"}
     return KernelReport(**{**others, **flows}, tuned=tuned)
 
@@ -159,15 +192,15 @@ def _is_fused(eqn: Any, platform: str) -> bool:
     return eqn.primitive.name == _trace.FUSED and not _trace.is_small(eqn.params, platform)
 
 
-def _calls(closed: Any, platform: str) -> list[_Call]:
-    """Return all fused equations, in order."""
+def _calls(closed: Any, platform: str, info: Any) -> list[_Call]:
+    """Return all fused equations, in order; `info` has the user's names."""
     jaxpr = getattr(closed, "jaxpr", closed)
     calls: list[_Call] = []
-    names = getattr(jaxpr.debug_info, "arg_names", None) or ()
-    if len(names) != len(jaxpr.invars):
-        names = range(len(jaxpr.invars))
-    reading = _reading(jaxpr, [["the result"] for _ in jaxpr.outvars])
-    _walk(jaxpr, [f"argument {name}" for name in names], reading, calls, platform)
+    count = len(jaxpr.outvars)
+    paths = (path if path is not None else str(i) * (count > 1) for i, path in enumerate(paths_of(info, count)))
+    reading = _reading(jaxpr, [[f"{_RESULT}{path}" if path else "the result"] for path in paths])
+    origins = [f"{_ARGUMENT}{name or i}" for i, name in enumerate(arguments_of(info, len(jaxpr.invars)))]
+    _walk(jaxpr, origins, reading, calls, platform)
     return calls
 
 

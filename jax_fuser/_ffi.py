@@ -137,19 +137,21 @@ def _is_only_lowered() -> bool:
 
 
 def emit_program(
-    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], program: str, *, platform: str
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], program: str, *, platform: str, shown: str = ""
 ) -> Sequence[Any]:
     """Emit the custom call that runs `program` on `operands`; results have the types of ctx.avals_out.
 
-    The program's shapes are those of the buffers: XLA must not split this call by itself.
+    The program's shapes are those of the buffers: XLA must not split this call by itself. `shown`: the same program
+    with the user's names, for JAX_FUSER_DUMP.
     """
     target = target_text(platform)
     module = id(ctx.module_context.module)
     # What is exported may run on another device, which keeps more between its kernels, and has parameters of its own.
     portable = ctx.module_context.lowering_parameters.for_export
     if not portable:
-        program = _tuned.with_choices(program, target)
-    workspace = _core.workspace_bytes(program, target, portable, module, at_once=not _is_only_lowered())
+        plain, program = program, _tuned.with_choices(program, target)
+        shown = shown and shown + program[len(plain) :]
+    workspace = _core.workspace_bytes(program, target, portable, module, not _is_only_lowered(), shown)
     avals_out = list(ctx.avals_out)
     if workspace:
         avals_out.append(jax.core.ShapedArray((workspace,), np.dtype(np.uint8)))

@@ -48,7 +48,7 @@ class Fused:
             if schedule is not None:
                 by_hand = _by_hand.scheduled(closed, name, schedule, _by_hand.has_nested(args, kwargs))
             if by_hand is None:
-                results = run(closed, leaves, name, min_elements=min_elements)
+                results = run(closed, leaves, name, min_elements=min_elements, info=closed.jaxpr.debug_info)
             else:
                 jaxpr, program = by_hand
                 results = run_program(jaxpr, leaves, name, program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jax_fuser import _ffi, _flatten, _random, _split, _trace, _trace_writer
+from jax_fuser import _ffi, _flatten, _names, _random, _split, _trace, _trace_writer
 
 
 def plain(*args: Any, jaxpr: Any, **_: Any) -> list[Any]:
@@ -79,8 +80,15 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Call
             lower = mlir.lower_fun(_split.split(axes, program.text, avals), multiple_results=True)
             results = lower(ctx, *operands)
         else:
-            results = _ffi.emit_program(ctx, operands, program.text, platform=platform)
+            shown = _shown(jaxpr, params["name"]) if os.environ.get("JAX_FUSER_DUMP") else ""
+            results = _ffi.emit_program(ctx, operands, program.text, platform=platform, shown=shown)
     return program.results(operands, results)
+
+
+def _shown(jaxpr: Any, name: str) -> str:
+    """Return a region's program with the user's names."""
+    names = _names.of(jaxpr.debug_info, len(jaxpr.invars), len(jaxpr.outvars))
+    return _trace.write_program(jaxpr, name, names)[0].text or ""
 
 
 def register_lowerings(primitive: Any, fused_jaxpr: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Var, new_jaxpr_eqn
 from jax.interpreters import ad, batching
 from jax.interpreters import partial_eval as pe
 
-from jax_fuser import _bodies, _flatten, _random, _regions, _split, _trace, _trace_writer
+from jax_fuser import _bodies, _flatten, _names, _random, _regions, _split, _trace, _trace_writer
 from jax_fuser._eager import one_operation
 from jax_fuser._fused_lowering import plain, register_lowerings
 
@@ -28,14 +28,22 @@ fused_p = jax.extend.core.Primitive(_trace.FUSED)
 fused_p.multiple_results = True
 
 
-def run(closed: Any, args: Sequence[Any], name: str, linear: Iterable[int] = (), min_elements: int = 0) -> list[Any]:
+def run(
+    closed: Any,
+    args: Sequence[Any],
+    name: str,
+    linear: Iterable[int] = (),
+    min_elements: int = 0,
+    info: DebugInfo | None = None,
+) -> list[Any]:
     """Evaluate a closed jaxpr with its regions fused; it is linear in the arguments numbered `linear`.
 
-    `min_elements`: regions of fewer stay with XLA, on CPUs of very few: see `_trace.is_small`.
+    `min_elements`: regions of fewer stay with XLA, on CPUs of very few: see `_trace.is_small`. `info`: the user's names
+    of the arguments and results.
     """
     flat = _flatten.flatten(closed)
     arguments = flat.invars[len(flat.consts) :]
-    jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear], min_elements=min_elements)
+    jaxpr = fused_jaxpr(flat, name, [arguments[i] for i in linear], min_elements=min_elements, info=info)
     return jax.core.eval_jaxpr(jaxpr, (), *flat.consts, *args)
 
 
@@ -55,10 +63,12 @@ def fused_jaxpr(
     draws: _regions.Draws = "with readers",
     leave_products: bool = False,
     min_elements: int = 0,
+    info: DebugInfo | None = None,
 ) -> Jaxpr:
     """Return the jaxpr in which each region is one equation of `fused_p`; the rest is as for `_regions.partition`."""
     depends = _regions.dependent(flat.eqns, {*linear, *flat.linear})
     how = (draws, leave_products, min_elements)
+    given = (flat.invars[len(flat.consts) :], flat.outvars)
 
     def fuse_body(body: _flatten.Flat) -> Jaxpr:
         return fused_jaxpr(body, name, (), *how)
@@ -67,7 +77,7 @@ def fused_jaxpr(
     for step in _regions.partition(flat, linear, draws, leave_products):
         if isinstance(step, _regions.Region):
             params = {
-                "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns), ()),
+                "jaxpr": ClosedJaxpr(_jaxpr(step.invars, step.outvars, step.eqns, info, given), ()),
                 "name": name,
                 "linear": tuple(v in depends for v in step.invars),
                 "mesh": _split.needs_devices(),
@@ -81,8 +91,10 @@ def fused_jaxpr(
     return _jaxpr(flat.invars, flat.outvars, eqns)
 
 
-def _jaxpr(invars: Any, outvars: Any, eqns: Any) -> Jaxpr:
-    return Jaxpr((), invars, outvars, eqns, debug_info=DebugInfo("fuse", "fuse", None, None))
+def _jaxpr(invars: Any, outvars: Any, eqns: Any, info: Any = None, given: tuple[Any, Any] = ((), ())) -> Jaxpr:
+    """Return a jaxpr with what is known of the names of what is `given`, the arguments and results of a whole."""
+    own = DebugInfo("fuse", "fuse", None, None) if info is None else _names.debug_info(info, given, invars, outvars)
+    return Jaxpr((), invars, outvars, eqns, debug_info=own)
 
 
 def jit_is_off() -> bool:
@@ -219,7 +231,8 @@ def _batch(
     out_dims = [min(place, len(aval.shape)) if f else None for aval, f in zip(jaxpr.out_avals, follows)]
     mapped = jax.vmap(functools.partial(plain, jaxpr=jaxpr), in_axes=tuple(dims), out_axes=out_dims)
     marks = [i for i, is_linear in enumerate(linear) if is_linear]
-    return run(jax.make_jaxpr(mapped)(*args), args, name, marks, min_elements), out_dims
+    info = jaxpr.jaxpr.debug_info
+    return run(jax.make_jaxpr(mapped)(*args), args, name, marks, min_elements, info), out_dims
 
 
 def _jet(primals: Any, series: Any, *, jaxpr: Any, name: str, min_elements: int, **_: Any) -> tuple[Any, Any]:
@@ -245,7 +258,8 @@ def _with_results(params: Any, wanted: Sequence[bool]) -> tuple[list[bool], Any]
     eqns = _regions.live(jaxpr.eqns, outvars)
     needed = {v for e in eqns for v in _regions.variables(e)} | {*outvars}
     used = [v in needed for v in jaxpr.invars]
-    closed = ClosedJaxpr(_jaxpr(_kept(jaxpr.invars, used), outvars, eqns), ())
+    given = (jaxpr.invars, jaxpr.outvars)
+    closed = ClosedJaxpr(_jaxpr(_kept(jaxpr.invars, used), outvars, eqns, jaxpr.debug_info, given), ())
     return used, {**params, "jaxpr": closed, "linear": tuple(_kept(params["linear"], used))}
 
 

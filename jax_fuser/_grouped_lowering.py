@@ -68,9 +68,11 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], mode: str, transpos
     names = ("lhs", "rhs", "extents", "starts")
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(values) == 4 else None
-    builder.output(builder.grouped_matmul(*values[:3], starts, mode, transpose_rhs, dtype, "grouped_matmul",
+    lhs, rhs, extents = values[:3]
+    builder.output(builder.grouped_matmul(lhs, rhs, extents, starts, mode, transpose_rhs, dtype, "grouped_matmul",
                                           leaves_padding=leaves_padding))  # fmt: skip
-    return builder.finish()
+    text: str = builder.finish()
+    return text
 
 
 def _lower_as_program(ctx: Any, *operands: Any, primitive: Any, platform: str, **params: Any) -> Any:

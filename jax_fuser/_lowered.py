@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
-from jax_fuser import _core, _ffi, _trace, _tuned
+from jax_fuser import _core, _ffi, _names, _trace, _tuned
 
 STAGES = ("jaxpr", "fusion", "segments", "schedule", "loops", "source", "host", "sass")
 _PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
@@ -36,6 +36,9 @@ class Lowered:
     def as_text(self, stage: str = "fusion", *, platform: str | None = None) -> str:
         """Return one stage of every region, under a header line each.
 
+        Arguments have the function's names, params_w1 for params['w1'], and results those of their paths, where
+        these are words. What is compiled has no names, so that equal kernels compile once.
+
         Args:
           stage: "jaxpr" (regions are `jax_fuser_fused` equations), "fusion" (what is computed), "segments" (kernels),
             "schedule" (how), "loops" (the loop program), "source" (C++ or CUDA C++), "host" (the steps of the call) or
@@ -55,7 +58,10 @@ class Lowered:
         parts = []
         for i, eqn in enumerate(fused_equations(self._traced.jaxpr)):
             program = program_of(eqn)
-            text = stage_text(program, stage, platform) if program else "no kernel: its results are scalars or inputs"
+            shown = program_of(eqn, names_of(eqn))
+            text = "no kernel: its results are scalars or inputs"
+            if program is not None and shown is not None:
+                text = stage_text(program, stage, platform, shown)
             parts.append(f"# region {i}: {eqn.params['name']}\n{text.rstrip()}\n")
         return "\n".join(parts) or "# no region: everything is left to XLA\n"
 
@@ -83,14 +89,17 @@ def platform_of(platform: str | None, function: str) -> str:
     return platform
 
 
-def stage_text(program: str, stage: str, platform: str) -> str:
-    """Return one stage of a program on a platform, with the parameters that `autotune` chose there."""
+def stage_text(program: str, stage: str, platform: str, shown: str) -> str:
+    """Return one stage of a program on a platform, with the parameters that `autotune` chose there.
+
+    It is of `shown`, the program with the user's names.
+    """
     target = _ffi.target_text(platform)
-    program += _tuned.kept(program, target)
+    shown += _tuned.kept(program, target)
     if stage == "sass":
-        text: str = _core.sass(program, target)
+        text: str = _core.sass(shown, target)
         return text
-    return _stages(program, target)[stage]
+    return _stages(shown, target)[stage]
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,13 +107,19 @@ def _stages(program: str, target: str) -> dict[str, str]:
     return _core.stages(program, target)
 
 
-def program_of(eqn: Any) -> str | None:
-    """Return the program of a fused equation; None where it needs no kernel."""
+def names_of(eqn: Any) -> _names.Names:
+    """Return the user's names of the inputs and results of a fused equation."""
+    jaxpr = eqn.params["jaxpr"].jaxpr
+    return _names.of(jaxpr.debug_info, len(jaxpr.invars), len(jaxpr.outvars))
+
+
+def program_of(eqn: Any, names: _names.Names = _names.NONE) -> str | None:
+    """Return the program of a fused equation, with these names; None where it needs no kernel."""
     given: str | None = eqn.params.get("program")
     if given is not None:
         return given
     jaxpr = eqn.params["jaxpr"].jaxpr
-    return _trace.write_program(jaxpr, eqn.params["name"])[0].text if _trace.needs_kernel(jaxpr) else None
+    return _trace.write_program(jaxpr, eqn.params["name"], names)[0].text if _trace.needs_kernel(jaxpr) else None
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:

@@ -119,12 +119,14 @@ def _program(types: tuple[tuple[str, tuple[int, ...]], ...], scaled: str, dtype:
     values = [builder.input(name, kind, list(shape)) for name, (kind, shape) in zip(names, types)]
     starts = values[3] if len(types) == 6 else None
     mode, scales = ("contraction", "rows") if scaled == "columns" else ("rows", scaled)
+    lhs, rhs, extents = values[:3]
     builder.output(
         builder.grouped_matmul(
-            *values[:3], starts, mode, mode == "rows", dtype, "scaled_grouped_matmul", scales, values[-2:]
+            lhs, rhs, extents, starts, mode, mode == "rows", dtype, "scaled_grouped_matmul", scales, values[-2:]
         )
     )
-    return builder.finish()
+    text: str = builder.finish()
+    return text
 
 
 _lower_as_product = mlir.lower_fun(dequantized, multiple_results=False)

@@ -27,6 +27,7 @@ from jax_fuser import (
     _trace_ops,
     _trace_updates,
 )
+from jax_fuser._names import NONE, Names
 from jax_fuser._static_sizes import symbolic_size
 from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
 
@@ -87,11 +88,18 @@ def own_call(name: str, why_apart: str | None = None) -> jax.extend.core.Primiti
     return jax.extend.core.Primitive(name)
 
 
-def write_program(jaxpr: Any, name: str) -> tuple[_axes.Program, _axes.Builder]:
-    """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes."""
+def write_program(jaxpr: Any, name: str, names: Names = NONE) -> tuple[_axes.Program, _axes.Builder]:
+    """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes.
+
+    `names` are the user's, in a program to be read.
+    """
     writer = Writer(name, RULES)
-    _write(writer, jaxpr.invars, jaxpr.eqns)
-    return writer.builder.finish([writer.read(var) for var in jaxpr.outvars]), writer.builder
+    _write(writer, jaxpr.invars, jaxpr.eqns, names.arguments)
+    results = [writer.read(var) for var in jaxpr.outvars]
+    for value, result in zip(results, names.results):
+        if result:
+            writer.builder.set_name(value, result)
+    return writer.builder.finish(results), writer.builder
 
 
 def grows(invars: Sequence[Any], eqns: Sequence[Equation]) -> bool:
@@ -117,9 +125,10 @@ def _count(eqns: Sequence[Equation]) -> int:
     return sum(1 if body is None else _count(body[0].eqns) for body in bodies)
 
 
-def _write(writer: Writer, invars: Sequence[Any], eqns: Sequence[Equation]) -> None:
+def _write(writer: Writer, invars: Sequence[Any], eqns: Sequence[Equation], names: Sequence[str] = ()) -> None:
     for i, var in enumerate(invars):
-        writer.values[var] = writer.builder.input(f"x{i}", _ffi.known_dtype_name(var.aval.dtype), list(var.aval.shape))
+        name = (names[i] if names else "") or f"x{i}"
+        writer.values[var] = writer.builder.input(name, _ffi.known_dtype_name(var.aval.dtype), list(var.aval.shape))
     writer.run(eqns)
 
 

@@ -65,7 +65,7 @@ Clusters. Up to 8 blocks along a "cluster" axis fold it together, so that a long
 Example:
   >>> fusion = jf.ir.trace(jnp.tanh, jnp.ones((64, 256)), name="rows")
   >>> scheduler = jf.ir.Scheduler(fusion)
-  >>> copy, [out] = scheduler.cache_after("x0"), scheduler.fusion.outputs
+  >>> copy, [out] = scheduler.cache_after("x"), scheduler.fusion.outputs
   >>> scheduler.split(out, 0, 8)
   >>> scheduler.transform_like(out)
   >>> for value, axis, parallel in [(out, 0, "block"), (out, 2, "thread"), (copy, 0, "block"), (copy, 2, "bulk")]:
@@ -75,7 +75,7 @@ Example:
   >>> scheduler.inline_most()
   >>> print(scheduler)
   schedule {
-    x0_cache[64,256]: split(0,8) -> [8 block, 8, 256 bulk] inline 2 shared circular 3 prefetch 2
+    x_cache[64,256]: split(0,8) -> [8 block, 8, 256 bulk] inline 2 shared circular 3 prefetch 2
     t1[64,256]: split(0,8) -> [8 block, 8, 256 thread]
   }
 """
@@ -107,6 +107,7 @@ __all__ = [
     "evaluate",
     "find_compatible_schedulers",
     "lower",
+    "ops",
     "propose",
     "run",
     "schedule",
@@ -118,7 +119,10 @@ Parameters = dict[str, bool | int | str | list[int]]
 
 
 class Builder(_core.Builder):
-    """Build a fusion op by op; values are numbers until it is finished. csrc/ir/ops.def lists the ops.
+    """Build a fusion op by op; values are numbers until it is finished. `jax_fuser.ir.ops` lists the ops by name.
+
+    Every method raises UserError for a value that there is not, a dtype that an op does not take, and an op beyond
+    `max_ops` (65536), and then adds nothing. An equal op is added once.
 
     Example:
       >>> import jax_fuser as jf
@@ -185,8 +189,36 @@ copyreg.pickle(Schedule, lambda s: (Schedule, (s.fusion, str(s))))
 copyreg.pickle(Scheduler, lambda s: (Scheduler, (s.schedule,)))
 
 
+def ops(method: str = "pointwise") -> dict[str, str]:
+    """Return the ops that a method of `Builder` takes by name, each with the dtypes of its operands and its result.
+
+    "number" is any integer or float, "logical" an integer or pred, "any" every dtype; the operands of an op have one
+    dtype, which is that of its result, unless one is "pred". `convert` and `bitcast` are methods of their own.
+
+    Args:
+      method: "pointwise", "reduce" or "scan".
+
+    Raises:
+      ValueError: for another method.
+
+    Example:
+      >>> import jax_fuser as jf
+      >>> jf.ir.ops()["select"]
+      '(pred, any, any) -> any'
+      >>> [*jf.ir.ops("reduce")][:3]
+      ['reduce_sum', 'reduce_prod', 'reduce_max']
+    """
+    methods = ("pointwise", "reduce", "scan")
+    if method not in methods:
+        raise ValueError(f"ops: method must be one of {', '.join(methods)}, got {method!r}")
+    return {name: f"({', '.join(x)}) -> {result}" for name, of, x, result in _core.ops() if of == method}
+
+
 def trace(f: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Fusion:
-    """Return a JAX function as one fusion; its inputs are named x0, x1, ...
+    """Return a JAX function as one fusion.
+
+    Inputs have the names of arguments, params_w1 for params['w1'] (x0, x1, .. where there are none), and results those
+    of their paths, where these are words: out for {"out": ..}. Other values are numbered: t2.
 
     Args:
       f: a function of arrays whose every op has one of its own in the fusion IR.
@@ -292,7 +324,28 @@ def find_compatible_schedulers(fusion: Fusion, platform: str | None = None) -> l
 def compute_heuristics(fusion: Fusion, strategy: str, platform: str | None = None) -> Parameters:
     """Return the parameters that a strategy would schedule the whole fusion with, to edit and pass to `schedule`.
 
-    csrc/plan says what each is: pointwise.h, reduction.h and transpose_cuda.h.
+    Loops are runs of neighbouring axes of the iteration domain that every array goes along in one piece, numbered from
+    the outermost; "pointwise" lists its own in `collapse`. Counts are positive, `lanes` a power of two up to 64.
+
+    - "pointwise" on the CPU: `collapse`, how many axes make each loop; `lane_loop`, the loop that runs in vectors of
+      `lanes` elements; `tile_loop`, along which an input is contiguous that is not so along lane_loop (-1: none), of
+      which `tile` iterations share cache lines; `along_rows`, whether such tiles follow each other along tile_loop;
+      `vectors`, tiles beside each other along lane_loop; `tasks`, calls that other threads may take.
+    - "pointwise" on CUDA: `collapse`; `lanes`, elements of a vector access, along the last loop; `two_axes`, threads
+      only along the last loop, so that a block reads what repeats along the others once; `threads` of a block;
+      `unroll`, vectors of a thread.
+    - "transpose" (CUDA): `loop`, along which the transposed inputs are contiguous; `tile`, iterations of it and of the
+      last loop in a tile of shared memory; `lanes`; `threads` of a block.
+    - "reduction" on the CPU: `lane_loop`, `lanes`; `chunk`, registers side by side where lane_loop is kept; `rows` side
+      by side where others fold across them; `keep`, what stays from one pass over a row to the next: "nothing", "dear"
+      (what takes many instructions) or "rows"; `tasks`.
+    - "reduction" on CUDA: `along`, what the threads x of a block go along: one "row" that is folded, "rows", or
+      "columns" of which each is folded; `lane_loop`, `lanes`; `threads` along x; `threads_y`, rows of a block, or parts
+      of each column; `unroll`, vectors of a thread along what is folded; `keep`; `keep_columns`, inputs that are the
+      same for every row stay in registers; `keep_wide`, what inputs are converted to does; `at_once`, blocks for whose
+      registers a multiprocessor has room (1: the compiler decides). On compute capability 9.0 `stages`: where above 1,
+      rows come by bulk copies to so many stages of shared memory, for `blocks` blocks; `bulk_store`, results go out so,
+      too; `cluster`, blocks that share a row.
 
     Args:
       fusion: what to compute.

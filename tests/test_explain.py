@@ -80,7 +80,7 @@ def test_values_flow_from_arguments_to_results(report):
     origins = [origin for region in report.regions for origin in region.origins.values()]
     readers = [reader for region in report.regions for reader in region.readers.values()]
     assert {"argument x", "argument b", "dot_general of XLA"} <= {*origins}
-    assert {"the result", "dot_general of XLA"} <= {*readers}
+    assert {"result [1]", "dot_general of XLA"} <= {*readers}
     for region in report.regions:
         known = {*region.origins}
         for segment in region.segments:  # in an order in which they can run
@@ -101,7 +101,7 @@ def test_values_flow_between_regions_and_through_bodies():
         return jax.lax.scan(lambda c, _: (jf.fuse(jnp.tanh)(c), None), x, None, length=2)[0]
 
     [region] = jf.explain(scanned)(X).regions
-    assert region.origins == {"x0": "the body of scan"} or "argument" in region.origins["x0"]
+    assert [*region.origins.values()] in (["the body of scan"], ["argument x"])
 
 
 def provenance(f, *args, **options):
@@ -134,7 +134,7 @@ FLOWING = {
 def test_every_array_comes_from_somewhere_and_goes_somewhere(name, platform):
     lines = provenance(FLOWING[name], ROWS, platform=platform)
     assert lines and not [line for line in lines if line.endswith(("from ?", "to nobody"))]
-    assert any(line.endswith("to the result") or "to jax_fuser" in line for line in lines)
+    assert any("to the result" in line or "to result " in line or "to jax_fuser" in line for line in lines)
 
 
 def test_readers_are_inside_of_calls():
@@ -175,7 +175,7 @@ def test_the_drawing_names_kernels_arrays_and_reasons(report):
         assert f"┌─ {segment.name}: {segment.strategy}" in text
         for flow in (*segment.reads, *segment.writes):
             assert str(flow) in text
-    assert "from argument x" in text and "to the result" in text and "dot_general x1  a matrix product" in text
+    assert "from argument x" in text and "to result [1]" in text and "dot_general x1  a matrix product" in text
     assert "FLOP: every op counts 1" in text
     boxes = [line for line in text.splitlines() if line.lstrip()[:1] in "┌│└" and line.strip()]
     assert {len(line) for line in boxes} == {len(boxes[0])}

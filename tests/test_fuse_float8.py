@@ -69,7 +69,7 @@ def test_views_of_8_bit_floats(device, dtype):
 def test_cuda_loops_of_8_bit_floats(dtype):
     """Without a GPU: conversions, choices and a transpose, as the loops of their kernels say."""
     wide = np.random.default_rng(5).normal(size=(24, 70)).astype(np.float32) * 300
-    given = {"x0": wide, "x1": wide[::-1].astype(dtype)}
+    given = {"x": wide, "y": wide[::-1].astype(dtype)}
 
     def f(x, y):
         small = x.astype(dtype)
@@ -79,7 +79,7 @@ def test_cuda_loops_of_8_bit_floats(dtype):
     for schedule in jf.ir.propose(fusion, "cuda"):
         results = loop_interpreter.run(schedule, *(given[name] for name in schedule.fusion.inputs))
         given |= dict(zip(schedule.fusion.outputs, results, strict=True))
-    for got, want in zip((given[name] for name in fusion.outputs), f(*map(jnp.asarray, (wide, given["x1"])))):
+    for got, want in zip((given[name] for name in fusion.outputs), f(*map(jnp.asarray, (wide, given["y"])))):
         assert_same(got, want) if got.dtype == dtype else np.testing.assert_array_equal(got, want)
 
 

@@ -287,7 +287,7 @@ def test_edited_fusions_compute_the_same(cpu, call):
     fusion = jf.ir.trace(norm, X)
     scheduler = jf.ir.Scheduler(jf.ir.schedule(fusion, "reduction", "cpu", {"keep": "nothing"}))
     if call == "cache_after":
-        scheduler.cache_after("x0")
+        scheduler.cache_after("x")
     elif call == "cache_before":
         scheduler.cache_before(fusion.outputs[0])
     else:

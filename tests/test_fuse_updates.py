@@ -150,11 +150,11 @@ def test_one_kernel(name, platform):
 # The interpreter knows no reads at computed places.
 @pytest.mark.parametrize("name", ["one row", "set row", "set column", "set element", "twice", "add to an element"])
 def test_cuda_loops(name):
-    values = {"x0": array(*SHAPE), "x1": array(5, 70)}
+    values = {"x": array(*SHAPE), "u": array(5, 70)}
     fusion = jf.ir.trace(CASES[name], *values.values(), jnp.int32(0))
     [schedule] = jf.ir.propose(fusion, platform="cuda")
     for i in PLACES:
-        given = {name: np.asarray(v) for name, v in values.items()} | {"x2": np.int32(i)}
+        given = {name: np.asarray(v) for name, v in values.items()} | {"i": np.int32(i)}
         [got] = loop_interpreter.run(schedule, *(given[name] for name in schedule.fusion.inputs))
         np.testing.assert_array_equal(got, CASES[name](*values.values(), i))
 

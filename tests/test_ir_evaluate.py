@@ -149,9 +149,9 @@ def test_an_op_that_only_kernels_have(monkeypatch):
 
 def test_evaluate_checks_its_arrays():
     fusion = jf.ir.trace(softmax, X, B)
-    with pytest.raises(TypeError, match=r"evaluate: softmax takes 2 arrays \(x0, x1\), got 1"):
+    with pytest.raises(TypeError, match=r"evaluate: softmax takes 2 arrays \(x, b\), got 1"):
         jf.ir.evaluate(fusion, X)
-    with pytest.raises(ValueError, match=r"evaluate: input x1 is f32\[6\], got f32\[4,6\]"):
+    with pytest.raises(ValueError, match=r"evaluate: input b is f32\[6\], got f32\[4,6\]"):
         jf.ir.evaluate(fusion, X, X)
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jax_fuser as jf
@@ -118,6 +120,18 @@ def test_doctor_says_what_the_environment_sets(monkeypatch, tmp_path):
     assert rows["JAX_FUSER_LOG"] == ("loud; expected info or debug", False)
     finding, works = rows["JAX_FUSER_CACHE"]
     assert finding.startswith("x; no such variable: JAX_FUSER_DUMP") and not works
+
+
+@pytest.mark.parametrize("word", ["1", "true", "ALL", "loops"])
+def test_a_dump_folder_that_is_a_flag_is_refused(word, monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_FUSER_DUMP", word)
+    jax.block_until_ready(jf.fuse(lambda x: jnp.sinh(x) * 7)(jnp.ones((3, len(word) + 600))))
+    assert not [*tmp_path.iterdir()]
+    [(finding, works)] = [row[1:] for row in jf.doctor().rows if row[0] == "JAX_FUSER_DUMP"]
+    assert finding.startswith(f"{word}; expected the path of a folder") and not works
+    said = capfd.readouterr().err
+    assert said == "" or f"JAX_FUSER_DUMP={word}: expected the path" in said  # once in a process
 
 
 def test_missing_driver_is_said_by_doctor():

@@ -89,7 +89,7 @@ REFUSED = {
     "an array of 4 TiB": (
         lambda: jf.explain(jnp.tanh, platform="cuda")(jax.ShapeDtypeStruct((2**40,), "float32")),
         jf.UserError,
-        r"x0 of tanh\w* is f32\[1099511627776\], for which there is no kernel; split it",
+        r"x of tanh\w* is f32\[1099511627776\], for which there is no kernel; split it",
     ),
     "kind of scales": (
         lambda: packed(scales=jnp.ones((3, 8, 4), jnp.uint8)),

@@ -92,7 +92,7 @@ def test_vectors_are_read_backwards(dtype, bytes):
     f = lambda x: x[:, ::-1] + x[:, ::-1]  # noqa: E731
     assert "jf::load_reversed<" in text(f, (64, 256), stage="source", dtype=dtype)
     cuda = text(f, (4096, 4096), stage="source", platform="cuda", dtype=dtype)
-    assert f", {16 // bytes}>(buffer0_x0" in cuda.split("jf::load_reversed<")[1], cuda
+    assert f", {16 // bytes}>(x" in cuda.split("jf::load_reversed<")[1], cuda
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16", "float64", "bool"])

@@ -76,7 +76,7 @@ def test_it_is_two_kernels(f, platform):
     assert (region.bytes_in, region.bytes_out) == (stored, stored + 4 * N)
     # The large array is read from memory once for both of its uses, in the lines of the input as it lies there.
     fusion = lowered.as_text("fusion")
-    assert ("transpose(x0)" in fusion) == (f is seed_as_stored)
+    assert ("transpose(stored)" in fusion) == (f is seed_as_stored)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

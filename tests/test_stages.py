@@ -14,7 +14,7 @@ X = jnp.linspace(-1, 1, 33 * 20).reshape(33, 20)
 STAGES = ["fusion", "segments", "schedule", "loops", "source", "host"]
 SIGNS = {
     "jaxpr": "jax_fuser_fused",
-    "fusion": "fusion normed(x0: f32[33,20]) -> (",
+    "fusion": "fusion normed(x: f32[33,20]) -> (",
     "segments": "segment 0 reduction: its reductions fold axes {1}",
     "schedule": "schedule {",
     "loops": "kernel normed_0 width=",

@@ -88,7 +88,7 @@ def test_values():
     x, positions = rng.standard_normal((129, 63, 514)).astype(np.float32), rng.integers(0, 64, 129).astype(np.float32)
     segments, tables = stored(rope, x, positions)
     assert tables == ["129,1,257"] * 2
-    values = dict(zip(["x0", "x1"], [x, positions]))
+    values = dict(zip(["x", "positions"], [x, positions]))
     for fusion in segments:
         results = jf.ir.evaluate(fusion, *[values[name] for name in fusion.inputs])
         values.update(zip(fusion.outputs, results))

@@ -86,7 +86,10 @@ std::string names(const Values& values) {
 
 }  // namespace
 
-std::string generate_functor(const Kernel& kernel, const Functor& functor, const Target& target) {
+std::string generate_functor(const Kernel& named, const Functor& functor, const Target& target) {
+  Kernel anonymous = named;
+  for (size_t i = 0; i < named.arrays.size(); ++i) anonymous.arrays[i].name = cat("a", i);
+  const Kernel& kernel = anonymous;
   const auto& rows = std::get<For>(kernel.body.back().node);
   const auto& columns = std::get<For>(rows.body.back().node);
   Bodies bodies;

@@ -57,7 +57,7 @@ void MemoryStatements::operator()(const Load& load) {
       multiple_of_steps = std::gcd(multiple_of_steps, step.weight);
     }
   }
-  std::string definition = define(load.result, "x", loads), end = ");";
+  std::string definition = define(load.result), end = ");";
   std::string where = condition(load.when, load.within.empty());
   const Range* lanes = nullptr;
   for (const Range& range : load.within) {
@@ -122,10 +122,10 @@ void MemoryStatements::operator()(const ReadIndex& read) {
 
 void MemoryStatements::operator()(const Search& s) {
   const std::string &number = use(s.number), type = lanes(s.result);
-  const std::string definition = define(s.result, "t", results), where = condition(s.when);
+  const std::string definition = define(s.result), where = condition(s.when);
   std::string place;
   if ((!s.each || s.lane_stride == 0) && dialect.keeps_places && first_line) {
-    const std::string name = cat("t", results++), declaration = cat("  int ", name, " = 0;\n");
+    const std::string name = cat("v", locals++), declaration = cat("  int ", name, " = 0;\n");
     place = cat(name, ", ");
     out.insert(*first_line, declaration);
   }

@@ -23,7 +23,7 @@ constexpr std::string_view kReserved =
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// i0, t1, x2 and f32, s8, u64 are the printer's own; macros are in capitals and longer than a letter.
+// i0, v1 and f32, s8, u64 are the printer's own; macros are in capitals and longer than a letter.
 bool is_plain(std::string_view name) {
   if (name.empty() || !is_letter(name[0]) || name.find("__") != name.npos) return false;
   if (!std::all_of(name.begin(), name.end(), [](char c) { return is_letter(c) || is_digit(c) || c == '_'; }))
@@ -32,7 +32,7 @@ bool is_plain(std::string_view name) {
   if (name.size() > 1 && std::none_of(name.begin(), name.end(), [](char c) { return c >= 'a' && c <= 'z'; }))
     return false;
   const bool numbered = name.size() > 1 && std::all_of(name.begin() + 1, name.end(), is_digit);
-  return !numbered || std::string_view("itxsuf").find(name[0]) == std::string_view::npos;
+  return !numbered || std::string_view("ivsuf").find(name[0]) == std::string_view::npos;
 }
 
 template <class T>
@@ -58,7 +58,8 @@ std::vector<std::string> safe_names(const std::vector<std::string>& names) {
       name.erase(std::unique(name.begin(), name.end(), [](char a, char b) { return a == '_' && b == '_'; }),
                  name.end());
     }
-    while (!taken.insert(name).second) name += "a";
+    const std::string plain = name;  // for one, a result and the array that holds it
+    for (int i = 2; !taken.insert(name).second; ++i) name = cat(plain, "_", i);
     result.push_back(name);
   }
   return result;

@@ -150,7 +150,7 @@ struct Printer : MemoryStatements {
   }
 
   void operator()(const FromIndex& from) {
-    const std::string definition = define(from.result, "t", results);
+    const std::string definition = define(from.result);
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
   }
   void operator()(const Compute& compute) {
@@ -158,7 +158,7 @@ struct Printer : MemoryStatements {
     for (RegisterId id : compute.operands) arguments += cat(arguments.empty() ? "" : ", ", use(id));
     const DType dtype = kernel.registers.at(compute.result);
     const std::string comment = compute.comment.empty() ? "" : cat("  // ", safe_comment(compute.comment));
-    const std::string definition = define(compute.result, "t", results);
+    const std::string definition = define(compute.result);
     if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) {
       line(definition, "jf::constant<", lanes(compute.result), ">(", literal(*constant, dtype), ");", comment);
     } else {
@@ -189,7 +189,7 @@ struct Printer : MemoryStatements {
     const std::string from = element(get.array, get.at);
     const bool packs = packed.count(get.array) > 0;
     if (packs) pairs_of[get.result] = from;
-    line(define(get.result, "x", loads), packs ? cat("jf::unpack<", ++gets[get.array], ">(", from, ")") : from, ";");
+    line(define(get.result), packs ? cat("jf::unpack<", ++gets[get.array], ">(", from, ")") : from, ";");
   }
   void operator()(const Set& set) {
     const std::string to = element(set.array, set.at);
@@ -248,7 +248,7 @@ struct Printer : MemoryStatements {
   static const char* forgets(bool resets) { return resets ? "true" : "false"; }
   void operator()(const Scan& scan) {
     const std::string type = lanes(scan.result), &value = use(scan.value);
-    const std::string definition = define(scan.result, "t", results);
+    const std::string definition = define(scan.result);
     const std::string carry = scan.carry < 0 ? "" : element(scan.carry, scan.at) + ", ";
     const std::string call =
         scan.factor && scan.lanes

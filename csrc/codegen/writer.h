@@ -43,7 +43,7 @@ struct Writer {
   std::vector<std::string> registers = {};                 // empty until defined
   std::vector<int> loops_around = {};                      // of each register's definition
   int loops_now = 0;
-  int loads = 0, results = 0, folds = 0;
+  int locals = 0, folds = 0;
   Variables variables = {};
   std::optional<size_t> first_line = {};  // where variables that outlive loops are declared, if there is such a place
 
@@ -76,9 +76,10 @@ struct Writer {
     JF_CHECK(!registers.at(id).empty(), "kernel ", kernel.name, " reads register ", id, " before it is defined");
     return registers[id];
   }
-  std::string define(loops::RegisterId id, const char* prefix, int& count) {
+  // Numbered anew: the fusion's own values are t4 or by the user's name, and a register is often none of them.
+  std::string define(loops::RegisterId id) {
     JF_CHECK(registers.at(id).empty(), "kernel ", kernel.name, " defines register ", id, " twice");
-    registers[id] = cat(prefix, count++);
+    registers[id] = cat("v", locals++);
     loops_around[id] = loops_now;
     return cat("const ", lanes(id), " ", registers[id], " = ");
   }

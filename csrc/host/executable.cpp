@@ -127,18 +127,19 @@ Executables& executables() {
   return executables;
 }
 
-void dump(const Program& program, const Target& target) {
+// `text`: of the program, or the same with the user's names.
+void dump(const Program& program, const std::string& text, const Target& target) {
   const runtime::Dump folder(program.name);
   if (!folder.enabled()) return;
   const std::string target_text = jf::print(target);
-  for (const auto& [stage, text] : stages(program.text, target_text)) {
+  for (const auto& [stage, written] : stages(text, target_text)) {
     const bool source = stage == "source";
-    folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", text);
+    folder.write(source ? (target.platform == Platform::kCpu ? "kernel.cpp" : "kernel.cu") : stage + ".txt", written);
   }
   if (target.platform != Platform::kCuda || runtime::find_disassembler().empty()) return;
   std::string instructions;
   try {
-    instructions = sass(program.text, target_text);
+    instructions = sass(text, target_text);
   } catch (const std::exception& error) {
     // A dump is for people: what it lacks must not fail the program.
     instructions = cat("no instructions: ", error.what(), "\n");
@@ -146,9 +147,10 @@ void dump(const Program& program, const Target& target) {
   folder.write("sass.txt", instructions);
 }
 
-std::shared_ptr<Executable> make(Program program, std::string_view text, const Target& target) {
+std::shared_ptr<Executable> make(Program program, std::string_view text, const Target& target,
+                                 const std::string& shown = {}) {
   program.text = text;
-  dump(program, target);
+  dump(program, shown.empty() ? program.text : shown, target);
   return std::make_shared<Executable>(std::move(program), target);
 }
 
@@ -289,7 +291,8 @@ void Executable::run_cuda(const CallBuffers& buffers, runtime::CuStream stream) 
   }
 }
 
-int64_t workspace_bytes(const std::string& program, const std::string& target_text, bool portable, const Ahead& ahead) {
+int64_t workspace_bytes(const std::string& program, const std::string& target_text, bool portable, const Ahead& ahead,
+                        const std::string& shown) {
   const Target target = parse_target(target_text);
   const bool is_here = is_for_here(target);
   const auto bytes_of = [&](const Program& planned) {
@@ -301,8 +304,8 @@ int64_t workspace_bytes(const std::string& program, const std::string& target_te
     auto planned = std::make_shared<Program>(build(parse_request(program), target));
     const int64_t bytes = bytes_of(*planned);
     if (!is_here) return bytes;
-    auto make_planned = [planned, program, target] {
-      return reported(program, [&] { return make(std::move(*planned), program, target); });
+    auto make_planned = [planned, program, target, shown] {
+      return reported(program, [&] { return make(std::move(*planned), program, target, shown); });
     };
     make_ahead(ahead_key(key), make_planned, ahead);
     return bytes;

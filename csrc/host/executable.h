@@ -73,8 +73,9 @@ class Executable {
 
 // Bytes of the extra uint8 result that holds values between segments; `portable`: enough for any target, not only for
 // this one where this process has it. What is planned to say so is kept for instantiate to take, and compiled in the
-// background as `ahead` says.
-int64_t workspace_bytes(const std::string& program, const std::string& target, bool portable, const Ahead& ahead);
+// background as `ahead` says. `shown`: the program with the user's names, which a dump then has.
+int64_t workspace_bytes(const std::string& program, const std::string& target, bool portable, const Ahead& ahead,
+                        const std::string& shown = {});
 
 // The executable of a program text for a target, shared by equal texts of this process.
 std::shared_ptr<Executable> instantiate(std::string_view program, std::string_view target);

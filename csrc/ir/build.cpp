@@ -26,7 +26,7 @@ constexpr size_t kMaxColumns = 16;
 
 // Results are called t<id>, so nothing else may be.
 bool is_result_name(const std::string& text) {
-  return text[0] == 't' && text.size() > 1 && std::isdigit(static_cast<unsigned char>(text[1]));
+  return text.size() > 1 && text[0] == 't' && std::isdigit(static_cast<unsigned char>(text[1]));
 }
 
 template <class T>
@@ -463,9 +463,26 @@ void Builder::output(ValueId x) {
   fusion_.outputs.push_back(x);
 }
 
+void Builder::set_name(ValueId x, const std::string& name) {
+  value(x, "set_name");
+  const std::string text = identifier(name);
+  const bool taken = text == fusion_.name ||
+                     std::any_of(fusion_.inputs.begin(), fusion_.inputs.end(),
+                                 [&](ValueId other) { return other == x || fusion_.values[other].name == text; }) ||
+                     names_.count(x) > 0 || !taken_.insert(text).second;
+  if (taken) return;
+  names_.emplace(x, text);
+  const Op* op = definition(x);
+  if (op == nullptr || op->kind != OpKind::kConcat || is_result_name(text)) return;
+  const std::vector<ValueId> stored = op->inputs;  // one by one
+  for (size_t i = 0; i < stored.size(); ++i) set_name(stored[i], cat(text, "_", i));
+}
+
 Fusion Builder::take_fusion() {
   Fusion made;
   std::swap(made, fusion_);
+  names_.clear();
+  taken_.clear();
   defined_by_.clear();
   known_.clear();
   slices_.clear();
@@ -482,9 +499,19 @@ Fusion Builder::take_fusion() {
 Fusion Builder::finish() {
   require_unfinished("finish");
   join_read_concats();
+  ValueId first = 0;  // behind names that are numbers already
+  for (const Op& op : fusion_.ops) {
+    std::string& name = fusion_.values[op.output].name;
+    const auto given = names_.find(op.output);
+    name = given == names_.end() ? "" : given->second;
+    if (is_result_name(name)) first = std::max(first, 1 + std::atoi(name.c_str() + 1));
+  }
   Fusion result = without_unused(take_fusion());
   finished_ = true;
-  for (const Op& op : result.ops) result.values[op.output].name = cat("t", op.output);
+  for (const Op& op : result.ops) {
+    std::string& name = result.values[op.output].name;
+    if (name.empty()) name = cat("t", first + op.output);
+  }
   verify(result);
   return result;
 }

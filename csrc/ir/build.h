@@ -95,6 +95,9 @@ class Builder {
                          DType dtype, const std::string& label = "");
 
   void output(ValueId value);
+  // What a value is called in the fusion, if it has no such name yet and nothing else has this one; others are
+  // numbered. The parts of a concat get its name and their number.
+  void set_name(ValueId value, const std::string& name);
   const Fusion& fusion() const { return fusion_; }
   // Those of `values` of which so many slices and paddings compute them again for what is wanted that storing them
   // takes less time.
@@ -149,8 +152,11 @@ class Builder {
   void join_read_concats();
   // Adds all of another fusion that is live. What reads a concat reads a choice between its operands; those that are
   // `chosen` are such choices wherever they are read or stored, folds that are `written_out` ops on their elements.
-  void rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen,
-               const std::vector<bool>& written_out);
+  // Results keep their `names`.
+  void rebuild(const Fusion& old, const std::map<ValueId, std::string>& names, const std::vector<bool>& live,
+               const std::vector<bool>& chosen, const std::vector<bool>& written_out);
+  // Of its results.
+  static std::map<ValueId, std::string> names_of(const Fusion& fusion);
   ValueId fold_written_out(const Op& op, ValueId operand, DType dtype);
   ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
@@ -227,6 +233,8 @@ class Builder {
   size_t max_ops_;
   bool finished_ = false;
   Fusion fusion_;
+  std::map<ValueId, std::string> names_;  // of results that have one
+  std::set<std::string> taken_;           // by those
   std::vector<int64_t> defined_by_;       // by value: its op, -1 for inputs
   std::map<std::string, ValueId> known_;  // equal ops by their text key
   std::map<std::pair<ValueId, std::vector<int64_t>>, ValueId> slices_, spreads_, reshapes_;

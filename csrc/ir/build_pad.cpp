@@ -200,8 +200,16 @@ void Builder::join_read_concats() {
       any = any || (is_concat[op->inputs[i]] && !reads_whole(*op, i));
     }
   }
+  if (!any) return;
   const std::vector<bool> none(live.size(), false);
-  if (any) rebuild(take_fusion(), live, none, none);
+  const std::map<ValueId, std::string> names = names_;
+  rebuild(take_fusion(), names, live, none, none);
+}
+
+std::map<ValueId, std::string> Builder::names_of(const Fusion& fusion) {
+  std::map<ValueId, std::string> names;
+  for (const Op& op : fusion.ops) names.emplace(op.output, fusion.values[op.output].name);
+  return names;
 }
 
 Fusion Builder::with_chosen_pieces(const Fusion& old) {
@@ -229,7 +237,7 @@ Fusion Builder::with_chosen_pieces(const Fusion& old) {
   if (!contains(chosen, true)) return old;
   Builder builder(old.name);
   const std::vector<bool> all(old.values.size(), true), none(old.values.size(), false);
-  builder.rebuild(old, all, chosen, none);
+  builder.rebuild(old, names_of(old), all, chosen, none);
   return builder.finish();
 }
 
@@ -237,7 +245,7 @@ Fusion Builder::with_folds_written_out(const Fusion& old, const std::vector<bool
   if (!contains(written_out, true)) return old;
   Builder builder(old.name);
   const std::vector<bool> all(old.values.size(), true), none(old.values.size(), false);
-  builder.rebuild(old, all, none, written_out);
+  builder.rebuild(old, names_of(old), all, none, written_out);
   return builder.finish();
 }
 
@@ -261,8 +269,8 @@ ValueId Builder::fold_written_out(const Op& op, ValueId x, DType dtype) {
   return convert(result, dtype);
 }
 
-void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const std::vector<bool>& chosen,
-                      const std::vector<bool>& written_out) {
+void Builder::rebuild(const Fusion& old, const std::map<ValueId, std::string>& names, const std::vector<bool>& live,
+                      const std::vector<bool>& chosen, const std::vector<bool>& written_out) {
   fusion_.name = old.name;
   std::vector<ValueId> renamed(old.values.size(), -1), whole(old.values.size(), -1);
   for (ValueId id : old.inputs) {
@@ -301,6 +309,10 @@ void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const st
       renamed[op.output] = add_op(op.kind, std::move(inputs), op.attribute, type.dtype, type.axes, op.label);
     }
   }
+  auto keep_name = [&](ValueId id, ValueId now) {
+    const auto named = names.find(id);
+    if (now >= 0 && named != names.end()) set_name(now, named->second);
+  };
   for (ValueId id : old.outputs) {
     ValueId made = chosen[id] ? read(id) : renamed[id];
     if (contains(fusion_.outputs, made)) {  // as another one now, and yet a result
@@ -309,7 +321,9 @@ void Builder::rebuild(const Fusion& old, const std::vector<bool>& live, const st
       push({OpKind::kCopy, {copied}, made, {}, ""});
     }
     fusion_.outputs.push_back(made);
+    keep_name(id, made);
   }
+  for (const Op& op : old.ops) keep_name(op.output, renamed[op.output]);
 }
 
 ValueId Builder::spread(ValueId x, const Pad& asked, const std::vector<int64_t>& to) {

@@ -35,6 +35,8 @@ GroupedWeights parse_weights(std::string_view name) {
   throw UserError(cat("[grouped_matmul] weights must be mxfp4, nvfp4, int4x32 or int4x64, got '", name, "'"));
 }
 
+std::span<const OpInfo> ops() { return kOps; }
+
 const OpInfo* find_op(std::string_view name) {
   for (const OpInfo& op : kOps) {
     if (op.name == name) return &op;

@@ -75,6 +75,7 @@ struct OpInfo {
   OperandTypes operands;
 };
 const OpInfo& info(OpKind kind);
+std::span<const OpInfo> ops();
 // nullptr for a name that no row has.
 const OpInfo* find_op(std::string_view name);
 // The pointwise op that joins two parts of a reduction or a scan: kAdd for kReduceSum and kScanSum.

@@ -62,7 +62,9 @@ class ReshapeRewriter {
       if (found != outputs.end()) continue;
       outputs.push_back(renamed_[id]);
       builder_.output(renamed_[id]);
+      builder_.set_name(renamed_[id], whole_.values[id].name);
     }
+    for (const Op& op : whole_.ops) builder_.set_name(renamed_[op.output], whole_.values[op.output].name);
     Fusion result = builder_.finish();
     return with_copies(std::move(result), number);
   }
@@ -246,7 +248,11 @@ class ReshapeRewriter {
       ValueId id = fusion.outputs[n];
       if (contains(outputs, id)) {
         ir::Value copy;
-        copy.name = cat("t", fusion.values.size());
+        copy.name = cat(fusion.values[id].name, "_again");
+        while (std::any_of(fusion.values.begin(), fusion.values.end(),
+                           [&](const ir::Value& other) { return other.name == copy.name; })) {
+          copy.name += "_";
+        }
         id = ir::append(fusion, OpKind::kCopy, {id}, {}, copy);
       }
       outputs.push_back(id);

@@ -19,11 +19,13 @@
 #include "host/tuning.h"
 #include "ir/build.h"
 #include "ir/text.h"
+#include "python/builder_docs.h"
 #include "python/schedule_bindings.h"
 #include "runtime/background.h"
 #include "runtime/disk_cache.h"
 #include "runtime/driver.h"
 #include "runtime/host_compiler.h"
+#include "runtime/log.h"
 #include "runtime/nvrtc.h"
 
 namespace nb = nanobind;
@@ -34,8 +36,29 @@ namespace {
 
 ir::OpKind op_named(const std::string& name, const char* function) {
   const ir::OpInfo* found = ir::find_op(name);
-  JF_REQUIRE(found, "[", function, "] unknown op '", name, "'; csrc/ir/ops.def lists them");
+  JF_REQUIRE(found, "[", function, "] unknown op '", name, "'; jax_fuser.ir.ops('", function, "') lists them");
   return found->kind;
+}
+
+// (name, class, operands, result) of each op that a method of Builder takes by name.
+std::vector<std::tuple<std::string, std::string, std::vector<std::string>, std::string>> named_ops() {
+  static const std::map<ir::OpClass, std::string> classes = {
+      {ir::OpClass::kPointwise, "pointwise"}, {ir::OpClass::kReduce, "reduce"}, {ir::OpClass::kScan, "scan"}};
+  static const std::map<ir::OperandTypes, std::string> types = {{ir::OperandTypes::kAny, "any"},
+                                                                {ir::OperandTypes::kNumber, "number"},
+                                                                {ir::OperandTypes::kFloating, "floating"},
+                                                                {ir::OperandTypes::kInteger, "integer"},
+                                                                {ir::OperandTypes::kLogical, "logical"}};
+  std::vector<std::tuple<std::string, std::string, std::vector<std::string>, std::string>> result;
+  for (const ir::OpInfo& op : ir::ops()) {
+    const auto found = classes.find(op.op_class);
+    if (found == classes.end() || op.result == ir::ResultRule::kStated) continue;
+    const std::string& type = types.at(op.operands);
+    std::vector<std::string> operands(op.arity, type);
+    if (op.result == ir::ResultRule::kSelect) operands[0] = "pred";
+    result.emplace_back(op.name, found->second, operands, op.result == ir::ResultRule::kPred ? "pred" : type);
+  }
+  return result;
 }
 
 ir::GroupedMode grouped_mode(const std::string& name) {
@@ -77,84 +100,85 @@ ir::Constant constant(DType dtype, nb::handle value) {
 
 void bind_builder(nb::module_& m) {
   using ir::Builder;
-  nb::class_<Builder>(m, "Builder", "Builds a fusion op by op; values are numbers.")
+  namespace docs = builder_docs;
+  nb::class_<Builder>(m, "Builder", docs::kClass)
       .def(nb::init<std::string, size_t>(), "name"_a, "max_ops"_a = size_t{Builder::kMaxOps})
-      .def_prop_ro("is_full", &Builder::is_full)
+      .def_prop_ro("is_full", &Builder::is_full, docs::kIsFull)
       .def(
           "repeated",
           [](const Builder& b, const std::vector<ir::ValueId>& values, const std::vector<ir::ValueId>& wanted) {
             return b.repeated(values, wanted);
           },
-          "Those of the values to store: too many of their slices compute them again for what is wanted.")
-      .def("store", &Builder::store, "Later slices of the value read it from memory.")
+          "values"_a, "wanted"_a, docs::kRepeated)
+      .def("store", &Builder::store, "value"_a, docs::kStore)
       .def(
           "input",
           [](Builder& b, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape) {
             return b.input(name, parse_dtype(dtype), shape);
           },
-          "name"_a, "dtype"_a, "shape"_a)
+          "name"_a, "dtype"_a, "shape"_a, docs::kInput)
       .def(
           "constant",
           [](Builder& b, const std::string& dtype, nb::handle value) {
             const DType t = parse_dtype(dtype);
             return b.constant(t, constant(t, value));
           },
-          "dtype"_a, "value"_a)
+          "dtype"_a, "value"_a, docs::kConstant)
       .def(
           "iota",
           [](Builder& b, const std::string& dtype, const std::vector<int64_t>& shape, int64_t dim) {
             return b.iota(parse_dtype(dtype), shape, dim);
           },
-          "dtype"_a, "shape"_a, "dim"_a)
+          "dtype"_a, "shape"_a, "dim"_a, docs::kIota)
       .def(
           "pointwise",
           [](Builder& b, const std::string& op, const std::vector<ir::ValueId>& inputs, const std::string& label) {
             return b.pointwise(op_named(op, "pointwise"), inputs, label);
           },
-          "op"_a, "inputs"_a, "label"_a = "")
+          "op"_a, "inputs"_a, "label"_a = "", docs::kPointwise)
       .def(
           "convert",
           [](Builder& b, ir::ValueId value, const std::string& dtype, const std::string& label) {
             return b.convert(value, parse_dtype(dtype), label);
           },
-          "value"_a, "dtype"_a, "label"_a = "")
+          "value"_a, "dtype"_a, "label"_a = "", docs::kConvert)
       .def(
           "bitcast",
           [](Builder& b, ir::ValueId value, const std::string& dtype, const std::string& label) {
             return b.bitcast(value, parse_dtype(dtype), label);
           },
-          "value"_a, "dtype"_a, "label"_a = "")
+          "value"_a, "dtype"_a, "label"_a = "", docs::kBitcast)
       .def(
           "broadcast",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape, const std::vector<int64_t>& dims) {
             return b.broadcast(value, shape, dims);
           },
-          "value"_a, "shape"_a, "dims"_a)
+          "value"_a, "shape"_a, "dims"_a, docs::kBroadcast)
       .def(
           "transpose",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& permutation) {
             return b.transpose(value, permutation);
           },
-          "value"_a, "permutation"_a)
+          "value"_a, "permutation"_a, docs::kTranspose)
       .def(
           "concat",
           [](Builder& b, const std::vector<ir::ValueId>& values, int64_t axis) { return b.concat(values, axis); },
-          "values"_a, "axis"_a)
+          "values"_a, "axis"_a, docs::kConcat)
       .def(
           "slice",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& starts, const std::vector<int64_t>& strides,
              const std::vector<int64_t>& counts) { return b.slice(value, {starts, strides}, counts); },
-          "value"_a, "starts"_a, "strides"_a, "counts"_a)
+          "value"_a, "starts"_a, "strides"_a, "counts"_a, docs::kSlice)
       .def(
           "reshape",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& shape) { return b.reshape(value, shape); },
-          "value"_a, "shape"_a)
+          "value"_a, "shape"_a, docs::kReshape)
       .def(
           "take",
           [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& indices, const std::vector<int64_t>& axes,
              const std::vector<int64_t>& dims,
              const std::vector<int64_t>& shape) { return b.take(value, indices, axes, dims, shape); },
-          "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a)
+          "value"_a, "indices"_a, "axes"_a, "dims"_a, "shape"_a, docs::kTake)
       .def(
           "search",
           [](Builder& b, ir::ValueId table, ir::ValueId numbers, const std::string& side,
@@ -162,34 +186,27 @@ void bind_builder(nb::module_& m) {
             JF_REQUIRE(side == "left" || side == "right", "[search] side: expected left or right, got '", side, "'");
             return b.search(table, numbers, {side == "left", dims}, label);
           },
-          "table"_a, "numbers"_a, "side"_a = "right", "dims"_a = std::vector<int64_t>{}, "label"_a = "",
-          "How many elements of a table, sorted along its last axis, are <= each number, or < it with side='left'. "
-          "Axis i of the table before the last goes along axis dims[i] of the numbers.")
+          "table"_a, "numbers"_a, "side"_a = "right", "dims"_a = std::vector<int64_t>{}, "label"_a = "", docs::kSearch)
       .def(
           "pad",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& low, const std::vector<int64_t>& high,
              ir::ValueId padding) { return b.pad(value, low, high, padding); },
-          "value"_a, "low"_a, "high"_a, "padding"_a)
+          "value"_a, "low"_a, "high"_a, "padding"_a, docs::kPad)
       .def(
           "squeeze",
           [](Builder& b, ir::ValueId value, const std::vector<int64_t>& dims) { return b.squeeze(value, dims); },
-          "value"_a, "dims"_a)
+          "value"_a, "dims"_a, docs::kSqueeze)
       .def(
           "reduce",
           [](Builder& b, const std::string& op, ir::ValueId value, const std::vector<int64_t>& dims,
              const std::string& label,
              int64_t parts) { return b.reduce(op_named(op, "reduce"), value, dims, parts, label); },
-          "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0,
-          "Fold axes away. With parts > 0 the first one is folded in that many runs, which an axis in its place "
-          "counts.")
+          "op"_a, "value"_a, "dims"_a, "label"_a = "", "parts"_a = 0, docs::kReduce)
       .def(
           "scan",
           [](Builder& b, const std::string& op, ir::ValueId value, int64_t axis, bool reverse, const std::string& label,
              ir::ValueId factors) { return b.scan(op_named(op, "scan"), value, axis, reverse, label, factors); },
-          "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "", "factors"_a = -1,
-          "Carry a value along an axis. scan_linear takes factors, too: each element is what stands before it, 0 "
-          "before the first one, and behind an element stand its value and its factor times that; with "
-          "scan_linear_resets its value alone where the factor is NaN.")
+          "op"_a, "value"_a, "axis"_a, "reverse"_a = false, "label"_a = "", "factors"_a = -1, docs::kScan)
       .def(
           "grouped_matmul",
           [](Builder& b, ir::ValueId lhs, ir::ValueId rhs, ir::ValueId extents, std::optional<ir::ValueId> starts,
@@ -206,65 +223,57 @@ void bind_builder(nb::module_& m) {
           },
           "lhs"_a, "rhs"_a, "extents"_a, "starts"_a.none(), "mode"_a, "transpose_rhs"_a, "dtype"_a, "label"_a = "",
           "scaled"_a = "", "scales"_a = std::vector<ir::ValueId>{}, "weights"_a = "", "columns"_a = 0,
-          "leaves_padding"_a = false,
-          "Multiply rows by groups. 8-bit floats are scaled by \"rows\" or \"blocks\": `scales` are those of lhs and "
-          "rhs. Packed `weights` of four bits give a result of `columns`. With `leaves_padding` rows of no group "
-          "may hold anything, and are zeros otherwise.")
-      .def("partition", &Builder::partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
-           "The rows of each component as a component and a ragged axis of at most `most` of them.")
+          "leaves_padding"_a = false, docs::kGroupedMatmul)
+      .def(
+          "partition",
+          [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
+             std::optional<int64_t> components) {
+            return components ? b.partition_of(value, starts, extents, {axis, most, {}, *components})
+                              : b.partition(value, starts, extents, axis, most);
+          },
+          "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a, "components"_a = nb::none(), docs::kPartition)
       .def("note_partition", &Builder::note_partition, "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a,
-           "nested"_a, "Say that `nested` is this partition of a value.")
+           "nested"_a, docs::kNotePartition)
       .def(
           "stretch",
           [](Builder& b, ir::ValueId value, ir::ValueId extents, int64_t axis, int64_t most,
              const std::vector<int64_t>& by) { return b.stretch(value, extents, {axis, most, by}); },
-          "value"_a, "extents"_a, "axis"_a, "most"_a, "by"_a,
-          "The same for each element of a ragged axis in the place of one of extent 1.")
+          "value"_a, "extents"_a, "axis"_a, "most"_a, "by"_a, docs::kStretch)
       .def(
           "broadcast_like",
           [](Builder& b, ir::ValueId value, ir::ValueId like, const std::vector<int64_t>& dims) {
             return b.broadcast_like(value, like, dims);
           },
-          "value"_a, "like"_a, "dims"_a, "A dense value with the axes of a nested one.")
+          "value"_a, "like"_a, "dims"_a, docs::kBroadcastLike)
       .def("combine", nb::overload_cast<ir::ValueId, ir::ValueId, int64_t, int64_t>(&Builder::combine), "value"_a,
-           "starts"_a, "rows"_a, "components"_a = 1,
-           "The rows of all components of a nested value in one axis, zeros between them.")
+           "starts"_a, "rows"_a, "components"_a = 1, docs::kCombine)
       .def(
           "combine",
           [](Builder& b, ir::ValueId value, const std::vector<ir::ValueId>& starts, const std::vector<int64_t>& rows) {
             return b.combine(value, starts, rows);
           },
-          "value"_a, "starts"_a, "rows"_a, "The same of a value with several ragged axes.")
-      .def(
-          "partition",
-          [](Builder& b, ir::ValueId value, ir::ValueId starts, ir::ValueId extents, int64_t axis, int64_t most,
-             int64_t components) { return b.partition_of(value, starts, extents, {axis, most, {}, components}); },
-          "value"_a, "starts"_a, "extents"_a, "axis"_a, "most"_a, "components"_a,
-          "The same where the last `components` axes of the extents are the component.")
-      .def("select", &Builder::select, "value"_a, "component"_a,
-           "The rows of one component of a nested value, zeros behind the last one.")
+          "value"_a, "starts"_a, "rows"_a, docs::kCombineSeveral)
+      .def("select", &Builder::select, "value"_a, "component"_a, docs::kSelect)
       .def(
           "split",
           [](Builder& b, ir::ValueId value, int64_t axis, int64_t factor) {
             const Builder::Nested made = b.split(value, axis, factor);
             return std::tuple(made.value, made.starts, made.extents);
           },
-          "value"_a, "axis"_a, "factor"_a,
-          "(value, starts, extents) with runs of `factor` rows as an axis of their own, the last ones filled with "
-          "zeros.")
+          "value"_a, "axis"_a, "factor"_a, docs::kSplit)
       .def(
           "merge",
           [](Builder& b, ir::ValueId value, int64_t first, int64_t second) {
             const Builder::Nested made = b.merge(value, first, second);
             return std::tuple(made.value, made.starts, made.extents);
           },
-          "value"_a, "first"_a, "second"_a,
-          "(value, starts, extents) with a ragged axis and its component, the dense axis behind it, or the outer axis "
-          "of its extents as one.")
-      .def("output", &Builder::output, "value"_a)
+          "value"_a, "first"_a, "second"_a, docs::kMerge)
+      .def("output", &Builder::output, "value"_a, docs::kOutput)
+      .def("set_name", &Builder::set_name, "value"_a, "name"_a, docs::kSetName)
+      // jax_fuser.ir.Builder returns a Fusion.
       .def(
-          "finish", [](Builder& b) { return ir::print(b.finish()); },
-          "The fusion's text; the builder takes no calls after.");
+          "finish", [](Builder& b) { return ir::print(b.finish()); }, nb::sig("def finish(self) -> typing.Any"),
+          docs::kFinish);
 }
 
 void bind_targets(nb::module_& m) {
@@ -340,6 +349,7 @@ nb::list facts(const std::string& program, const std::string& target) {
 
 void bind_programs(nb::module_& m) {
   using release = nb::call_guard<nb::gil_scoped_release>;
+  m.def("ops", &named_ops, "(name, method of Builder, dtypes of operands, dtype of the result) of each op.");
   m.def("identifier", [](const std::string& text) { return ir::identifier(text); }, "text"_a);
   m.def("validate", [](const std::string& program) { ir::parse(program); }, "program"_a);
   m.def("stages", &host::stages, "program"_a, "target"_a, release());
@@ -362,13 +372,15 @@ void bind_programs(nb::module_& m) {
         return cache.enabled() ? std::optional(cache.folder()) : std::nullopt;
       },
       "The folder of the compile cache, or None where nothing is kept.");
+  m.def("why_no_dump", &runtime::why_no_dump, "What is wrong with the value of JAX_FUSER_DUMP, or the empty text.");
   m.def("facts", &facts, "program"_a, "target"_a, "One dict for each kernel, in the order in which they run.");
   m.def(
       "workspace_bytes",
-      [](const std::string& program, const std::string& target, bool portable, int64_t module, bool at_once) {
-        return host::workspace_bytes(program, target, portable, {module, at_once});
+      [](const std::string& program, const std::string& target, bool portable, int64_t module, bool at_once,
+         const std::string& shown) {
+        return host::workspace_bytes(program, target, portable, {module, at_once}, shown);
       },
-      "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, release(),
+      "program"_a, "target"_a, "portable"_a = false, "module"_a = 0, "at_once"_a = false, "shown"_a = "", release(),
       "Bytes that a program needs between its kernels; portable: on any target. It is compiled in the background: at "
       "once, or with the first "
       "program of the same module that JAX compiles.");

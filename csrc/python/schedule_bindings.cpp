@@ -27,6 +27,7 @@
 #include "ir/results.h"
 #include "ir/text.h"
 #include "plan/one_kernel.h"
+#include "python/schedule_docs.h"
 #include "schedule/axes.h"
 #include "schedule/edit.h"
 #include "schedule/schedule.h"
@@ -48,6 +49,7 @@ auto refuses(const char* words) {
   };
 }
 
+namespace docs = schedule_docs;
 using graph::AxisId;
 using graph::Mapping;
 using ir::Fusion;
@@ -193,7 +195,7 @@ struct IndexGraph {
 };
 
 void bind_fusion(nb::module_& m) {
-  nb::class_<Fusion>(m, "Fusion", "What is computed: ops over values, parsed from its text. Equal texts are equal.")
+  nb::class_<Fusion>(m, "Fusion", docs::kFusion)
       .def(
           "__init__", [](Fusion* self, const std::string& text) { new (self) Fusion(ir::parse(text)); }, "text"_a)
       .def("__init__", refuses<Fusion>("Fusion: expected the text of one, as print(fusion) writes it"))
@@ -201,7 +203,7 @@ void bind_fusion(nb::module_& m) {
       .def("__repr__", [](const Fusion& f) { return ir::print(f); })
       .def("__hash__", [](const Fusion& f) { return std::hash<std::string>()(ir::print(f)); })
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
-      .def_ro("name", &Fusion::name)
+      .def_ro("name", &Fusion::name, docs::kName)
       .def_prop_ro(
           "values",
           [](const Fusion& f) {
@@ -209,9 +211,11 @@ void bind_fusion(nb::module_& m) {
             for (const ir::Value& value : f.values) result.push_back(value.name);
             return result;
           },
-          "The names of all values, in the order of their definitions.")
-      .def_prop_ro("inputs", [](const Fusion& f) { return names(f, f.inputs); })
-      .def_prop_ro("outputs", [](const Fusion& f) { return names(f, f.outputs); })
+          docs::kValues)
+      .def_prop_ro(
+          "inputs", [](const Fusion& f) { return names(f, f.inputs); }, docs::kInputs)
+      .def_prop_ro(
+          "outputs", [](const Fusion& f) { return names(f, f.outputs); }, docs::kOutputs)
       .def(
           "is_reduction",
           [](const Fusion& f, const std::string& value) {
@@ -220,62 +224,60 @@ void bind_fusion(nb::module_& m) {
               return op.output == id && std::holds_alternative<ir::Reduce>(op.attribute);
             });
           },
-          "value"_a, "Whether an op folds axes to make the value.")
+          "value"_a, docs::kIsReduction)
       .def(
           "dtype",
           [](const Fusion& f, const std::string& value) {
             return std::string(name(f.values[value_named(f, value, "dtype")].dtype));
           },
-          "value"_a)
+          "value"_a, docs::kDtype)
       .def(
           "shape",
           [](const Fusion& f, const std::string& value) { return ir::shape(f.values[value_named(f, value, "shape")]); },
-          "value"_a);
+          "value"_a, docs::kShape);
 }
 
 void bind_schedule(nb::module_& m) {
-  nb::class_<Schedule>(m, "Schedule", "How a fusion is computed: a value that prints, parses and compares.")
+  nb::class_<Schedule>(m, "Schedule", docs::kSchedule)
       .def(
           "__init__",
           [](Schedule* self, FusionPtr fusion, const std::optional<std::string>& text) {
             schedule::Schedule parsed = text ? schedule::parse(*fusion, *text) : schedule::unscheduled(*fusion);
             new (self) Schedule{std::move(fusion), std::move(parsed)};
           },
-          "fusion"_a, "text"_a = nb::none(), "Parse a schedule; without text every value has its own serial loops.")
+          "fusion"_a, "text"_a = nb::none(), docs::kParse)
       .def("__init__", refuses<Schedule>("Schedule: expected a Fusion and the text of a schedule, or none"))
       .def("__str__", &Schedule::text)
       .def("__repr__", &Schedule::text)
       .def("__hash__", [](const Schedule& s) { return std::hash<std::string>()(s.text()); })
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
-      .def_ro("fusion", &Schedule::fusion)
+      .def_ro("fusion", &Schedule::fusion, docs::kOf)
       .def(
           "loops", [](const Schedule& s, const std::string& value) { return loops_of(s.domain(value, "loops")); },
-          "value"_a, "(extent, parallel type) of each loop axis, outermost first.")
+          "value"_a, docs::kLoops)
       .def(
           "inline_position",
           [](const Schedule& s, const std::string& value) { return s.domain(value, "inline_position").inline_at; },
-          "value"_a, "How many outer loops the value shares with its consumers.")
+          "value"_a, docs::kInlinePosition)
       .def(
           "memory",
           [](const Schedule& s, const std::string& value) {
             return std::string(schedule::name(s.domain(value, "memory").memory));
           },
-          "value"_a, "Where the value is kept: register or shared.")
+          "value"_a, docs::kMemory)
       .def(
           "positions",
           [](const Schedule& s, const std::string& value, const std::optional<std::vector<int64_t>>& weights) {
             const Domain& domain = s.domain(value, "positions");
             return graph::positions(domain, weights ? *weights : strides(domain.logical), value);
           },
-          "value"_a, "weights"_a = nb::none(),
-          "For each iteration of the value's loops the sum of weight times index over its root axes (by default the "
-          "row-major element), or None where a bound keeps the iteration out.");
+          "value"_a, "weights"_a = nb::none(), docs::kPositions);
 }
 
 nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
   using S = Scheduler;
   using Name = const std::string&;
-  return nb::class_<S>(m, "Scheduler", "Edits the schedule of one fusion. A call that fails changes nothing.")
+  return nb::class_<S>(m, "Scheduler", docs::kScheduler)
       .def(
           "__init__",
           [](S* self, const Fusion& fusion) { host::reported(ir::print(fusion), [&] { new (self) S(fusion); }); },
@@ -284,55 +286,45 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
       .def("__init__", refuses<S>("Scheduler: expected a Fusion or a Schedule to go on from"))
       .def("__str__", [](const S& s) { return s.schedule().text(); })
       .def("__repr__", [](const S& s) { return s.schedule().text(); })
-      .def_prop_ro("schedule", &S::schedule, "The schedule as it is now.")
-      .def_ro("fusion", &S::fusion, "The fusion as it is now: with the values that cache_* and rfactor added.")
+      .def_prop_ro("schedule", &S::schedule, docs::kNow)
+      .def_ro("fusion", &S::fusion, docs::kFusionNow)
       .def(
           "loops", [](const S& s, Name value) { return loops_of(s.schedule().domain(value, "loops")); }, "value"_a,
-          "(extent, parallel type) of each loop axis, outermost first.")
+          docs::kLoops)
       .def(
           "split",
           [](S& s, Name value, int axis, int64_t factor, bool inner) {
             s.scheduler->split(s.id(value, "split"), axis, factor, inner);
           },
-          "value"_a, "axis"_a, "factor"_a, "inner"_a = true,
-          "One axis becomes two; `factor` is the inner one's extent, or the outer one's.")
+          "value"_a, "axis"_a, "factor"_a, "inner"_a = true, docs::kSplit)
       .def(
           "merge", [](S& s, Name value, int axis) { s.scheduler->merge(s.id(value, "merge"), axis); }, "value"_a,
-          "axis"_a, "The axis and the next one become one.")
+          "axis"_a, docs::kMerge)
       .def(
           "pad",
           [](S& s, Name value, int axis, int64_t multiple) { s.scheduler->pad(s.id(value, "pad"), axis, multiple); },
-          "value"_a, "axis"_a, "to_multiple_of"_a,
-          "Extend the axis at its end to the next multiple of a number, of the threads of a warp for example; the "
-          "iterations added have no element. It is a split by the new extent and a merge of its two axes, and the text "
-          "of the schedule says so.")
+          "value"_a, "axis"_a, "to_multiple_of"_a, docs::kPad)
       .def(
           "reorder",
           [](S& s, Name value, const std::vector<int>& order) { s.scheduler->reorder(s.id(value, "reorder"), order); },
-          "value"_a, "order"_a, "New axis i is old axis order[i].")
+          "value"_a, "order"_a, docs::kReorder)
       .def(
           "swizzle", [](S& s, Name value, int x, int y) { s.scheduler->swizzle(s.id(value, "swizzle"), x, y); },
-          "value"_a, "x"_a, "y"_a, "Axis y becomes x ^ y; both have one extent, a power of two.")
+          "value"_a, "x"_a, "y"_a, docs::kSwizzle)
       .def(
           "parallelize",
           [](S& s, Name value, int axis, Name parallel) {
             const ValueId id = s.id(value, "parallelize");
             s.scheduler->parallelize(id, axis, parallel_named(parallel, value, "parallelize"));
           },
-          "value"_a, "axis"_a, "parallel"_a,
-          "serial, unroll, vector; on CPU task; on CUDA block, block_y, thread, thread_y; on sm_90 cluster, up to 8 "
-          "blocks that fold together, and bulk, the innermost axes of a shared copy of an input, moved by one "
-          "instruction.")
+          "value"_a, "axis"_a, "parallel"_a, docs::kParallelize)
       .def(
           "transform_like",
           [](S& s, Name value, const std::vector<std::string>& selected) {
             s.scheduler->transform_like(s.id(value, "transform_like"), s.ids(selected, "transform_like"),
                                         /*partly=*/true);
           },
-          "reference"_a, "selected"_a = std::vector<std::string>{},
-          "Give every other value, or the selected ones, the loops of the reference, and behind them those of axes "
-          "that "
-          "the reference lacks.")
+          "reference"_a, "selected"_a = std::vector<std::string>{}, docs::kTransformLike)
       .def(
           "parallelize_like",
           [](S& s, Name value, const std::vector<std::string>& selected, std::optional<int> position,
@@ -344,52 +336,43 @@ nb::class_<Scheduler> bind_scheduler(nb::module_& m) {
                                           /*partly=*/true);
           },
           "reference"_a, "selected"_a = std::vector<std::string>{}, "position"_a = nb::none(),
-          "types"_a = std::vector<std::string>{},
-          "Copy the parallel types of the reference to every value, or every selected one, with its loop extents: of "
-          "its outer `position` loops, and only these `types`, where they are given.")
+          "types"_a = std::vector<std::string>{}, docs::kParallelizeLike)
       .def(
           "inline_at",
           [](S& s, Name value, int position, bool best_effort) {
             s.scheduler->inline_at(s.id(value, "inline_at"), position, best_effort);
           },
-          "value"_a, "position"_a, "best_effort"_a = false,
-          "Compute the value inside the outer `position` loops of its consumers; with `best_effort` inside those of "
-          "them that it has in common with its consumers.")
+          "value"_a, "position"_a, "best_effort"_a = false, docs::kInlineAt)
       .def(
           "inline_most",
           [](S& s, const std::vector<std::string>& selected) {
             s.scheduler->inline_most(s.ids(selected, "inline_most"));
           },
-          "selected"_a = std::vector<std::string>{}, "Inline every value, or the selected ones, as deep as is useful.")
+          "selected"_a = std::vector<std::string>{}, docs::kInlineMost)
       .def(
           "set_memory",
           [](S& s, Name value, Name memory) {
             s.scheduler->set_memory(s.id(value, "set_memory"), memory_named(memory, value));
           },
-          "value"_a, "memory"_a, "register, or shared: one copy for the threads of a block (CUDA).")
+          "value"_a, "memory"_a, docs::kSetMemory)
       .def(
           "set_memory_type",
           [](S& s, Name value, Name memory) {
             s.scheduler->set_memory(s.id(value, "set_memory_type"), memory_named(memory, value));
           },
-          "value"_a, "memory"_a, "set_memory, by nvFuser's name.")
+          "value"_a, "memory"_a, docs::kSetMemoryType)
       .def(
           "set_allocation",
           [](S& s, Name value, int first_axis, int64_t pad) {
             s.scheduler->set_allocation(s.id(value, "set_allocation"), first_axis, pad);
           },
-          "value"_a, "first_axis"_a, "pad"_a = 0,
-          "Store a shared value over its present loop axes from `first_axis` on, whatever becomes of them afterwards; "
-          "`pad` more elements between rows keep columns off one memory bank.")
+          "value"_a, "first_axis"_a, "pad"_a = 0, docs::kSetAllocation)
       .def(
           "circular_buffer",
           [](S& s, Name value, int stages, std::optional<int> prefetch) {
             s.scheduler->circular_buffer(s.id(value, "circular_buffer"), stages, prefetch.value_or(stages - 1));
           },
-          "value"_a, "stages"_a, "prefetch"_a = nb::none(),
-          "Keep `stages` copies of a shared value with bulk axes: while one iteration of the loop that it is inlined "
-          "in "
-          "runs, those of the `prefetch` next ones (default stages - 1) are on their way.");
+          "value"_a, "stages"_a, "prefetch"_a = nb::none(), docs::kCircularBuffer);
 }
 
 void bind_edits(nb::class_<Scheduler>& c) {
@@ -402,20 +385,15 @@ void bind_edits(nb::class_<Scheduler>& c) {
         [call, edit](S& s, Name name) { return s.edit(edit(*s.fusion, s.scheduler->schedule(), s.id(name, call))); },
         nb::arg(value), doc);
   };
-  cache("cache_after", &schedule::cache_after, "value",
-        "Let all ops that read the value read a copy of it, named in the result; the copy has the value's loops.");
-  cache("cache_before", &schedule::cache_before, "value",
-        "Make the value the copy of a new one, named in the result, which has its loops.");
-  cache("cache_fork", &schedule::cache_fork, "output",
-        "The same for an output that ops read, too: they read the new value, named in the result.");
+  cache("cache_after", &schedule::cache_after, "value", docs::kCacheAfter);
+  cache("cache_before", &schedule::cache_before, "value", docs::kCacheBefore);
+  cache("cache_fork", &schedule::cache_fork, "output", docs::kCacheFork);
   c.def(
       "rfactor",
       [](S& s, Name value, const std::vector<int>& axes) {
         return s.edit(schedule::rfactor(*s.fusion, s.scheduler->schedule(), s.id(value, "rfactor"), axes));
       },
-      "value"_a, "axes"_a,
-      "Fold these loop axes of a reduction first, in a new reduction, named in the result; the others afterwards. They "
-      "are some of several folded axes, or the inner one of a split: then every run of indices is folded by itself.");
+      "value"_a, "axes"_a, docs::kRfactor);
 }
 
 std::vector<Schedule> propose(const Fusion& fusion, const std::string& target) {
@@ -471,8 +449,7 @@ void bind_strategies(nb::module_& m) {
 
 void bind_index_graph(nb::module_& m) {
   using G = IndexGraph;
-  nb::class_<G>(m, "IndexGraph",
-                "Which axes of a scheduled fusion have the same index at run time. An axis is (value, node).")
+  nb::class_<G>(m, "IndexGraph", docs::kIndexGraph)
       .def(nb::init<const Schedule&>(), "schedule"_a)
       .def("__repr__", &G::text)
       .def("__init__", refuses<G>("IndexGraph: expected a Schedule; jax_fuser.ir.Schedule(fusion) has no edits"))
@@ -484,21 +461,20 @@ void bind_index_graph(nb::module_& m) {
                        " root axes; expected one in [0, ", rank, "), got ", i);
             return NamedAxis{value, i};
           },
-          "value"_a, "axis"_a, "An axis that the value is computed over: one of its own, or of what it folds.")
-      .def("loop", &G::loop, "value"_a, "position"_a, "The axis that a loop of a value runs over.")
+          "value"_a, "axis"_a, docs::kRoot)
+      .def("loop", &G::loop, "value"_a, "position"_a, docs::kLoop)
       .def(
           "axes",
           [](const G& g, const std::string& value) { return g.trees[value_named(*g.fusion, value, "axes")].extents; },
-          "value"_a,
-          "The extents of a value's axes by node: roots first, then in the order in which transforms make them.")
+          "value"_a, docs::kAxes)
       .def(
           "are_mapped",
           [](const G& g, const std::string& kind, const NamedAxis& a, const NamedAxis& b) {
             const Mapping mapping = mapping_named(kind, "are_mapped");
             return g.graph.mapped(mapping, g.axis(a, "are_mapped"), g.axis(b, "are_mapped"));
           },
-          "kind"_a, "a"_a, "b"_a, "Whether two axes are in one group; kind: exact, almost_exact, permissive or loop.")
-      .def("groups", &G::groups, "kind"_a, "All groups, each a list of axes.");
+          "kind"_a, "a"_a, "b"_a, docs::kAreMapped)
+      .def("groups", &G::groups, "kind"_a, docs::kGroups);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 
 #include "base/env.h"
 #include "runtime/files.h"
@@ -23,7 +24,20 @@ std::string plain(std::string_view name) {
   return out.empty() ? "program" : out;
 }
 
+// Words that say whether or what to dump where the path of a folder is expected.
+constexpr std::string_view kFlags =
+    " 0 1 2 true false yes no on off all none fusion segments schedule loops source host sass ";
+
 }  // namespace
+
+std::string why_no_dump() {
+  const std::string root = env::dump_dir();
+  std::string word = root;
+  for (char& c : word) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (root.empty() || kFlags.find(cat(' ', word, ' ')) == kFlags.npos) return "";
+  return cat("expected the path of a folder, which gets every stage of every program; for one of this name write ./",
+             root);
+}
 
 bool logs(LogLevel level) {
   const std::string wanted = env::log_level();
@@ -39,6 +53,11 @@ void warn(std::string_view line) {
 Dump::Dump(std::string_view program) {
   const std::string root = env::dump_dir();
   if (root.empty()) return;
+  if (const std::string reason = why_no_dump(); !reason.empty()) {
+    static std::once_flag once;
+    std::call_once(once, [&] { warn(cat("JAX_FUSER_DUMP=", root, ": ", reason)); });
+    return;
+  }
   std::error_code ignored;
   std::filesystem::create_directories(root, ignored);
   // mkdir decides between processes that share the folder: the first free number is ours.

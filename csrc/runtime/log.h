@@ -22,6 +22,9 @@ void log(LogLevel level, const Args&... args) {
   if (logs(level)) warn(cat(args...));
 }
 
+// Why JAX_FUSER_DUMP is no folder but a word such as 1, all or loops; empty where nothing is wrong.
+std::string why_no_dump();
+
 // The folder of one program inside JAX_FUSER_DUMP, numbered in the order of creation: 0007-softmax.
 class Dump {
  public:
