@@ -27,7 +27,7 @@ def launches(f, *args, platform="cuda"):
 def loads(f, *args):
     """Return how often the CUDA kernels read each input, in the order of the parameters."""
     text = lowered(f, *args)["loops"]
-    names = dict.fromkeys(re.findall(r"in (x\d+): ", text))
+    names = dict.fromkeys(re.findall(r"^  in (\w+): ", text, re.M))
     return [len(re.findall(rf"load {name}\[", text)) for name in names]
 
 
