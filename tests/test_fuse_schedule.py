@@ -187,7 +187,7 @@ def test_inside_another_fused_function_it_stays_as_it_is(cpu):
 @pytest.mark.parametrize("returned", ["a name", 3, None])
 def test_what_a_schedule_function_returns_otherwise_is_ignored(cpu, returned):
     def edit(s):
-        name = s.cache_after("x0")
+        name = s.cache_after("x")
         in_fours(s)
         return name if returned == "a name" else returned
 
