@@ -152,7 +152,7 @@ int main() {
 )
 
 
-# The sums, h [m, kSums * n], are stored, and of them scale * activation(h), [m, n].
+# The sums, h [m, kSums * n], are stored, and of them one result, or two that read an array each, [m, n].
 KEEPS = (
     READ
     + """
@@ -163,18 +163,20 @@ int main() {
   const auto h = read<float>("h", m * kSums * n);
   const auto extents = read<int>("extents", groups);
   const auto scale = read<float>("scale", m);
-  std::vector<jf::bf16> product(m * kSums * n, jf::bf16{0x7fc0}), result(m * n, jf::bf16{0x7fc0});
+  auto r = read<jf::bf16>("r", m * n), q = read<jf::bf16>("q", m * n);
+  const jf::bf16 nan{0x7fc0};
+  std::vector<jf::bf16> product(m * kSums * n, nan), result(m * n, nan), other(m * n, nan);
   const auto map = [](auto& array, int columns, int pitch) {
     return jf::TensorMap{&array[0].bits, m, columns, pitch};
   };
-  const jf::TensorMap out = map(result, n, n), first = map(product, n, kSums * n),
-                      second = map(product, 2 * n, kSums * n);
+  const jf::TensorMap out = map(result, n, n), more = map(other, n, n), first = map(product, n, kSums * n),
+                      second = map(product, 2 * n, kSums * n), tile_r = map(r, n, n), tile_q = map(q, n, n);
   const Ragged ragged = {extents.data(), nullptr, groups, m};
-  const Epilogue epilogue = {scale.data()};
+  const Epilogue epilogue = {%(members)s};
   using Several = HopperSeveral<jf::bf16, kRows, Epilogue>;
-  static_assert(Epilogue::kKeeps && Epilogue::kResults == 1 && Epilogue::kTiles == 0);
+  static_assert(Epilogue::kKeeps && Epilogue::kResults == %(results)d && Epilogue::kTiles == %(tiles)d);
   const Several::Memory memory = {
-      {{&out, result.data(), n, 0}, {&first, product.data(), kSums * n, 0} %(second)s}, {}, nullptr};
+      {{&out, result.data(), n, 0}, %(more)s {&first, product.data(), kSums * n, 0} %(second)s}, {%(maps)s}, nullptr};
   const auto thread = [&] {
     const unsigned id = threadIdx.x;
     Several several(1024, 8, memory);
@@ -201,9 +203,13 @@ int main() {
   run_threads(128, [](Thread& t, int i) { t.thread.x = i; }, thread);
   std::fwrite(product.data(), 2, product.size(), stdout);
   std::fwrite(result.data(), 2, result.size(), stdout);
+  std::fwrite(other.data(), 2, other.size(), stdout);
 }
 """
 )
+ONE_RESULT = {"members": "scale.data()", "results": 1, "tiles": 0, "more": "", "maps": ""}
+TWO_RESULTS = {"members": "r.data(), q.data()", "results": 2, "tiles": 2, "more": "{&more, other.data(), n, 0},",
+               "maps": "&tile_r, &tile_q"}  # fmt: skip
 
 
 def backward(cotangent, w2, extents, before, scale):
@@ -362,24 +368,48 @@ def test_a_kept_product_and_its_activation_are_those_of_every_place(activation, 
     places = re.findall(r"\{&out_map\d*, out\d*, (\d+), (\d+)\}", source)
     firsts = range(0, columns, F)
     assert places == [(str(F), "0"), *((str(columns), str(first)) for first in firsts)]
+    h, scale, _, _, kept, result, _ = run_kept(source, columns, edge, ONE_RESULT, tmp_path)
+    owned = np.arange(M) < sum(EDGES[edge])
+    np.testing.assert_array_equal(kept, h)
+    want = NAMED[activation](jnp.asarray(h[:, :F], F32))
+    want = want * h[:, F:].astype(np.float32) if columns > F else want
+    assert_close(result, np.where(owned[:, None], want * scale[:, None], 0), BF16)
+
+
+def run_kept(source, columns, edge, what, tmp_path):
+    """Return h, rounded, zero in rows of no group, scale, r and q, then what device code stores: h and two results."""
     rng, owned = np.random.default_rng(2), np.arange(M) < sum(EDGES[edge])
     h = rng.normal(size=(M, columns)).astype(np.float32)
     scale = np.where(owned, rng.uniform(0.5, 2, M), np.nan).astype(np.float32)
+    r, q = (np.asarray(jnp.asarray(rng.normal(size=(M, F)), BF16)) for _ in range(2))
     extents = np.asarray(EDGES[edge], np.int32)
-    for name, array in (("h", h), ("extents", extents), ("scale", scale)):
+    for name, array in (("h", h), ("extents", extents), ("scale", scale), ("r", r), ("q", q)):
         (tmp_path / name).write_bytes(array.tobytes())
     functor = source[source.index('#include "codegen') : source.index("// tile=")]
     rows = int(re.findall(r"HopperTile<(\d+)", source)[0])
     second = f", {{&second, product.data(), {columns}, {F}}}" if columns > F else ""
-    main = HARDWARE + KEEPS % {"functor": functor, "m": M, "n": F, "groups": 7, "rows": rows, "second": second}
-    raw = run_on_cpu(main, tmp_path)
-    kept = np.frombuffer(raw[: M * columns * 2], BF16).reshape(M, columns)
-    result = np.frombuffer(raw[M * columns * 2 :], BF16).reshape(M, F)
+    shape = {"functor": functor, "m": M, "n": F, "groups": 7, "rows": rows, "second": second}
+    raw = run_on_cpu(HARDWARE + KEEPS % {**shape, **what}, tmp_path)
+    stored = np.split(np.frombuffer(raw, BF16), [M * columns, M * (columns + F)])
     rounded = np.asarray(jnp.asarray(np.where(owned[:, None], h, 0), BF16))
-    np.testing.assert_array_equal(kept, rounded)
-    want = NAMED[activation](jnp.asarray(rounded[:, :F], F32))
-    want = want * rounded[:, F:].astype(np.float32) if columns > F else want
-    assert_close(result, np.where(owned[:, None], want * scale[:, None], 0), BF16)
+    return rounded, scale, r, q, stored[0].reshape(M, columns), *(a.reshape(M, F) for a in stored[1:])
+
+
+@pytest.mark.parametrize("edge", ["odd", "empty groups"])
+def test_two_results_of_gates_that_read_arrays_beside_a_kept_product(edge, tmp_path):
+    def f(x, rhs, extents, r, q):
+        h = jf.grouped_matmul(x, rhs, extents)
+        gate, up = jnp.split(h.astype(F32), 2, axis=1)
+        return (jax.nn.silu(gate) * up + r.astype(F32)).astype(BF16), (gate * q.astype(F32)).astype(BF16), h
+
+    given = [*forward_shapes(2 * F)[:3], *[jax.ShapeDtypeStruct((M, F), BF16)] * 2]
+    [source] = [_core.stages(p, HOPPER)["source"] for p in programs(jf.fuse(f), given) if "grouped_matmul(" in p]
+    source = source[source.rindex('#include "grouped/') :]
+    h, _, r, q, kept, first, second = run_kept(source, 2 * F, edge, TWO_RESULTS, tmp_path)
+    np.testing.assert_array_equal(kept, h)
+    gate, up = (h[:, columns].astype(np.float32) for columns in (slice(F), slice(F, None)))
+    assert_close(first, jax.nn.silu(gate) * up + r.astype(np.float32), BF16)
+    assert_close(second, gate * q.astype(np.float32), BF16)
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "gelu"])
