@@ -204,7 +204,7 @@ class Block:
         return element, where
 
     def load(self, active: Active, _: Any, to: str, dtype: str, name: str, at: str, *where: str) -> None:
-        step, here, when, within, taken, count = where
+        step, here, when, within, taken, count, place, period, turn, start, _ = where
         buffer = self.buffer(name)
         if count:
             return self.load_vector(active, to, dtype, buffer, at, here, count)
@@ -218,6 +218,11 @@ class Block:
             conditions = " & ".join(f"({bound})" for bound in here.split(" and "))
             at = f"where({conditions}, {at}, 0)"
         moved: Any = 0
+        if period:  # lanes go round
+            first = self.index(start)[:, None]
+            lane = first + np.arange(self.kernel.width)
+            moved = (lane % int(period) - first) * int(place) + lane // int(period) * int(turn)
+            step = step or "0"
         for weight, register, each, limit in re.findall(STEP, taken):
             index = np.clip(self.registers[register].astype(np.int64), 0, int(limit)) * int(weight)
             moved, step = moved + (index if each else index[:, :1]), step or (each and "0")
@@ -275,6 +280,10 @@ class Block:
             again = buffer.written[touched]
             np.testing.assert_array_equal(buffer.data[touched][again], value[again], f"{name} is written twice")
         buffer.data[touched], buffer.written[touched] = value, True
+
+    def store_interleaved(self, active: Active, body: Any, names: str, at: str, step: str, registers: str) -> None:
+        for i, (name, register) in enumerate(zip(names.split(", "), registers.split(", "))):
+            self.store(active, body, name, f"{at} + {i}", step, register)
 
     def buffer(self, name: str) -> Buffer:
         return self.shared.get(name) or self.kernel.buffers[name]
@@ -555,9 +564,11 @@ STATEMENTS = [
         (r"if (.+)", Block.guard),
         (
             r"(r\d+): (\w+) = load (\w+)\[(.+?)\](?: lane \* (-?\d+))?(?: where (.+?) else first)?(?: if (.+?))?"
-            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?",
+            r"((?: within .+?)?)((?: at .+?)?)( whole| around \d+)?"
+            r"(?: by (-?\d+) in turns of (\d+) by (-?\d+) from (.+?))?( interleaved)?",
             Block.load,
         ),
+        (r"store \((.+?)\)\[(.+?)\] lane \* (\d+) = \((.+?)\)", Block.store_interleaved),
         (r"store (\w+)\[(.+?)\](?: lane \* (-?\d+))? = (r\d+)", Block.store),
         (r"(r\d+): (\w+) = index (.+?)(?: lane \* (\d+))?", Block.from_index),
         (r"(i\d+) = read (\w+)\[(.+)\] up to (\d+)(?: if (.+))?", Block.read_index),

@@ -4,6 +4,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import loop_interpreter
 import numpy as np
 import pytest
 from device_text import run_on_cpu
@@ -53,6 +54,18 @@ def test_pairs_of_any_dtype_and_number(dtype, shape):
             exact = jnp.issubdtype(dtype, jnp.integer)
             wide = [np.asarray(a, dtype if exact else np.float64) for a in (x, cos, sin)]
             assert_close(got, f(*wide))
+
+
+@pytest.mark.parametrize("f", [rotated, rotated_pairs])
+def test_loops_reach_every_element_once(f):
+    """And none outside, which a machine would not tell."""
+    x, angles = values((6, 5, 34)), values((5, 17))
+    [schedule] = jf.ir.propose(jf.ir.trace(f, x, angles, angles), "cpu")
+    shapes = [schedule.fusion.shape(name) for name in schedule.fusion.inputs]
+    given = [np.asarray(a).reshape(shape) for a, shape in zip((x, angles, angles), shapes)]
+    assert "store (" in jf.ir.lower(schedule, "cpu").as_text("loops")
+    [got] = loop_interpreter.run(schedule, *given, platform="cpu")
+    assert_close(np.asarray(got).reshape(x.shape), f(x, angles, angles))
 
 
 def stacked(*parts):
