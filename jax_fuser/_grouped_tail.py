@@ -312,8 +312,12 @@ def _tangent(values: Any, tangents: Any, extents: Any, starts: Any = None, *, ho
     return jax.jvp(f, [values[i] for i in moving], [tangents[i] for i in moving])[1]
 
 
-def _drop_unused(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """Store only what is read of a result and its product: JAX's rule for jaxprs that lose equations."""
+def _drop_unused(used: list[bool], *given: Any) -> tuple[list[bool], Any]:
+    """Store only what is read of a result and its product: JAX's rule for jaxprs that lose equations.
+
+    `given`: the equation; since JAX 0.12 behind which operands are there.
+    """
+    eqn = given[-1]
     how, invars = eqn.params["how"], eqn.invars
     if not any(used):
         return [False] * len(invars), None
