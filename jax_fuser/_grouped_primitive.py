@@ -25,11 +25,10 @@ from jax.interpreters import ad, batching
 
 from jax_fuser import _grouped_split, _split, _trace
 from jax_fuser._automatic import placed_as
+from jax_fuser._batched_rows import by_group, end_to_end, front, side_by_side
 from jax_fuser._eager import compile_when_eager
-from jax_fuser._group_order import group_order
 from jax_fuser._grouped_lowering import register_lowerings
-from jax_fuser._row_groups import row_groups, spans
-from jax_fuser._sum_rows import sum_rows
+from jax_fuser._row_groups import spans
 from jax_fuser._varying import same_varying
 
 INT32_MAX = 2**31 - 1
@@ -162,26 +161,12 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
         if lhs_dim is None and not _cheaper_to_repeat_lhs(rhs, rhs_dim, m, params):
             return _merge_rhs(lhs, rhs, rhs_dim, indices, params)
 
-    def front(a: Any, d: int | None) -> Any:
-        return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
-
-    lhs = front(lhs, lhs_dim)
-    extents, *starts = (front(a, d) for a, d in zip((extents, *starts), index_dims))
+    extents, *starts = (front(a, d, size) for a, d in zip((extents, *starts), index_dims))
     first, count = spans(extents, starts[0] if starts else None, m)
-    if mode == "rows" and rhs_dim is None:
-        return _sort_rows(lhs, rhs, first, count, params), 0
-    # One long row axis: group g of entry b starts at row b * m + first[b, g].
-    rhs = front(rhs, rhs_dim)
-    first = first + m * jnp.arange(size, dtype=jnp.int32)[:, None]
-    out = product(
-        lhs.reshape(size * m, *lhs.shape[2:]),
-        rhs.reshape(size * rhs.shape[1], *rhs.shape[2:]),
-        count.reshape(-1),
-        first.reshape(-1),
-        **_by_product(params),
-    )
-    leading = count.shape[1] if mode == "contraction" else m
-    return out.reshape(size, leading, *out.shape[1:]), 0
+    shared = mode == "rows" and rhs_dim is None
+    rows = by_group(first, count, m) if shared else end_to_end(first, count, m)
+    rhs = rhs if shared else rows.join(rhs, rhs_dim)
+    return rows.part(product(rows.join(lhs, lhs_dim), rhs, rows.extents, rows.starts, **_by_product(params)))
 
 
 def _by_product(params: Any) -> dict[str, Any]:
@@ -192,11 +177,8 @@ def _merge_lhs(lhs: Any, rhs: Any, indices: Any, params: Any) -> tuple[jax.Array
     """Only lhs is batched, `(m, size, ...)`: the batch joins its rows (mode rows) or its next dense axis."""
     m, size = lhs.shape[:2]
     if params["mode"] == "rows":
-        first, count = spans(indices[0], indices[1] if len(indices) > 1 else None, m)
-        # Contiguous groups stay contiguous when every row becomes `size` rows.
-        indices = (count * size,) if len(indices) == 1 else (count * size, first * size)
-        out = product_like((lhs.reshape(m * size, lhs.shape[2]), rhs, *indices), params)
-        return out.reshape(m, size, out.shape[1]), 1
+        rows = side_by_side(indices[0], indices[1] if len(indices) > 1 else None, size, m)
+        return rows.part(product(rows.join(lhs, 1), rhs, rows.extents, rows.starts, **_by_product(params)))
     out = product_like((lhs.reshape(m, size * lhs.shape[2], *lhs.shape[3:]), rhs, *indices), params)
     return out.reshape(out.shape[0], size, lhs.shape[2], *out.shape[2:]), 1
 
@@ -217,19 +199,6 @@ def _merge_rhs(lhs: Any, rhs: Any, rhs_dim: int, indices: Any, params: Any) -> t
     rhs = rhs.reshape(*rhs.shape[:axis], size * n, *rhs.shape[axis + 2 :])
     out = product_like((lhs, rhs, *indices), params)
     return out.reshape(*out.shape[:-1], size, n), out.ndim - 1
-
-
-def _sort_rows(lhs: Any, rhs: Any, first: Any, count: Any, params: Any) -> jax.Array:
-    """Extents differ per entry and the weights are shared: sort the rows of all entries by group, multiply, sort back.
-
-    Folding would copy the weights once per entry; this copies activations.
-    """
-    size, m = lhs.shape[:2]
-    order, place, extents = group_order(row_groups(count, first, m).reshape(-1), count.shape[1])
-    order, place = order[:, None], place[:, None]
-    rows = sum_rows(lhs.reshape(size * m, lhs.shape[2]), order, place)
-    out = product(rows, rhs, extents, **_by_product(params))
-    return sum_rows(out, place, order).reshape(size, m, out.shape[1])
 
 
 compile_when_eager(grouped_p, "mode", "transpose_rhs", "dtype", "has_starts", "leaves_padding", "mesh")

@@ -23,9 +23,9 @@ from jax.interpreters import partial_eval as pe
 from jax_fuser import _by_hand, _core, _ffi, _fused_primitive, _split, _trace
 from jax_fuser._accumulator import at_least_float32
 from jax_fuser._activations import GATED, PLAIN, jit_of_given
+from jax_fuser._batched_rows import by_group, end_to_end, front, side_by_side
 from jax_fuser._core import UserError
 from jax_fuser._eager import compile_when_eager
-from jax_fuser._group_order import group_order
 from jax_fuser._grouped_primitive import INT32_MAX, product
 from jax_fuser._packed_matmul import packed_product
 from jax_fuser._packed_weights import PackedWeights, unpack_weights
@@ -145,8 +145,7 @@ class _How:
 
         `again`: backward computes the tail again from the product, keeping none of its steps.
         """
-        values = iter(rest)
-        starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
+        starts, bias, scale, index, back, factors = self.named(rest)
         if index is not None:
             x = _rows(x, index, back if again else None, self.leaves_padding)
         out = _product(x, rhs, factors, extents, starts, self.packed, self.dtype, self.transpose_rhs,
@@ -156,20 +155,28 @@ class _How:
             result = after_product(out, extents, starts, bias, scale, self.activation, self.gated, again)
         return (result, out) if self.keeps else result
 
+    def named(self, rest: Any) -> list[Any]:
+        """Return all of those in brackets, of those that there are; None for each other."""
+        values = iter(rest)
+        return [next(values) if is_given else None for is_given in self.given]
+
+    def bound(self, rows: Any, rhs: Any, extents: Any, *rest: Any) -> list[jax.Array]:
+        """Return the results of rows in place, of (starts, bias, scale, factors) or None for each."""
+        starts, bias, scale, factors = (*rest, None)[:4]
+        all_of = (starts, bias, scale, None, None, factors)
+        how = replace(self, given=tuple(a is not None for a in all_of))
+        return jax.tree.leaves(_bound(rows, rhs, extents, *(a for a in all_of if a is not None), how=how))
+
     @property
     def gathers(self) -> bool:
         return self.given[3]
 
-    def without_gather(self) -> _How:
-        return replace(self, given=(*self.given[:3], False, False, self.given[5]))
-
     def of_gathered(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> Any:
         """Return the same by a gather of its own."""
-        values = iter(rest)
-        starts, bias, scale, index, back, factors = (next(values) if is_given else None for is_given in self.given)
-        optional = (a for a in (starts, bias, scale, factors) if a is not None)
+        starts, bias, scale, index, back, factors = self.named(rest)
         rows = _rows(x, index, back, self.leaves_padding)
-        return _bound(rows, rhs, extents, *optional, how=self.without_gather())
+        results = self.bound(rows, rhs, extents, starts, bias, scale, factors)
+        return tuple(results) if self.keeps else results[0]
 
     def of_unpacked(self, x: Any, pieces: Any, extents: Any, *rest: Any) -> Any:
         """Return the same by an array of the weights, of the dtype of `x`."""
@@ -273,22 +280,19 @@ def _jvp(primals: Any, tangents: Any, *, how: _How | _Backward, **_: Any) -> tup
 def _jvp_of_product(primals: Any, tangents: Any, how: _How) -> tuple[list[Any], list[Any]]:
     """Keep the product, of which backward computes the tail again, from the kernel that has the result."""
     (x, rhs, extents, *rest), (d_x, d_rhs, _, *moved) = primals, (None if type(t) is ad.Zero else t for t in tangents)
-    values, moving = ([next(v) if is_given else None for is_given in how.given] for v in (iter(rest), iter(moved)))
-    (starts, bias, scale, index, back, _), (_, d_bias, d_scale, *_) = values, moving
+    (starts, bias, scale, index, back, _), (_, d_bias, d_scale, *_) = how.named(rest), how.named(moved)
     if index is not None:  # the derivative of rhs reads the rows again
         rows_of = functools.partial(_rows, index=index, back=back, leaves=how.leaves_padding)
         x, d_x = (rows_of(x), None) if d_x is None else jax.jvp(rows_of, (x,), (d_x,))
-    alone = replace(how.without_gather(), keeps=how.keeps or how.activation is not None or d_scale is not None)
-    optional = [a for a in (starts, bias, scale) if a is not None]
-    results = jax.tree.leaves(_bound(x, rhs, extents, *optional, how=alone))
+    keeping = replace(how, keeps=how.keeps or how.activation is not None or d_scale is not None)
+    results = keeping.bound(x, rhs, extents, starts, bias, scale)
 
-    layout = (extents, *optional[:1]) if starts is not None else (extents,)
     terms = [(a, b) for a, b in ((d_x, rhs), (x, d_rhs)) if a is not None and b is not None]
     moves = [_product(a, b, None, extents, starts, None, how.dtype, how.transpose_rhs, how.leaves_padding)
              for a, b in terms]  # fmt: skip
     d_product = sum(moves[1:], moves[0]) if moves else None
     # Without the product: what is linear in all that moves has the same derivative everywhere.
-    d_result = _tangent((results[-1], bias, scale), (d_product, d_bias, d_scale), *layout, how=how)
+    d_result = _tangent((results[-1], bias, scale), (d_product, d_bias, d_scale), extents, starts, how=how)
     if not how.keeps:
         return results[:1], [d_result]
     zero = ad.Zero(jax.typeof(results[1]).to_tangent_aval())
@@ -296,7 +300,7 @@ def _jvp_of_product(primals: Any, tangents: Any, how: _How) -> tuple[list[Any], 
 
 
 @jit_of_given("how")
-def _tangent(values: Any, tangents: Any, extents: Any, starts: Any = None, *, how: _How) -> jax.Array:
+def _tangent(values: Any, tangents: Any, extents: Any, starts: Any, *, how: _How) -> jax.Array:
     """Return the tangent of `after_product` of (product, bias, scale), of which those with one move."""
     moving = [i for i, t in enumerate(tangents) if t is not None]
 
@@ -351,54 +355,30 @@ def _fold_batch(args: Any, dims: Any, how: _How) -> tuple[list[Any], list[int]] 
     """
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
     (x, rhs, extents, *rest), (x_dim, rhs_dim, extents_dim, *rest_dims) = args, dims
-    values, axes = ([next(v) if is_given else None for is_given in how.given] for v in (iter(rest), iter(rest_dims)))
-    (starts, bias, scale, index, back, _), (starts_dim, bias_dim, scale_dim, index_dim, back_dim, _) = values, axes
-
-    def front(a: Any, d: int | None) -> Any:
-        return jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0)
-
+    starts, bias, scale, index, back, _ = how.named(rest)
+    starts_dim, bias_dim, scale_dim, index_dim, back_dim, _ = how.named(rest_dims)
     if index is not None and any(d is not None for d in (x_dim, index_dim, back_dim)):
         rows_of = functools.partial(_rows, leaves=how.leaves_padding)
         x = jax.vmap(rows_of, (x_dim, index_dim, None if back is None else back_dim))(x, index, back)
         x_dim = 0
-    elif index is not None:
-        x = _rows(x, index, back, how.leaves_padding)
-    how = how.without_gather()
     if x_dim is None:
         return None
-    x = front(x, x_dim)
-    m = x.shape[1]
-    shares_weights, shares_layout = rhs_dim is None and bias_dim is None, extents_dim is None and starts_dim is None
+    m = x.shape[1 if x_dim == 0 else 0]
+    shares_weights = rhs_dim is None and bias_dim is None
     if size * m > INT32_MAX or (rhs_dim is None and not shares_weights):
         return None
-
-    def run(rows: Any, rhs: Any, bias: Any, scale: Any, extents: Any, starts: Any) -> list[Any]:
-        given = (starts is not None, *how.given[1:])
-        optional = [a for a in (starts, bias, scale) if a is not None]
-        return jax.tree.leaves(_bound(rows, rhs, extents, *optional, how=replace(how, given=given)))
-
-    scale = None if scale is None else front(scale, scale_dim)
-    if shares_weights and shares_layout:  # every row becomes `size` rows: contiguous groups stay so
-        rows = jnp.swapaxes(x, 0, 1).reshape(size * m, x.shape[2])
-        scale = None if scale is None else scale.T.reshape(-1)
-        results = run(rows, rhs, bias, scale, extents * size, None if starts is None else starts * size)
-        return [r.reshape(m, size, r.shape[1]) for r in results], [1] * len(results)
-    first, count = spans(front(extents, extents_dim), None if starts is None else front(starts, starts_dim), m)
-    rows = x.reshape(size * m, x.shape[2])
-    scale = None if scale is None else scale.reshape(-1)
-    if shares_weights:  # sort the rows of all entries by group, and back
-        order, place, extents = group_order(row_groups(count, first, m).reshape(-1), count.shape[1])
-        order, place = order[:, None], place[:, None]
-        rows = sum_rows(rows, order, place)
-        scale = None if scale is None else sum_rows(scale, order, place)
-        results = [sum_rows(r, place, order) for r in run(rows, rhs, bias, scale, extents, None)]
-    else:  # group g of entry b starts at row b * m + first[b, g]
-        first = (first + m * jnp.arange(size, dtype=jnp.int32)[:, None]).reshape(-1)
-        rhs = front(rhs, rhs_dim)
-        rhs = rhs.reshape(-1, *rhs.shape[2:])
-        bias = None if bias is None else front(bias, bias_dim).reshape(rhs.shape[0], -1)
-        results = run(rows, rhs, bias, scale, count.reshape(-1), first)
-    return [r.reshape(size, m, r.shape[1]) for r in results], [0] * len(results)
+    if shares_weights and extents_dim is None and starts_dim is None:
+        rows = side_by_side(extents, starts, size, m)
+    else:
+        starts = None if starts is None else front(starts, starts_dim, size)
+        first, count = spans(front(extents, extents_dim, size), starts, m)
+        rows = by_group(first, count, m) if shares_weights else end_to_end(first, count, m)
+    if not shares_weights:
+        rhs, bias = (None if a is None else rows.join(a, d) for a, d in ((rhs, rhs_dim), (bias, bias_dim)))
+    scale = None if scale is None else rows.join(scale, scale_dim)
+    results = how.bound(rows.join(x, x_dim), rhs, rows.extents, rows.starts, bias, scale)
+    parts, places = zip(*(rows.part(r) for r in results))
+    return [*parts], [*places]
 
 
 def _transpose(cotangents: Any, *operands: Any, jaxpr: Any, **_: Any) -> list[Any]:
@@ -523,15 +503,9 @@ def _sum_groups(cotangent: Any, values: Any, *layout: Any, m: int) -> list[Any]:
 
 def _batch_group_rows(args: Any, dims: Any, *, m: int) -> tuple[jax.Array, int]:
     size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
-    values, extents, *given = (
-        jnp.broadcast_to(a, (size, *a.shape)) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
-    )
-    # One long row axis, as in the product.
-    starts, extents = spans(extents, given[0] if given else None, m)
-    starts = starts + m * jnp.arange(size, dtype=jnp.int32)[:, None]
-    values = values.reshape(size * values.shape[1], values.shape[2])
-    out = _group_rows(values, extents.reshape(-1), starts.reshape(-1), size * m)
-    return out.reshape(size, m, out.shape[1]), 0
+    extents, *given = (front(a, d, size) for a, d in zip(args[1:], dims[1:]))
+    rows = end_to_end(*spans(extents, given[0] if given else None, m), m)
+    return rows.part(_group_rows(rows.join(args[0], dims[0]), rows.extents, rows.starts, size * m))
 
 
 compile_when_eager(_group_rows_p, "m")

@@ -22,12 +22,18 @@ def test_a_wish_after_lowering_is_heard(monkeypatch, tmp_path):
     assert (folder / "kernel.cpp").exists()
 
 
-def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
-    log, compiler = tmp_path / "log", tmp_path / "c++"
-    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo compiles >> {log}\nexec c++ "$@"\n')
+def logged_compiler(script, monkeypatch, tmp_path):
+    """Let a shell script that writes to `log` be the compiler, of a cache that holds nothing; return the log."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(f"#!/bin/sh\nlog={tmp_path / 'log'}\n{script}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
     monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "log"
+
+
+def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
+    log = logged_compiler('[ "$1" = --version ] || echo compiles >> $log; exec c++ "$@"', monkeypatch, tmp_path)
     f, g = (jf.fuse(lambda x, n=n: jnp.tanh(x) * n, name=f"apart_{n}") for n in (2, 3))
     lowered = jax.jit(lambda x: f(g(x)[::-1])).lower(X)
     jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 4, name="called"))(X)  # would wait behind them
@@ -39,11 +45,7 @@ def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
 
 def test_many_programs_of_a_module_are_compiled_side_by_side(monkeypatch, tmp_path):
     """The first one is taken when all are lowered, and lets the others begin."""
-    log, compiler = tmp_path / "log", tmp_path / "c++"
-    compiler.write_text(f'#!/bin/sh\necho begin >> {log}\nc++ "$@" -O1 || exit\necho end >> {log}\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
-    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    log = logged_compiler('echo begin >> $log; c++ "$@" -O1 || exit; echo end >> $log', monkeypatch, tmp_path)
     count = 48
     lowered = jax.jit(jf.fuse(lambda *xs: [jnp.tanh(x) for x in xs])).lower(*(X[n:] for n in range(count)))
     lowered.compile()

@@ -106,3 +106,15 @@ def test_they_are_one_kernel(name, grad):
     fused = [k for k in kernels(jax.vmap(run, axes), shapes) if k["entry"].endswith("rows_fused")]
     assert len(fused) == is_one
     assert all(("stored, too" in k["reason"]) == grad for k in fused)
+
+
+@pytest.mark.parametrize("sizes", [[7, 100, 3, 0], [2**30, 3, 0, 0], [2**31 - 1, 5, 0, 0]])
+def test_sizes_beyond_the_rows_are_cut_off_as_without_a_batch(sizes, device):
+    def f(x):
+        return jf.grouped_matmul(x, w, extents, activation="swiglu", validate=False)
+
+    x, w, _ = arrays(["x", "w", "extents"], [0, None, None])
+    extents = jnp.asarray(sizes, jnp.int32)
+    got = jax.jit(jax.vmap(f))(x)
+    for i in range(SIZE):
+        assert_close(got[i], jax.jit(f)(x[i]), BF16)
