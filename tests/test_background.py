@@ -22,8 +22,8 @@ def test_a_wish_after_lowering_is_heard(monkeypatch, tmp_path):
     assert (folder / "kernel.cpp").exists()
 
 
-def logged_compiler(script, monkeypatch, tmp_path):
-    """Let a shell script that writes to `log` be the compiler, of a cache that holds nothing; return the log."""
+def let_compile(script, monkeypatch, tmp_path):
+    """Let a shell script be the compiler, with a cache that holds nothing; return the file `$log` that it may write."""
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\nlog={tmp_path / 'log'}\n{script}\n")
     compiler.chmod(0o755)
@@ -33,7 +33,7 @@ def logged_compiler(script, monkeypatch, tmp_path):
 
 
 def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
-    log = logged_compiler('[ "$1" = --version ] || echo compiles >> $log; exec c++ "$@"', monkeypatch, tmp_path)
+    log = let_compile('[ "$1" = --version ] || echo compiles >> $log; exec c++ "$@"', monkeypatch, tmp_path)
     f, g = (jf.fuse(lambda x, n=n: jnp.tanh(x) * n, name=f"apart_{n}") for n in (2, 3))
     lowered = jax.jit(lambda x: f(g(x)[::-1])).lower(X)
     jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 4, name="called"))(X)  # would wait behind them
@@ -45,7 +45,7 @@ def test_what_is_only_lowered_is_not_compiled(monkeypatch, tmp_path):
 
 def test_many_programs_of_a_module_are_compiled_side_by_side(monkeypatch, tmp_path):
     """The first one is taken when all are lowered, and lets the others begin."""
-    log = logged_compiler('echo begin >> $log; c++ "$@" -O1 || exit; echo end >> $log', monkeypatch, tmp_path)
+    log = let_compile('echo begin >> $log; c++ "$@" -O1 || exit; echo end >> $log', monkeypatch, tmp_path)
     count = 48
     lowered = jax.jit(jf.fuse(lambda *xs: [jnp.tanh(x) for x in xs])).lower(*(X[n:] for n in range(count)))
     lowered.compile()
@@ -70,12 +70,8 @@ def test_an_error_is_reported_and_forgotten(monkeypatch, tmp_path):
 
 def test_a_compiler_that_breaks_down_is_asked_again(monkeypatch, tmp_path):
     """As g++ 12 does in the pass that makes vectors of scalars."""
-    compiler = tmp_path / "c++"
     breaks = 'case "$*" in *-fno-tree-slp-vectorize*) ;; *) echo internal compiler error; exit 1;; esac'
-    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exec c++ "$@"\n{breaks}\nexec c++ "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("JAX_FUSER_CXX", str(compiler))
-    monkeypatch.setenv("JAX_FUSER_CACHE_DIR", str(tmp_path / "cache"))
+    let_compile(f'[ "$1" = --version ] && exec c++ "$@"; {breaks}; exec c++ "$@"', monkeypatch, tmp_path)
     got = jax.jit(jf.fuse(lambda x: jnp.tanh(x) * 47 + 5, name="again"))(X)
     np.testing.assert_allclose(got, np.tanh(X) * 47 + 5, rtol=1e-4, atol=1e-4)
 
