@@ -45,8 +45,11 @@ def side_by_side(extents: Any, starts: Any, size: int, m: int) -> BatchedRows:
     return BatchedRows(count * size, firsts, join, lambda a: (a.reshape(m, size, *a.shape[1:]), 1))
 
 
-def end_to_end(first: jax.Array, count: jax.Array, m: int) -> BatchedRows:
-    """One long axis for weights of each entry: group g of entry b starts at row b * m + `first[b, g]`."""
+def end_to_end(first: jax.Array, count: jax.Array, m: int, results: int | None = None) -> BatchedRows:
+    """One long axis for weights of each entry: group g of entry b starts at row b * m + `first[b, g]`.
+
+    `results`: so many of what comes out are an entry's; its `m` rows by default.
+    """
     size = first.shape[0]
     starts = first + m * jnp.arange(size, dtype=jnp.int32)[:, None]
 
@@ -55,7 +58,7 @@ def end_to_end(first: jax.Array, count: jax.Array, m: int) -> BatchedRows:
         return each.reshape(size * each.shape[1], *each.shape[2:])
 
     def part(a: jax.Array) -> tuple[jax.Array, int]:
-        return a.reshape(size, a.shape[0] // size, *a.shape[1:]), 0
+        return a.reshape(size, m if results is None else results, *a.shape[1:]), 0
 
     return BatchedRows(count.reshape(-1), starts.reshape(-1), join, part)
 

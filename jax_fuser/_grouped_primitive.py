@@ -164,7 +164,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> tuple[jax.Array, int]:
     extents, *starts = (front(a, d, size) for a, d in zip((extents, *starts), index_dims))
     first, count = spans(extents, starts[0] if starts else None, m)
     shared = mode == "rows" and rhs_dim is None
-    rows = by_group(first, count, m) if shared else end_to_end(first, count, m)
+    results = count.shape[1] if mode == "contraction" else m
+    rows = by_group(first, count, m) if shared else end_to_end(first, count, m, results)
     rhs = rhs if shared else rows.join(rhs, rhs_dim)
     return rows.part(product(rows.join(lhs, lhs_dim), rhs, rows.extents, rows.starts, **_by_product(params)))
 
