@@ -27,8 +27,9 @@ def plain_xla(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpo
     m, groups = lhs.shape[0], extents.shape[0]
     first, count = spans(extents, starts[0] if starts else None, m)
     wide = dtype
-    if jnp.issubdtype(dtype, jnp.floating):
-        wide = at_least_float32(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(lhs.dtype, jnp.floating):
+        # Integers that floats become are sums of floats, too: XLA would cut off each bf16 term.
+        wide = at_least_float32(dtype if jnp.issubdtype(dtype, jnp.inexact) else lhs.dtype)
     dot = functools.partial(jax.lax.dot_general, precision="highest", preferred_element_type=wide)
     if not np.issubdtype(lhs.dtype, np.inexact):
         lhs, rhs = lhs.astype(wide), rhs.astype(wide)

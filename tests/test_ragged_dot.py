@@ -59,6 +59,14 @@ def test_dtypes(device, lhs, rhs, preferred):
         assert_close(got, want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_integers_of_floats_are_cut_off_once(device, dtype):
+    lhs, rhs, sizes = random(12, 9, dtype=dtype), random(3, 9, 7, dtype=dtype), jnp.array([5, 0, 4])
+    got = jf.ragged_dot(lhs, rhs, sizes, preferred_element_type="int32")
+    assert got.dtype == "int32"
+    np.testing.assert_array_equal(got, np.trunc(ref.rows(lhs, rhs, sizes)))
+
+
 def test_float64_truth():
     with jax.enable_x64(True):
         lhs, rhs, sizes = random(30, 17, dtype="float64"), random(4, 17, 9, dtype="float64"), jnp.array([9, 0, 20, 1])
