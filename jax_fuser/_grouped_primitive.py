@@ -99,9 +99,10 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     d_lhs, d_rhs = tangents[:2]
     out = grouped_p.bind(*primals, **params)
     terms = []
-    if type(d_lhs) is not ad.Zero:
+    moves = jnp.issubdtype(out.dtype, jnp.inexact)  # floats may give integers
+    if moves and type(d_lhs) is not ad.Zero:
         terms.append(product_like((d_lhs, rhs, *indices), params))
-    if type(d_rhs) is not ad.Zero:
+    if moves and type(d_rhs) is not ad.Zero:
         terms.append(product_like((lhs, d_rhs, *indices), params))
     if not terms:
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())

@@ -281,6 +281,9 @@ def _jvp_of_product(primals: Any, tangents: Any, how: _How) -> tuple[list[Any], 
     """Keep the product, of which backward computes the tail again, from the kernel that has the result."""
     (x, rhs, extents, *rest), (d_x, d_rhs, _, *moved) = primals, (None if type(t) is ad.Zero else t for t in tangents)
     (starts, bias, scale, index, back, _), (_, d_bias, d_scale, *_) = how.named(rest), how.named(moved)
+    if not jnp.issubdtype(how.dtype, jnp.inexact):  # floats may give integers
+        results = jax.tree.leaves(_bound(*primals, how=how))
+        return results, [ad.Zero(jax.typeof(r).to_tangent_aval()) for r in results]
     if index is not None:  # the derivative of rhs reads the rows again
         rows_of = functools.partial(_rows, index=index, back=back, leaves=how.leaves_padding)
         x, d_x = (rows_of(x), None) if d_x is None else jax.jvp(rows_of, (x,), (d_x,))

@@ -3,6 +3,7 @@
 import functools
 import re
 
+import arrays
 import grouped_reference as ref
 import jax
 import jax.numpy as jnp
@@ -160,6 +161,20 @@ def test_results_of_eight_bits(device, operands, activation):
     for a, b in zip(got, want):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, rtol=0.2, atol=0.15 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"activation": lambda y: 2 * y}, {"row_scale": 3}])
+def test_results_that_are_integers_do_not_move(dtype, options):
+    lhs, rhs = arrays.array(8, 4, scale=3.0).astype(dtype), arrays.array(3, 4, 6, scale=3.0).astype(dtype)
+    options = {k: jnp.full(8, v) if k == "row_scale" else v for k, v in options.items()}
+
+    def f(lhs, rhs):
+        return jf.grouped_matmul(lhs, rhs, [3, 0, 4], preferred_element_type="int32", **options)
+
+    grads = jax.grad(lambda *a: f(*a).astype(jnp.float32).sum(), (0, 1))(lhs, rhs)
+    assert all(g.dtype == dtype and not g.any() for g in grads)
+    assert jax.jvp(f, (lhs, rhs), (lhs, rhs))[1].dtype == jax.dtypes.float0
 
 
 def test_row_index_gathers(device, operands):
