@@ -34,7 +34,7 @@ GATED = {"swiglu": jax.nn.silu, "geglu": _gelu}
 
 @dataclass(frozen=True)
 class _Pointwise:
-    """A caller's function, whose results are looked at; `state` is what it reads beside its argument."""
+    """A caller's function, whose results are looked at; `state`: what it reads beside its argument, None if unknown."""
 
     fn: str
     function: Callable[[jax.Array], jax.Array]
@@ -74,7 +74,7 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
         except TypeError:  # a module of arrays, say
             state = None
         if state is None:
-            function, state = functools.partial(function), ()  # another for every call
+            function = functools.partial(function)  # another for every call
         return _Pointwise(fn, function, state)
     named = {**PLAIN, **GATED}
     if activation not in named:
@@ -170,6 +170,8 @@ def jit_of_given(*static: str) -> Callable[[Callable[..., Any]], Callable[..., A
             fixed = {name: kwargs.pop(name) for name in static if name in kwargs}
             if not any(map(_is_given, fixed.values())):
                 return of_named(*args, **kwargs, **fixed)
+            if any(map(_is_of_one_call, fixed.values())):  # may hold arrays, or belong to a trace: nothing keeps it
+                return jax.jit(functools.partial(f, **fixed))(*args, **kwargs)
             key = tuple(fixed.items())
             with lock:
                 jitted = of_given[key] = of_given.pop(key, None) or jax.jit(functools.partial(f, **fixed))
@@ -184,3 +186,7 @@ def jit_of_given(*static: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def _is_given(static: Any) -> bool:
     return isinstance(getattr(static, "activation", static), _Pointwise)
+
+
+def _is_of_one_call(static: Any) -> bool:
+    return getattr(getattr(static, "activation", static), "state", ()) is None

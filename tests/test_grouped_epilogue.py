@@ -225,6 +225,27 @@ def test_functions_that_are_new_for_each_call_do_not_fill_memory(dtype, monkeypa
     assert sum(f() is not None for f in alive) <= 9 < len(alive)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", [None, "fp8_block"])
+def test_functions_that_hold_arrays_are_not_kept(dtype, format):
+    x, w, sizes = jnp.ones((4, 8), dtype), jnp.ones((2, 8, 128), dtype), jnp.array([3, 1])
+
+    def out(by):
+        return jf.grouped_matmul(x, w, sizes, activation=lambda y: jnp.tanh(y * by), output_format=format)
+
+    with jax.checking_leaks():
+        jax.jit(out)(2.0)
+        if format is None:
+            jax.jit(jax.grad(lambda by: out(by).sum().astype("float32")))(2.0)
+            jax.vmap(out)(jnp.arange(2.0))
+    by = jnp.full((), 3.0)
+    alive = weakref.ref(by)
+    out(by)
+    del by
+    gc.collect()
+    assert alive() is None
+
+
 def test_an_activation_need_not_be_hashable():
     @dataclasses.dataclass
     class Scaled:
