@@ -28,6 +28,16 @@ def placed_as(grad: Any, sharding: Any) -> Any:
     return grad if same else jax.sharding.reshard(grad, sharding)
 
 
+def whole_along(x: Any, axis: int) -> Any:
+    """Return an array that no explicit mesh axis splits along one of its axes."""
+    split = _explicit(x)
+    names = [] if split is None else [*split.spec]
+    if not names or names[axis] is None:
+        return x
+    names[axis] = None
+    return jax.sharding.reshard(x, split.update(spec=jax.P(*names)))
+
+
 def automatically(
     f: Callable[..., Any], *args: Any, like: Callable[[Any], Sequence[Names]], keeps: Sequence[int] = ()
 ) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_fuser import _arguments
 from jax_fuser import _nested_checks as checks
-from jax_fuser._automatic import automatically, names_of
+from jax_fuser._automatic import automatically, names_of, whole_along
 from jax_fuser._group_order import count_sorted, group_order
 from jax_fuser._nested_checks import debug_checks as debug_checks
 from jax_fuser._nested_moves import move_rows
@@ -136,7 +136,7 @@ def _build(
         checks.check_layout_shape(fn, "extents", given, data.shape, dim)
         if validate:
             checks.check_extents(fn, given, rows, dim)
-    return _poison_padding(NestedTensor(data, checks.to_int32(given), ragged_dim=dim))
+    return _poison_padding(NestedTensor(data, whole_along(checks.to_int32(given), -1), ragged_dim=dim))
 
 
 def _as_rows(fn: str, name: str, data: Any) -> jax.Array:

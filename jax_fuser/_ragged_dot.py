@@ -17,6 +17,7 @@ import numpy as np
 
 from jax_fuser import _arguments
 from jax_fuser._accumulator import at_least_float32
+from jax_fuser._automatic import whole_along
 from jax_fuser._grouped_primitive import product
 from jax_fuser._nested_checks import debug_check, readable, to_int32
 from jax_fuser._row_groups import spans
@@ -148,7 +149,7 @@ def check_result(function: str, dtype: Any, lhs: Any, rhs: Any) -> None:
 
 def to_extents(sizes: Any, m: int) -> jax.Array:
     """Return group sizes of any integer dtype as int32, clipped to `[0, m]` before they could wrap."""
-    sizes = jnp.asarray(sizes)
+    sizes = whole_along(jnp.asarray(sizes), -1)
     if sizes.dtype.itemsize >= 4 and sizes.dtype != jnp.int32:
         sizes = jnp.clip(sizes, 0, m)
     return sizes.astype(jnp.int32)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fuser import _arguments
+from jax_fuser._automatic import whole_along
 from jax_fuser._nested_map import check_same_layout
 from jax_fuser._nested_tensor import NestedTensor
 
@@ -22,7 +23,7 @@ def bias_of(fn: str, bias: Any, shape: tuple[int, int], dtype: Any) -> jax.Array
             f"{fn}: bias must be (groups, n)={shape}, got {bias.shape}; pass a row for each group of rhs: "
             "jnp.broadcast_to repeats one"
         )
-    return bias
+    return whole_along(bias, 0)  # rows take theirs from any group
 
 
 def row_scale_of(

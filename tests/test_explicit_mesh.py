@@ -77,6 +77,38 @@ def test_rows_are_moved_where_they_lie(case):
         assert_close(np.asarray(got), wanted, scale=4)
 
 
+def rows_by_sizes(x, w, bias, sizes):
+    return jf.grouped_matmul(x, w, sizes, bias=bias, activation=jnp.tanh)
+
+
+def nested_rows(x, w, bias, sizes):
+    return jf.grouped_matmul(jf.as_nested(x, extents=sizes), w, bias=bias, activation=jnp.tanh).data
+
+
+def rows_in_8_bits(x, w, bias, sizes):
+    how = {"format": "fp8_row", "transpose_rhs": False, "preferred_element_type": "float32"}
+    return jf.scaled_grouped_matmul(x, w, sizes, bias=bias, **how)
+
+
+@pytest.mark.parametrize("f", [rows_by_sizes, nested_rows, rows_in_8_bits])
+def test_everything_of_groups_is_split(f):
+    """Rows need the bias of any group, and the sizes of all."""
+    args = arrays.array(ROWS, D, scale=1.0), W, arrays.array(GROUPS, D, scale=1.0), SIZES
+
+    @jax.jit
+    def run(*args):
+        out, back = jax.vjp(lambda *a: f(*a, args[3]), *args[:3])
+        return out, *back(jnp.cos(out))
+
+    want = run(*args)
+    mesh = meshes.mesh(AxisType.Explicit, a=2)
+    with jax.set_mesh(mesh):
+        got = run(args[0], *(jax.device_put(a, P("a")) for a in args[1:]))
+    assert [g.sharding.spec[0] for g in got[2:]] == ["a", "a"]
+    for a, b in zip(got, want):
+        assert_close(np.asarray(a), b, scale=4)
+
+
 # Over ("ep", "fsdp"), of which `ep` is manual: tokens, their weights, and the two matrices of each expert.
 PARTS = {
     "columns of weights": (P("ep"), P("ep"), P("ep", None, "fsdp"), P("ep", "fsdp")),
