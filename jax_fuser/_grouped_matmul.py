@@ -13,6 +13,7 @@ import numpy as np
 from jax_fuser import _arguments
 from jax_fuser._activations import GATED, Activation, activation_of
 from jax_fuser._automatic import automatically, names_of
+from jax_fuser._grouped_primitive import common_dtype
 from jax_fuser._grouped_tail import product_and_tail
 from jax_fuser._nested_checks import check_extents, check_groups, check_stored, index_array, to_int32
 from jax_fuser._nested_tensor import NestedTensor
@@ -155,7 +156,7 @@ def grouped_matmul(
     check_dtypes("grouped_matmul", data, rhs)
     gated = isinstance(activation, str) and activation in GATED
     _check_shapes(data, dim, rhs, extents.shape[-1], transpose_rhs, group_offset)
-    dtype = jnp.dtype(preferred_element_type or jnp.promote_types(data.dtype, rhs.dtype))
+    dtype = jnp.dtype(preferred_element_type or common_dtype(data.dtype, rhs.dtype))
     check_result("grouped_matmul", dtype, data, rhs)
     columns = rhs.shape[1 if transpose_rhs else 2]
     if isinstance(activation, str) and activation != "relu" and not jnp.issubdtype(dtype, jnp.inexact):

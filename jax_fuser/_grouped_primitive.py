@@ -51,9 +51,7 @@ def product(
     `leaves_padding`: for mode rows where no one reads rows of no group: they may hold anything.
     """
     if lhs.dtype != rhs.dtype:
-        # Floats of eight bits, cotangents of such results, are promoted by no rule of JAX's.
-        wide = [d for d in (lhs.dtype, rhs.dtype) if not jnp.issubdtype(d, jnp.floating) or d.itemsize > 1]
-        common = jnp.promote_types(*wide) if len(wide) == 2 else wide[0] if wide else jnp.float32
+        common = common_dtype(lhs.dtype, rhs.dtype)
         lhs, rhs = lhs.astype(common), rhs.astype(common)
     operands = (lhs, rhs, extents) if starts is None else (lhs, rhs, extents, starts)
     return grouped_p.bind(
@@ -65,6 +63,25 @@ def product(
         leaves_padding=leaves_padding,
         mesh=_split.needs_devices(),
     )
+
+
+def common_dtype(*dtypes: Any) -> Any:
+    """Return what the dtypes of two operands are promoted to.
+
+    No rule of JAX's promotes floats of eight bits, cotangents of such results, and integers of four: they give way.
+    """
+    wide = [d for d in dtypes if not _gives_way(d)]
+    if len(wide) == 2 or dtypes[0] == dtypes[1]:
+        return jnp.promote_types(*dtypes)
+    if wide:
+        return wide[0]
+    return jnp.int8 if all(jnp.issubdtype(d, jnp.integer) for d in dtypes) else jnp.float32
+
+
+def _gives_way(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits) < 8
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 1
 
 
 def _abstract_eval(lhs: Any, rhs: Any, extents: Any, *starts: Any, mode: str, transpose_rhs: bool, dtype: Any,

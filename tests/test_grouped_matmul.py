@@ -177,6 +177,15 @@ def test_results_that_are_integers_do_not_move(dtype, options):
     assert jax.jvp(f, (lhs, rhs), (lhs, rhs))[1].dtype == jax.dtypes.float0
 
 
+@pytest.mark.parametrize("other, result", [("int8", "int8"), ("bfloat16", "bfloat16"), ("uint4", "int8")])
+def test_integers_of_four_bits_give_way(device, other, result):
+    rows = jnp.asarray(np.arange(24).reshape(6, 4) % 7 - 3, "int4")
+    weights = jnp.asarray(np.arange(24).reshape(2, 4, 3) % 4, other)
+    for got in (jf.grouped_matmul(rows, weights, [2, 3]), jax.jit(jf.grouped_matmul)(rows, weights, [2, 3])):
+        assert got.dtype == result
+        np.testing.assert_array_equal(got, ref.rows(rows, weights, [2, 3]))
+
+
 def test_row_index_gathers(device, operands):
     tokens, rhs, *_ = operands
     index = np.array([3, 3, 0, 16, 5, 99, 1])

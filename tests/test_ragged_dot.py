@@ -46,7 +46,7 @@ def test_shapes(device, m, k, n, sizes):
     ("bfloat16", "bfloat16", None), ("bfloat16", "bfloat16", "float32"), ("float16", "float16", "float32"),
     ("float32", "bfloat16", None), ("float16", "bfloat16", None), ("float32", "float32", "bfloat16"),
     ("int8", "int8", "int32"), ("int32", "int32", None), ("int32", "float32", None), ("uint8", "int32", None),
-    ("complex64", "complex64", None),
+    ("complex64", "complex64", None), ("int4", "int8", None), ("bfloat16", "int4", None), ("int4", "uint4", "int32"),
 ])  # fmt: skip
 def test_dtypes(device, lhs, rhs, preferred):
     args = random(12, 9, dtype=lhs), random(3, 9, 7, dtype=rhs), jnp.array([5, 0, 4])
