@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable
@@ -48,6 +49,11 @@ class _Pointwise:
                 f"{self.fn}: activation must be a function of JAX arrays, got one that makes NumPy's of them; pass "
                 "jnp.tanh for np.tanh, say"
             ) from error
+        except jax.errors.ConcretizationTypeError as error:
+            raise TypeError(
+                f"{self.fn}: activation must not depend on values in Python (if, while, float), got a function that "
+                "reads them; pass one with jnp.where"
+            ) from error
         dtype = getattr(out, "dtype", x.dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.issubdtype(x.dtype, jnp.complexfloating):
             raise TypeError(f"{self.fn}: activation must return real numbers of {x.dtype}, got {dtype}")
@@ -68,6 +74,7 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
         return activation
     if not isinstance(activation, str):
         function = _arguments.function(fn, "activation", activation)
+        _check_takes_one(fn, function)
         try:
             state: Any = _state_of(function)
             hash(function)
@@ -80,6 +87,20 @@ def activation_of(fn: str, activation: Activation) -> Callable[[jax.Array], jax.
     if activation not in named:
         raise ValueError(f"{fn}: activation {activation!r} is unknown; pass a function or one of {sorted(named)}")
     return named[activation]
+
+
+def _check_takes_one(fn: str, function: Any) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of no Python function
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"{fn}: activation must be a function of one array, got one of {signature}; bind other arguments with "
+            "functools.partial, or pass 'swiglu' or 'geglu' for one of gate and up"
+        ) from None
 
 
 # What is compiled for a function that reads values of these types serves again while they are the same.

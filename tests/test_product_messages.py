@@ -132,6 +132,16 @@ REFUSED = {
         TypeError,
         "scaled_grouped_matmul: activation must be a function of JAX arrays",
     ),
+    "function of two": (
+        lambda: grouped(activation=lambda gate, up: gate * up),
+        TypeError,
+        "grouped_matmul: activation must be a function of one array, got one of (gate, up); bind other arguments",
+    ),
+    "function of values": (
+        lambda: grouped(activation=lambda x: x if x.sum() > 0 else -x),
+        TypeError,
+        "grouped_matmul: activation must not depend on values in Python (if, while, float)",
+    ),
     "validate": (
         lambda: grouped(validate="no"),
         TypeError,
