@@ -13,8 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import ad, batching, mlir
 
 from jax_fuser._reciprocal import reciprocal
 
@@ -25,8 +27,17 @@ _E4M3_MAX = 448.0
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of the eight codes of e2m1
 
 
+pack_p = jax.extend.core.Primitive("jax_fuser_pack")
+
+
 def pack(codes: jax.Array) -> jax.Array:
-    """Put codes `(.., k)` of four bits two to a byte."""
+    """Put codes `(.., k)` of four bits, the last ones of integers, two to a byte: uint8 `(.., k / 2)`."""
+    result: jax.Array = pack_p.bind(codes)
+    return result
+
+
+def pack_by_slices(codes: jax.Array) -> jax.Array:
+    """Return the same by ops that any compiler has."""
     low, high = codes[..., 0::2], codes[..., 1::2]
     return (low.astype(jnp.uint8) & 15) | (high.astype(jnp.uint8) << 4)
 
@@ -60,8 +71,8 @@ def quantize_four_bits(
     else:
         scales = wanted.astype(jnp.bfloat16)
         # Rounding may have made the scale smaller than a seventh of the largest value.
-        codes = jnp.clip(jnp.round(blocks * _inverse(scales.astype(jnp.float32), 1)[..., None]), -7, 7)
-        codes = codes.astype(jnp.int8).view(jnp.uint8)
+        numbers = jnp.clip(blocks * _inverse(scales.astype(jnp.float32), 1)[..., None], -7, 7)
+        codes = _bits(numbers + np.float32(3 * 2**22))  # rounded, in the last bits
     return pack(codes.reshape(x.shape)), scales
 
 
@@ -82,7 +93,7 @@ def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax
 
 
 def to_e2m1(x: jax.Array) -> jax.Array:
-    """Return the codes, uint8, of the nearest e2m1 values; ties go to the even code, what is too large, or NaN, to 6.
+    """Return the codes, uint32, of the nearest e2m1 values; ties go to the even code, what is too large, or NaN, to 6.
 
     Floats round as e2m1 does where their last bit counts as much: 1/2 below 2^23, 1 from there on. So a magnitude up to
     4 is rounded by what is added to it, and larger ones, halved, by another sum. Both have the code in their last bits.
@@ -91,7 +102,7 @@ def to_e2m1(x: jax.Array) -> jax.Array:
     first, most = int(zero.view(np.uint32)), 7
     below, above = (_bits(v) for v in (magnitude + zero, magnitude * np.float32(0.5) + np.float32(2**23)))
     code = jnp.minimum(jnp.minimum(below, above), np.uint32(first + most)) - np.uint32(first)
-    return (code | (_bits(x) >> 28 & 8)).astype(jnp.uint8)
+    return code | (_bits(x) >> 28 & 8)
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -148,3 +159,18 @@ def _exponent_above(x: jax.Array) -> jax.Array:
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0).astype(jnp.uint32)
     exponent = jnp.where(bits <= 1 << 22, 0, exponent)
     return jnp.where(jnp.isnan(x), 255, jnp.minimum(exponent, 254))
+
+
+def _abstract_eval(codes: Any) -> Any:
+    return codes.update(shape=(*codes.shape[:-1], codes.shape[-1] // 2), dtype=jnp.dtype("uint8"), weak_type=False)
+
+
+def _batch(args: Any, axes: Any) -> tuple[Any, int]:
+    return pack(jnp.moveaxis(args[0], axes[0], 0)), 0
+
+
+pack_p.def_impl(jax.jit(pack_by_slices))
+pack_p.def_abstract_eval(_abstract_eval)
+ad.defjvp(pack_p, None)
+batching.primitive_batchers[pack_p] = _batch
+mlir.register_lowering(pack_p, mlir.lower_fun(pack_by_slices, multiple_results=False))

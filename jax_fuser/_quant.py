@@ -302,8 +302,7 @@ def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool 
     # Compilers divide by a constant in either way.
     inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
     if powers_of_two:
-        most = _largest(jnp.where(jnp.isnan(wide), np.inf, jnp.abs(wide)), block)
-        scales, inverses = _fp4.scales_above(most * inverse)
+        scales, inverses = _fp4.scales_above(_largest_magnitude(wide, block) * inverse)
         return (wide * spread(inverses, block, x.shape)).astype(dtype), scales
     scales = _scales_of(_largest_magnitude(wide, block), inverse)
     return (wide * spread(reciprocal(scales), block, x.shape)).astype(dtype), scales
