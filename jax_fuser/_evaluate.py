@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fuser import _arguments, _core, _evaluate_nested, _ffi, _ir_text, _words
+from jax_fuser import _arguments, _core, _evaluate_nested, _ffi, _fp4, _ir_text, _words
 from jax_fuser._core import Fusion, UserError
 from jax_fuser._recurrence import recurrence
 from jax_fuser._row_groups import spans
@@ -117,7 +117,8 @@ def _joined(fusion: Fusion, values: dict[str, Any], parts: list[str], shape: lis
     own = fusion.shape(parts[0])
     axis = next((a for a, (n, whole) in enumerate(zip(own, shape)) if n != whole), 0)
     whole = values[parts[0]] if len(parts) == 1 else lax.concatenate([values[v] for v in parts], axis)
-    return whole.astype(_ffi.dtype_named(fusion.dtype(parts[0])))
+    dtype = fusion.dtype(parts[0])
+    return _fp4.pack(whole) if dtype == "u4" else whole.astype(_ffi.dtype_named(dtype))
 
 
 def checked_operands(function: str, fusion: Fusion, arrays: Sequence[Any]) -> list[jax.Array]:

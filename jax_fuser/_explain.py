@@ -172,6 +172,8 @@ def _kernel(facts: dict[str, Any], tuned: str, shapes: dict[str, Any]) -> Kernel
         found: dict[str, Flow] = {}
         for v, t, shape, n in facts[side]:
             before = found[v].bytes if v in found else 0
+            if t == "u4" and v in shapes:
+                t = "u8"  # what they are two to
             found[v] = Flow(v, t, tuple(shapes.get(v, shape)), before + n)
         flows[side] = tuple(found.values())
     others = {key: value for key, value in facts.items() if key != "results"}

@@ -39,6 +39,7 @@ _DTYPE_NAMES = {
     "float64": "f64",
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e5m2": "f8e5m2",
+    "float8_e8m0fnu": "u8",  # bytes, that are moved and no more
 }
 
 
@@ -56,8 +57,16 @@ def known_dtype_name(dtype: Any) -> str:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """Return the dtype that the compiler calls `name`."""
+    """Return the dtype that the compiler calls `name`; of u4 that of the bytes that hold two each."""
+    if name == "u4":
+        return jnp.dtype("uint8")
     return jnp.dtype(next(dtype for dtype, own in _DTYPE_NAMES.items() if own == name))
+
+
+def array_type(name: str, shape: Sequence[int]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of the array that holds a value of this dtype and shape."""
+    packed = (*shape[:-1], shape[-1] // 2) if name == "u4" else tuple(shape)
+    return packed, dtype_named(name)
 
 
 def register() -> None:

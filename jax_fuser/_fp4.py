@@ -13,20 +13,31 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import ad, batching, mlir
+
+from jax_fuser._reciprocal import reciprocal
 
 FORMATS = ("nvfp4", "mxfp4", "int4")
-_FLT_MAX = np.finfo(np.float32).max
-_E2M1_MAX, _E4M3_MAX = 6.0, 448.0
-# What the eight magnitudes of e2m1 are, and from where on a number is nearer to the next: half way to an even one.
-_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_BEYOND = (np.nextafter(np.float32(0.25), np.float32(1)), 0.75, np.nextafter(np.float32(1.25), np.float32(2)), 1.75,
-           np.nextafter(np.float32(2.5), np.float32(3)), 3.5, np.nextafter(np.float32(5), np.float32(6)))  # fmt: skip
+_FLT_MAX, _TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
+_MOST = {"nvfp4": 6, "mxfp4": 6, "int4": 7}  # the largest code
+_E4M3_MAX = 448.0
+_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of the eight codes of e2m1
+
+
+pack_p = jax.extend.core.Primitive("jax_fuser_pack")
 
 
 def pack(codes: jax.Array) -> jax.Array:
-    """Put codes `(.., k)` of four bits two to a byte."""
+    """Put codes `(.., k)` of four bits, the last ones of integers, two to a byte: uint8 `(.., k / 2)`."""
+    result: jax.Array = pack_p.bind(codes)
+    return result
+
+
+def pack_by_slices(codes: jax.Array) -> jax.Array:
+    """Return the same by ops that any compiler has."""
     low, high = codes[..., 0::2], codes[..., 1::2]
     return (low.astype(jnp.uint8) & 15) | (high.astype(jnp.uint8) << 4)
 
@@ -36,34 +47,37 @@ def unpack(data: jax.Array) -> jax.Array:
     return jnp.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 2 * data.shape[-1])
 
 
-def quantize_four_bits(x: jax.Array, format: str, global_scale: Any, block: int) -> tuple[jax.Array, jax.Array]:
+def quantize_four_bits(
+    x: jax.Array, largest: jax.Array, format: str, global_scale: Any, block: int
+) -> tuple[jax.Array, jax.Array]:
     """Return the packed codes `(.., k / 2)` and the scales `(.., k / block)` of `x` `(.., k)`.
 
-    A scale is rounded before values are divided by it, so that codes are the nearest under the scale that is stored.
+    `largest`: magnitudes of the blocks. A scale is rounded before values are multiplied by its inverse, so that codes
+    are the nearest under the scale that is stored.
     """
-    blocks = x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // block, block)
-    # Backends differ in whether a maximum keeps a NaN.
-    largest = jnp.where(jnp.isfinite(blocks).all(axis=-1), jnp.max(jnp.abs(blocks), axis=-1), jnp.float32(np.nan))
-    # Compilers divide by a constant in either way; this one they do not know.
-    most = jax.lax.optimization_barrier(jnp.float32(7 if format == "int4" else _E2M1_MAX))
+    blocks = x.astype(jnp.float32).reshape(*largest.shape, block)
+    # Of an infinity no scale is finite. A factor, since compilers divide by a constant in either way.
+    wanted = jnp.where(jnp.isfinite(largest), largest, np.float32(np.nan)) * np.float32(1 / _MOST[format])
     if format == "nvfp4":
-        scale = largest / most
-        inverse_global = jnp.float32(1)
+        inverse_global = np.float32(1)
         if global_scale is not None:
-            scale = scale * global_scale
+            wanted = wanted * global_scale
             inverse_global = 1 / global_scale
-        scales = _clip(scale, _E4M3_MAX).astype(jnp.float8_e4m3fn)
-        factor = jnp.minimum(1 / (scales.astype(jnp.float32) * inverse_global), _FLT_MAX)
-        codes = to_e2m1(blocks * factor[..., None])
+        scales = _clip(wanted, _E4M3_MAX).astype(jnp.float8_e4m3fn)
+        codes = to_e2m1(blocks * _inverse(scales.astype(jnp.float32) * inverse_global, _FLT_MAX)[..., None])
     elif format == "mxfp4":
-        scales, inverses = scales_above(largest * np.float32(1 / _E2M1_MAX))
+        scales, inverses = scales_above(wanted)
         codes = to_e2m1(blocks * inverses[..., None])
     else:
-        scales = (largest / most).astype(jnp.bfloat16)
-        wide = scales.astype(jnp.float32)[..., None]
+        scales = wanted.astype(jnp.bfloat16)
         # Rounding may have made the scale smaller than a seventh of the largest value.
-        codes = jnp.clip(jnp.round(blocks / jnp.where(wide == 0, 1, wide)), -7, 7).astype(jnp.int8).view(jnp.uint8)
+        numbers = jnp.clip(blocks * _inverse(scales.astype(jnp.float32), 1)[..., None], -7, 7)
+        codes = _bits(numbers + np.float32(3 * 2**22))  # rounded, in the last bits
     return pack(codes.reshape(x.shape)), scales
+
+
+def _inverse(x: jax.Array, of_zero: float) -> jax.Array:
+    return jnp.where(x == 0, np.float32(of_zero), reciprocal(jnp.maximum(x, _TINY)))
 
 
 def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax.Array:
@@ -79,10 +93,20 @@ def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax
 
 
 def to_e2m1(x: jax.Array) -> jax.Array:
-    """Return the codes, uint8, of the nearest e2m1 values; ties go to the even code, what is too large to 6."""
-    magnitude = jnp.abs(x)
-    code = sum((magnitude >= np.float32(limit)).astype(jnp.uint8) for limit in _BEYOND)
-    return code | (jnp.signbit(x).astype(jnp.uint8) << 3)
+    """Return the codes, uint32, of the nearest e2m1 values; ties go to the even code, what is too large, or NaN, to 6.
+
+    Floats round as e2m1 does where their last bit counts as much: 1/2 below 2^23, 1 from there on. So a magnitude up to
+    4 is rounded by what is added to it, and larger ones, halved, by another sum. Both have the code in their last bits.
+    """
+    zero, magnitude = np.float32(2**23 - 2), jnp.abs(x)
+    first, most = int(zero.view(np.uint32)), 7
+    below, above = (_bits(v) for v in (magnitude + zero, magnitude * np.float32(0.5) + np.float32(2**23)))
+    code = jnp.minimum(jnp.minimum(below, above), np.uint32(first + most)) - np.uint32(first)
+    return code | (_bits(x) >> 28 & 8)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def from_e2m1(codes: jax.Array) -> jax.Array:
@@ -135,3 +159,18 @@ def _exponent_above(x: jax.Array) -> jax.Array:
     exponent = (bits >> 23) + ((bits & 0x7FFFFF) > 0).astype(jnp.uint32)
     exponent = jnp.where(bits <= 1 << 22, 0, exponent)
     return jnp.where(jnp.isnan(x), 255, jnp.minimum(exponent, 254))
+
+
+def _abstract_eval(codes: Any) -> Any:
+    return codes.update(shape=(*codes.shape[:-1], codes.shape[-1] // 2), dtype=jnp.dtype("uint8"), weak_type=False)
+
+
+def _batch(args: Any, axes: Any) -> tuple[Any, int]:
+    return pack(jnp.moveaxis(args[0], axes[0], 0)), 0
+
+
+pack_p.def_impl(jax.jit(pack_by_slices))
+pack_p.def_abstract_eval(_abstract_eval)
+ad.defjvp(pack_p, None)
+batching.primitive_batchers[pack_p] = _batch
+mlir.register_lowering(pack_p, mlir.lower_fun(pack_by_slices, multiple_results=False))

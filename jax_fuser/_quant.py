@@ -274,9 +274,9 @@ def _groups_of_tiles(data: Any, nested: NestedTensor | None, format: str, extent
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _quantize(x: jax.Array, dtype: str, block: Block, powers_of_two: bool) -> tuple[jax.Array, jax.Array]:
-    if powers_of_two or not is_large(x):
+    if not is_large(x):
         return quantize_floats(x, dtype, block, powers_of_two)
-    return quantize_fused(x, dtype, block)
+    return quantize_fused(x, dtype, block, powers_of_two)
 
 
 def is_large(x: jax.Array) -> bool:
@@ -284,15 +284,16 @@ def is_large(x: jax.Array) -> bool:
     return isinstance(x.size, int) and x.size >= MANY
 
 
-def quantize_fused(x: jax.Array, dtype: str, block: Block) -> tuple[jax.Array, jax.Array]:
+def quantize_fused(x: jax.Array, dtype: str, block: Block, powers_of_two: bool = False) -> tuple[jax.Array, jax.Array]:
     """Return elements and scales, by kernels of our own."""
-    data, scales = _kernels(dtype, block)(x)
+    data, scales = _kernels(dtype, block, powers_of_two)(x)
     return data, scales
 
 
 @functools.cache
-def _kernels(dtype: str, block: Block) -> Fused:
-    return fuse(functools.partial(quantize_floats, dtype=dtype, block=block), name="quantize")
+def _kernels(dtype: str, block: Block, powers_of_two: bool) -> Fused:
+    how = functools.partial(quantize_floats, dtype=dtype, block=block, powers_of_two=powers_of_two)
+    return fuse(how, name="quantize")
 
 
 def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -301,8 +302,7 @@ def quantize_floats(x: jax.Array, dtype: str, block: Block, powers_of_two: bool 
     # Compilers divide by a constant in either way.
     inverse = np.float32(1) / np.float32(jnp.finfo(dtype).max)
     if powers_of_two:
-        most = _largest(jnp.where(jnp.isnan(wide), np.inf, jnp.abs(wide)), block)
-        scales, inverses = _fp4.scales_above(most * inverse)
+        scales, inverses = _fp4.scales_above(_largest_magnitude(wide, block) * inverse)
         return (wide * spread(inverses, block, x.shape)).astype(dtype), scales
     scales = _scales_of(_largest_magnitude(wide, block), inverse)
     return (wide * spread(reciprocal(scales), block, x.shape)).astype(dtype), scales
@@ -345,7 +345,21 @@ def _only(block: Block) -> int:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def _quantize_four_bits(x: jax.Array, global_scale: Any, format: str, block: int) -> tuple[jax.Array, jax.Array]:
-    return _fp4.quantize_four_bits(x, format, global_scale, block)
+    if is_large(x):
+        made: tuple[jax.Array, jax.Array] = _kernels_of_four_bits(format, block)(x, global_scale)
+        return made
+    return four_bits_of_floats(x, global_scale, format, block)
+
+
+@functools.cache
+def _kernels_of_four_bits(format: str, block: int) -> Fused:
+    return fuse(functools.partial(four_bits_of_floats, format=format, block=block), name="quantize")
+
+
+def four_bits_of_floats(x: jax.Array, global_scale: Any, format: str, block: int) -> tuple[jax.Array, jax.Array]:
+    """Return packed codes and scales, in jax.numpy."""
+    largest = _largest_magnitude(x.astype(jnp.float32), (block,))
+    return _fp4.quantize_four_bits(x, largest, format, global_scale, block)
 
 
 @_quantize_four_bits.defjvp

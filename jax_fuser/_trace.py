@@ -20,6 +20,7 @@ from jax_fuser import (
     _axes,
     _core,
     _ffi,
+    _fp4,
     _random,
     _trace_folds,
     _trace_groups,
@@ -29,7 +30,7 @@ from jax_fuser import (
 )
 from jax_fuser._names import NONE, Names
 from jax_fuser._static_sizes import symbolic_size
-from jax_fuser._trace_writer import Equation, Ids, Rule, Writer
+from jax_fuser._trace_writer import Equation, Ids, Rule, Writer, label
 
 # Reasons for the primitives that people meet most; any other one "has no op of its own".
 _REASONS = {
@@ -66,6 +67,9 @@ _MOVES = (
     "pbroadcast"
 )
 _OF_FLOAT8 = frozenset(_MOVES.split())
+# Powers of two, which have no zero: bytes, that are only moved.
+_POWERS = "float8_e8m0fnu"
+_OF_POWERS = _OF_FLOAT8 - {"convert_element_type", "pad"}
 # What reads a part of a value, or puts parts together; then how many ops a program of those may have.
 _SLICING = frozenset(["slice", "rev", "split", "unstack", "pad", "concatenate", "stack"])
 _FEW_OPS, _OPS_OF_AN_EQUATION = 512, 8
@@ -88,14 +92,16 @@ def own_call(name: str, why_apart: str | None = None) -> jax.extend.core.Primiti
     return jax.extend.core.Primitive(name)
 
 
-def write_program(jaxpr: Any, name: str, names: Names = NONE) -> tuple[_axes.Program, _axes.Builder]:
+def write_program(
+    jaxpr: Any, name: str, names: Names = NONE, packs: bool = True
+) -> tuple[_axes.Program, _axes.Builder]:
     """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes.
 
-    `names` are the user's, in a program to be read.
+    `names` are the user's, in a program to be read. `packs`: codes of four bits are results; else their bytes are.
     """
     writer = Writer(name, RULES)
     _write(writer, jaxpr.invars, jaxpr.eqns, names.arguments)
-    results = [writer.read(var) for var in jaxpr.outvars]
+    results = [writer.result(var) if packs else writer.read(var) for var in jaxpr.outvars]
     for value, result in zip(results, names.results):
         if result:
             writer.builder.set_name(value, result)
@@ -148,6 +154,13 @@ def opens(f: Callable[..., Any]) -> Rule:
         return w.call(closed.jaxpr, closed.consts, x)
 
     return Rule(emit, fits=False)
+
+
+def _pack(w: Writer, eqn: Equation, x: Ids) -> Ids:
+    codes = eqn.invars[0].aval
+    stored = w.builder.convert(x[0], "u4", label(eqn))
+    w.packed[stored] = x[0], jax.make_jaxpr(_fp4.pack_by_slices)(jax.ShapeDtypeStruct(codes.shape, codes.dtype))
+    return [stored]
 
 
 def _pointwise(op: str) -> Rule:
@@ -252,6 +265,7 @@ RULES: dict[str, Rule] = {
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "jax_fuser_known": Rule(lambda w, eqn, x: x[-eqn.params["count"] :], is_view=_always, fits=False),
     "jax_fuser_reciprocal": _pointwise("reciprocal"),
+    "jax_fuser_pack": Rule(_pack, fits=False),
     "integer_pow": Rule(_trace_ops.integer_pow),
     "pow": Rule(_trace_ops.power),
     "one_minus_square": Rule(_trace_ops.one_minus_square),
@@ -306,8 +320,11 @@ def unsupported(eqn: Equation) -> str | None:
         own_name = None if dtype is None else _ffi.dtype_name(dtype)
         if own_name is None:
             return f"works on {dtype if dtype is not None else atom.aval}"
-        if own_name in _FLOAT8 and name not in _OF_FLOAT8 and name not in CALLS:
+        moves = _OF_POWERS if str(dtype) == _POWERS else _OF_FLOAT8 if own_name in _FLOAT8 else None
+        if moves is not None and (name not in moves and name not in CALLS):
             return f"computes with {dtype}"
+        if isinstance(atom, Literal) and str(dtype) == _POWERS:
+            return f"holds a constant of {dtype}"
         if isinstance(atom, Literal) and np.ndim(atom.val):
             return "holds an array constant"
     if eqn.ctx.compute_type is not None or eqn.ctx.xla_metadata:

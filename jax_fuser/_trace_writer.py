@@ -65,12 +65,17 @@ class Writer:
         self.builder = _axes.Builder(_core.identifier(name), max_ops)
         self.values: dict[Any, int] = {}
         self.known: dict[int, Any] = {}  # scalar constants
+        # Of codes of four bits, which are stored two to a byte: codes, and what computes bytes of them for other ops.
+        self.packed: dict[int, tuple[int, Any]] = {}
         # By ids, starts and extents: what was taken for each row, and the per-group values that it was taken from.
         self.spread: dict[tuple[int, int, int], dict[int, int]] = {}
 
     def read(self, atom: Any) -> int:
         """Return the value of a variable or literal."""
         if not isinstance(atom, Literal):
+            if (packed := self.packed.get(self.values[atom])) is not None:
+                codes, in_bytes = packed
+                [self.values[atom]] = self.call(in_bytes.jaxpr, in_bytes.consts, [codes])
             return self.values[atom]
         aval: Any = atom.aval
         return self.constant(aval.dtype, atom.val)
@@ -109,9 +114,13 @@ class Writer:
         for var, value in zip(jaxpr.constvars, consts):
             self.values[var] = self.constant(var.aval.dtype, value)
         self.run(jaxpr.eqns)
-        results = [self.read(v) for v in jaxpr.outvars]
+        results = [self.result(v) for v in jaxpr.outvars]
         self.values = outer
         return results
+
+    def result(self, atom: Any) -> int:
+        """Return the value of a variable or literal as it is stored."""
+        return self.read(atom) if isinstance(atom, Literal) else self.values[atom]
 
     def fold(self, eqn: Equation, inputs: Ids) -> int | None:
         """Return the result of an equation on constants, or of a choice by a constant."""

@@ -472,7 +472,7 @@ def _compiled(text: str, fusion: Fusion) -> Callable[..., Any]:
             closed = jax.make_jaxpr(functools.partial(evaluate, fusion))(*operands)
         except UserError as error:
             arrays = _core.results(fusion)
-            shapes = tuple((tuple(shape), _ffi.dtype_named(fusion.dtype(parts[0]))) for parts, shape, _ in arrays)
+            shapes = tuple(_ffi.array_type(fusion.dtype(parts[0]), shape) for parts, shape, _ in arrays)
             made: list[Any] = opaque_p.bind(*operands, text=text, shapes=shapes, reason=str(error))
             return made
         return _fused_primitive.run_program(closed, operands, fusion.name, text)

@@ -323,6 +323,10 @@ class Block:
             text = operands.strip().partition(":")[0]  # a NaN is followed by its bits
             number = {"true": True, "false": False}.get(text, text)
             result = np.full(shape, float(number) if dtype[0] in "fb" else int(number))
+        elif op == "bitcast":
+            bits = np.ascontiguousarray(self.registers[operands.strip()])
+            assert bits.dtype.itemsize == np.dtype(DTYPES[dtype]).itemsize, "of what registers hold as it is"
+            result = bits.view(DTYPES[dtype])
         else:
             with np.errstate(all="ignore"):
                 result = OPS[op](*(self.registers[r] for r in operands.split()))

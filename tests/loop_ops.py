@@ -17,6 +17,7 @@ DTYPES = {
     "f64": np.float64,
     "f8e4m3fn": jnp.float8_e4m3fn,
     "f8e5m2": jnp.float8_e5m2,
+    "u4": np.uint8,  # one of each byte's two
     **{
         f"{sign}{bits}": np.dtype(f"{kind}{bits // 8}")
         for sign, kind in (("s", "i"), ("u", "u"))
@@ -84,6 +85,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "select": np.where,
     "copy": lambda x: x,
     "convert": lambda x: x,
+    "reciprocal": lambda x: (1 / x).astype(x.dtype),
 }
 FOLDS = {
     "add": (np.add, 0),
@@ -97,6 +99,8 @@ FOLDS = {
 
 def computed_in(dtype: str) -> Any:
     """Return the dtype of the registers that hold a value of a dtype."""
+    if dtype == "u4":
+        return np.uint32
     return np.float32 if dtype in ("f16", "bf16", "f8e4m3fn", "f8e5m2") else DTYPES[dtype]
 
 

@@ -21,20 +21,24 @@ enum class DType : uint8_t {
   kF32,
   kF64,
   kF8E4M3,
-  kF8E5M2
+  kF8E5M2,
+  // Codes of four bits, two to a byte, the first in the low half: only what a kernel stores, of an even last axis.
+  kU4
 };
 
 // "f32", "bf16", "pred", "s32", ...
 std::string_view name(DType dtype);
 // Throws UserError for a name that is not in the enum.
 DType parse_dtype(std::string_view name);
-// Bytes of one element in memory; pred takes one byte.
+// Bytes of one element in memory; pred takes one byte. Of u4 those of two.
 int64_t size_of(DType dtype);
+// Of an array.
+int64_t bytes_of(DType dtype, int64_t elements);
 bool is_float(DType dtype);
 // The 8-bit floats: operands of scaled grouped products, and what fused kernels convert from and to.
 bool is_float8(DType dtype);
 bool is_integer(DType dtype);  // signed or unsigned, not pred
-// The type that arithmetic runs in: f32 for floats of 8 and 16 bits, otherwise the type itself.
+// The type that arithmetic runs in: f32 for floats of 8 and 16 bits, u32 for u4, otherwise the type itself.
 DType compute_dtype(DType dtype);
 
 }  // namespace jf

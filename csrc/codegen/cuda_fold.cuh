@@ -42,6 +42,12 @@ namespace jf {
 // The largest and smallest of what was loaded as bf16, in pairs.
 JF_FUNCTION u32 fold_pair(fold::max, u32 a, u32 b) { return ptx::max_nan_bf16x2(a, b); }
 JF_FUNCTION u32 fold_pair(fold::min, u32 a, u32 b) { return ptx::min_nan_bf16x2(a, b); }
+template <int W>
+JF_FUNCTION Packed<W> magnitudes(Packed<W> x) {
+#pragma unroll
+  for (int i = 0; i < W / 2; ++i) x.v[i] &= 0x7fff7fffu;
+  return x;
+}
 template <class Op, int W>
 JF_FUNCTION void fill(Packed<W>& x) {
   x = pack(constant<Lanes<f32, W>>(Op::template identity<f32>()));

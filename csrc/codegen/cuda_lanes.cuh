@@ -95,6 +95,11 @@ JF_FUNCTION To bits_as(From x) {
   return result;
 }
 
+// Two codes of four bits: arrays of them are only stored, see store.
+struct u4 {
+  u8 pair;
+};
+
 // The lane type of a dtype, what memory holds of it, and two short floats in one word.
 template <class M>
 struct TypesOf {
@@ -124,6 +129,10 @@ struct TypesOf<f8e5m2> {
   using Compute = f32;
   using Stored = u8;
   using Pair = u16;
+};
+template <>
+struct TypesOf<u4> {
+  using Compute = u32;
 };
 template <>
 struct TypesOf<pred> {

@@ -178,6 +178,18 @@ JF_FUNCTION Lanes<Compute<To>, W> convert(const Lanes<From, W>& a) {
     return map<Compute<To>>([](From x) { return converted<To>(x); }, a);
   }
 }
+// What is the same in all lanes, computed once.
+template <class T, int W>
+JF_FUNCTION Lanes<T, 1> lane_zero(const Lanes<T, W>& x) {
+  return {x.v[0]};
+}
+template <int W, class T>
+JF_FUNCTION Lanes<T, W> all_lanes(const Lanes<T, 1>& x) {
+  Lanes<T, W> result;
+#pragma unroll
+  for (int i = 0; i < W; ++i) result.v[i] = x.v[0];
+  return result;
+}
 template <class To, class From, class T, int W>
 JF_FUNCTION Lanes<Compute<To>, W> bitcast(const Lanes<T, W>& a) {
   return map<Compute<To>>([](T x) { return decode(To{}, bits_as<Stored<To>>(encode(From{}, x))); }, a);

@@ -48,6 +48,7 @@ struct Dialect {
   bool packs;            // whether registers may hold pairs of bf16
   bool divides_by_same;  // whether the prelude divides faster by what a loop does not change
   bool keeps_places;     // whether searches begin where the one before ended
+  bool has_scalars;      // whether one lane takes less time than all
   // Definitions that the prelude asks for before it is included.
   std::string (*settings)(const std::vector<loops::Kernel>& kernels, const Target& target);
   // The lines up to the body: the signature with its opening brace, and what binds the buffers to their names.

@@ -55,7 +55,8 @@ struct Finder {
 struct FoldFinder {
   const Kernel& kernel;
   const std::set<int>& packed;
-  std::map<RegisterId, RegisterId> loaded = {};  // as it is or as f32
+  std::map<RegisterId, RegisterId> loaded = {};  // as it is, as f32, or its magnitude
+  std::set<RegisterId> magnitudes = {};
   std::set<int> open = {}, joined = {}, other = {};
 
   void operator()(const Load& load) {
@@ -63,8 +64,12 @@ struct FoldFinder {
   }
   void operator()(const Compute& compute) {
     const bool widens = compute.op == ir::OpKind::kConvert && kernel.registers.at(compute.result) == DType::kF32;
-    if (!widens) return;
-    if (const auto from = loaded.find(compute.operands[0]); from != loaded.end()) loaded[compute.result] = from->second;
+    const bool is_abs = compute.op == ir::OpKind::kAbs;
+    if (!widens && !is_abs) return;
+    const auto from = loaded.find(compute.operands[0]);
+    if (from == loaded.end()) return;
+    loaded[compute.result] = from->second;
+    if (is_abs || magnitudes.count(compute.operands[0]) > 0) magnitudes.insert(compute.result);
   }
   void operator()(const Declare& declare) {
     const Array& own = kernel.arrays.at(declare.array);
@@ -109,7 +114,7 @@ PairedFolds paired_folds(const Kernel& kernel, const std::set<int>& packed) {
   FoldFinder finder{.kernel = kernel, .packed = packed};
   finder.body(kernel.body);
   for (int array : finder.other) finder.joined.erase(array);
-  return {std::move(finder.joined), std::move(finder.loaded)};
+  return {std::move(finder.joined), std::move(finder.loaded), std::move(finder.magnitudes)};
 }
 
 std::set<int> packed_arrays(const Kernel& kernel) {

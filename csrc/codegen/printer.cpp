@@ -154,9 +154,13 @@ struct Printer : MemoryStatements {
     line(definition, "jf::from_index<", lanes(from.result), ">(", offset(from.base), ", ", from.lane_stride, ");");
   }
   void operator()(const Compute& compute) {
-    std::string arguments;
-    for (RegisterId id : compute.operands) arguments += cat(arguments.empty() ? "" : ", ", use(id));
     const DType dtype = kernel.registers.at(compute.result);
+    // Compilers do not always find out that all lanes are the same.
+    const bool alike = dialect.has_scalars && !in_vector && kernel.width > 1;
+    std::string arguments;
+    for (RegisterId id : compute.operands) {
+      arguments += cat(arguments.empty() ? "" : ", ", alike ? "jf::lane_zero(" : "", use(id), alike ? ")" : "");
+    }
     const std::string comment = compute.comment.empty() ? "" : cat("  // ", safe_comment(compute.comment));
     const std::string definition = define(compute.result);
     if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) {
@@ -165,9 +169,9 @@ struct Printer : MemoryStatements {
       const bool same = compute.op == ir::OpKind::kDiv && compute_dtype(dtype) == DType::kF32 &&
                         dialect.divides_by_same && loops_around.at(compute.operands[1]) < loops_now;
       const bool loose = size_of(dtype) == 2 || compute.loose;
-      line(definition,
+      line(definition, alike ? cat("jf::all_lanes<", kernel.width, ">(") : "",
            "jf::", same ? cat("divide_by_same", loose ? "<jf::Loose>" : "") : cat(ir::info(compute.op).name),
-           dtype_arguments(compute, dtype), "(", arguments, ");", comment);
+           dtype_arguments(compute, dtype), "(", arguments, alike ? "));" : ");", comment);
     }
   }
   std::string fold(ir::OpKind op) const { return cat("jf::fold::", ir::info(op).name); }
@@ -201,8 +205,12 @@ struct Printer : MemoryStatements {
   std::string pairs(int array) const { return arrays[array] + "_pairs"; }
   void operator()(const Accumulate& a) {
     if (paired.arrays.count(a.array) > 0) {
-      const auto as_pairs = pairs_of.find(paired.loaded.at(a.value));
-      const std::string& value = as_pairs == pairs_of.end() ? use(a.value) : as_pairs->second;
+      const RegisterId loaded = paired.loaded.at(a.value);
+      const auto as_pairs = pairs_of.find(loaded);
+      std::string value = as_pairs == pairs_of.end() ? use(a.value) : as_pairs->second;
+      if (paired.magnitudes.count(a.value) > 0) {
+        value = cat("jf::magnitudes(", as_pairs == pairs_of.end() ? cat("jf::pack(", use(loaded), ")") : value, ")");
+      }
       return line("jf::accumulate<", fold(a.op), ">(", pairs(a.array), ", ", value, on(), ");");
     }
     const std::string to = element(a.array, a.at);

@@ -13,9 +13,11 @@
 #include "host/placement.h"
 #include "host/program.h"
 #include "host/zeros.h"
+#include "ir/build.h"
 #include "ir/results.h"
 #include "ir/text.h"
 #include "lower/lower.h"
+#include "lower/pairs.h"
 #include "plan/grouped.h"
 #include "plan/halves.h"
 #include "plan/parameters.h"
@@ -220,7 +222,7 @@ void apart(const ir::Fusion& segment, const std::vector<plan::Segment>& parts, c
     for (const ir::ValueId id : part.inputs) own.push_back(places.at(id));
     for (const ir::ValueId id : part.outputs) {
       const ir::Value& value = segment.values[id];
-      if (places.count(id) == 0) places[id] = placement.scratch(ir::elements(value) * size_of(value.dtype));
+      if (places.count(id) == 0) places[id] = placement.scratch(bytes_of(value.dtype, ir::elements(value)));
       own.push_back(places.at(id));
     }
     Program made = build(part.fusion, target, {}, true);
@@ -252,7 +254,7 @@ class Assembly {
 
   Program run() {
     const auto bytes = [&](ir::ValueId id) {
-      return ir::elements(fusion_.values[id]) * size_of(fusion_.values[id].dtype);
+      return bytes_of(fusion_.values[id].dtype, ir::elements(fusion_.values[id]));
     };
     program_.name = fusion_.name;
     for (ir::ValueId id : fusion_.inputs) program_.input_bytes.push_back(bytes(id));
@@ -455,6 +457,19 @@ int64_t portable_bytes(const ir::Fusion& whole, const Target& target, bool fills
   }
 }
 
+bool contains_u4(const ir::Fusion& fusion) {
+  return std::any_of(fusion.outputs.begin(), fusion.outputs.end(),
+                     [&](ir::ValueId id) { return fusion.values[id].dtype == DType::kU4; });
+}
+
+// Whether there is a program, of which each thread that has a code of four bits has the other one of its byte.
+bool stores_pairs(const Program& program) {
+  return !program.steps.empty() && std::all_of(program.steps.begin(), program.steps.end(), [](const Step& step) {
+    const auto* own = std::get_if<KernelStep>(&step);
+    return own == nullptr || lower::stores_pairs(own->kernel);
+  });
+}
+
 Program build(const ir::Fusion& whole, const Target& target, const Tuning& tuning, bool fills) {
   bool differs = false;
   const auto softmax = target.platform == Platform::kCuda ? find_group_softmax(whole, tuning) : std::nullopt;
@@ -485,8 +500,15 @@ Program build(const ir::Fusion& whole, const Target& target, const Tuning& tunin
 }  // namespace
 
 Program build(const ir::Fusion& fusion, const Target& target, const Tuning& tuning) {
-  const ir::Fusion whole = ir::with_parts_joined(fusion);
-  Program program = build(whole, target, tuning, true);
+  ir::Fusion whole = ir::with_parts_joined(fusion);
+  Program program;
+  const bool pairs = contains_u4(whole);
+  // CPUs compute both of a pair side by side.
+  if (!pairs || target.platform == Platform::kCuda) program = build(whole, target, tuning, true);
+  if (pairs && !stores_pairs(program)) {
+    whole = ir::Builder::with_bytes_of_pairs(whole);
+    program = build(whole, target, tuning, true);
+  }
   for (const auto& [kernel, parameters] : tuning.kernels) {
     const bool known = std::any_of(program.facts.begin(), program.facts.end(),
                                    [&](const KernelFacts& facts) { return facts.name == kernel; });

@@ -65,7 +65,7 @@ int64_t elements_read(const ir::Fusion& fusion, ir::ValueId id) {
 }
 
 Flow flow(const ir::Value& value, int64_t elements) {
-  return {value.name, std::string(name(value.dtype)), ir::shape(value), elements * size_of(value.dtype)};
+  return {value.name, std::string(name(value.dtype)), ir::shape(value), bytes_of(value.dtype, elements)};
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ BufferRef Placement::write(ir::ValueId id) {
   if (const auto whole = part_of_.find(id); whole != part_of_.end()) id = whole->second;
   if (auto found = outputs_.find(id); found != outputs_.end()) return found->second;
   const ir::Value& value = fusion_.values[id];
-  return outputs_.emplace(id, scratch(ir::elements(value) * size_of(value.dtype))).first->second;
+  return outputs_.emplace(id, scratch(bytes_of(value.dtype, ir::elements(value)))).first->second;
 }
 
 int64_t Placement::take(int64_t bytes) {

@@ -9,6 +9,7 @@
 #include "ir/results.h"
 #include "ir/text.h"
 #include "lower/lower.h"
+#include "lower/pairs.h"
 
 namespace jf::host {
 
@@ -46,7 +47,7 @@ Program build(const Request& request, const Target& target) {
   auto add = [&](const std::vector<ir::ValueId>& ids, BufferKind kind, std::vector<int64_t>& bytes) {
     for (ir::ValueId id : ids) {
       buffers.push_back({kind, static_cast<int64_t>(bytes.size())});
-      bytes.push_back(ir::elements(fusion.values[id]) * size_of(fusion.values[id].dtype));
+      bytes.push_back(bytes_of(fusion.values[id].dtype, ir::elements(fusion.values[id])));
     }
   };
   add(fusion.inputs, BufferKind::kInput, program.input_bytes);
@@ -66,10 +67,11 @@ Program build(const Request& request, const Target& target) {
     const ir::Value& first = fusion.values[result.outputs.front()];
     const BufferRef array{BufferKind::kOutput, static_cast<int64_t>(program.output_bytes.size())};
     buffers.insert(buffers.end(), result.outputs.size(), array);
-    const int64_t elements = product(result.shape), bytes = size_of(first.dtype);
-    program.output_bytes.push_back(elements * bytes);
+    const int64_t elements = product(result.shape);
+    program.output_bytes.push_back(bytes_of(first.dtype, elements));
     program.outputs.push_back(first.name);
-    writes.push_back({first.name, std::string(name(first.dtype)), result.shape, (elements - result.missing) * bytes});
+    writes.push_back({first.name, std::string(name(first.dtype)), result.shape,
+                      bytes_of(first.dtype, elements - result.missing)});
   }
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
@@ -84,7 +86,10 @@ Program build(const Request& request, const Target& target) {
   program.facts.back().writes = std::move(writes);
   program.facts.back().strategy = "by hand";
   program.facts.back().reason = "scheduled by the caller";
-  program.steps.push_back(KernelStep{lower::lower(fusion, *schedule, target), std::move(buffers)});
+  loops::Kernel kernel = lower::lower(fusion, *schedule, target);
+  JF_REQUIRE(lower::stores_pairs(kernel), "[lower] ", fusion.name, " stores u4, two to a byte; expected vectors along ",
+             "their last axis, in a kernel for GPUs: convert them to u8 instead, or parallelize that axis by lanes");
+  program.steps.push_back(KernelStep{std::move(kernel), std::move(buffers)});
   return program;
 }
 

@@ -113,6 +113,8 @@ class Builder {
   static Fusion with_chosen_pieces(const Fusion& fusion);
   // The same, but that folds of few elements, `written_out` by value, are ops on one element after the other.
   static Fusion with_folds_written_out(const Fusion& fusion, const std::vector<bool>& written_out);
+  // The same, but that u4 are bytes, of half the last axis, computed from both of their codes.
+  static Fusion with_bytes_of_pairs(const Fusion& fusion);
 
  private:
   // What was built; nothing is left.
@@ -158,6 +160,7 @@ class Builder {
   // Of its results.
   static std::map<ValueId, std::string> names_of(const Fusion& fusion);
   ValueId fold_written_out(const Op& op, ValueId operand, DType dtype);
+  ValueId bytes_of_pairs(ValueId codes);
   ValueId spread_concat(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   ValueId spread_pad(const Op& op, const ir::Pad& where, const std::vector<int64_t>& shape);
   // The index along an axis is below `bound`.
@@ -232,6 +235,7 @@ class Builder {
   int depth_ = 0;
   size_t max_ops_;
   bool finished_ = false;
+  bool bytes_of_pairs_ = false;  // instead of u4
   Fusion fusion_;
   std::map<ValueId, std::string> names_;  // of results that have one
   std::set<std::string> taken_;           // by those

@@ -249,6 +249,27 @@ Fusion Builder::with_folds_written_out(const Fusion& old, const std::vector<bool
   return builder.finish();
 }
 
+Fusion Builder::with_bytes_of_pairs(const Fusion& old) {
+  Builder builder(old.name);
+  builder.bytes_of_pairs_ = true;
+  const std::vector<bool> all(old.values.size(), true), none(old.values.size(), false);
+  builder.rebuild(old, names_of(old), all, none, none);
+  return builder.finish();
+}
+
+ValueId Builder::bytes_of_pairs(ValueId x) {
+  std::vector<int64_t> half = shape(fusion_.values[x]);
+  half.back() /= 2;
+  Slice where{std::vector<int64_t>(half.size(), 0), std::vector<int64_t>(half.size(), 1)};
+  where.strides.back() = 2;
+  const ValueId low = convert(slice(x, where, half), DType::kU8);
+  where.starts.back() = 1;
+  const ValueId high = convert(slice(x, where, half), DType::kU8);
+  const auto number = [&](int64_t n) { return full(DType::kU8, half, Constant{n}); };
+  const ValueId first = pointwise(OpKind::kAnd, std::array{low, number(15)});
+  return pointwise(OpKind::kOr, std::array{first, pointwise(OpKind::kShiftLeft, std::array{high, number(4)})});
+}
+
 ValueId Builder::fold_written_out(const Op& op, ValueId x, DType dtype) {
   const std::vector<int64_t>& dims = std::get<Reduce>(op.attribute).dims;
   const std::vector<int64_t> whole = shape(fusion_.values[x]);
@@ -305,6 +326,8 @@ void Builder::rebuild(const Fusion& old, const std::map<ValueId, std::string>& n
       renamed[op.output] = concat(inputs, std::get<Dims>(op.attribute).dims[0]);
     } else if (written_out[op.output]) {
       renamed[op.output] = fold_written_out(op, inputs[0], type.dtype);
+    } else if (bytes_of_pairs_ && type.dtype == DType::kU4) {
+      renamed[op.output] = bytes_of_pairs(inputs[0]);
     } else {
       renamed[op.output] = add_op(op.kind, std::move(inputs), op.attribute, type.dtype, type.axes, op.label);
     }

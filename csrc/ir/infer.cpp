@@ -142,6 +142,12 @@ Value Inference::pointwise(const Value& stated) const {
       break;
     case ResultRule::kStated: result.dtype = stated.dtype; break;
   }
+  if (result.dtype == DType::kU4) {
+    JF_REQUIRE(op.kind == OpKind::kConvert && is_integer(in(0).dtype), "[", op.name,
+               "] u4 is made of integers by convert alone, got ", type(0));
+    JF_REQUIRE(!result.axes.empty() && result.axes.back().extent % 2 == 0 && ragged_axis(in(0)) < 0, "[", op.name,
+               "] u4 are two to a byte along a last axis that is even and not ragged, got ", type(0));
+  }
   if (op.kind == OpKind::kBitcast) {
     JF_REQUIRE(size_of(result.dtype) == size_of(in(0).dtype) && result.dtype != DType::kPred,
                "[bitcast] needs a number of equal size, got ", name(in(0).dtype), " to ", name(result.dtype));
@@ -165,8 +171,11 @@ Value infer(const Fusion& fusion, OpKind kind, const std::vector<ValueId>& input
     const bool takes = moves_float8(kind) || kind == OpKind::kGroupedMatmul;
     JF_REQUIRE(takes || !is_float8(fusion.values[id].dtype), "[", op.name, "] does not take 8-bit floats, got ",
                print_type(fusion.values[id]), "; convert them to f32");
+    JF_REQUIRE(fusion.values[id].dtype != DType::kU4, "[", op.name, "] cannot read ", print_type(fusion.values[id]),
+               ", which is only stored; read what it was converted from");
   }
   JF_REQUIRE(moves_float8(kind) || !is_float8(stated.dtype), "[", op.name, "] cannot make 8-bit floats");
+  JF_REQUIRE(kind == OpKind::kConvert || stated.dtype != DType::kU4, "[", op.name, "] cannot make u4; convert to it");
   JF_REQUIRE(stated.axes.size() <= kMaxRank, "[", op.name, "] rank ", stated.axes.size(), " is above the limit ",
              kMaxRank);
   for (const Axis& axis : stated.axes) {

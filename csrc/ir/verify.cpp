@@ -41,6 +41,8 @@ void verify(const Fusion& fusion) {
     JF_REQUIRE(in_range(id) && !defined[id], "[verify] input ", id, " is unknown or listed twice");
     check_name(fusion.values[id].name, names);
     check_size(fusion.values[id], kMaxArrayBytes);
+    JF_REQUIRE(fusion.values[id].dtype != DType::kU4, "[verify] input ", fusion.values[id].name,
+               " is u4, which is only stored; take bytes (u8) apart by shifts");
     JF_REQUIRE(ragged_axis(fusion.values[id]) < 0, "[verify] input ", fusion.values[id].name, " is ",
                print_type(fusion, fusion.values[id]), ", nested; make the array an input and partition it");
     defined[id] = true;

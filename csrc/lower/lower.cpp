@@ -38,7 +38,7 @@ std::vector<loops::Buffer> list_buffers(const Fusion& segment) {
     while (!names.insert(name).second) name += "_out";  // an output that copies an input
     const ir::Value& value = segment.values[id];
     buffers.push_back({.name = name, .dtype = value.dtype, .written = written});
-    buffers.back().bytes = ir::elements(value) * size_of(value.dtype);
+    buffers.back().bytes = bytes_of(value.dtype, ir::elements(value));
   };
   for (ValueId id : segment.inputs) add(id, false);
   for (ValueId id : segment.outputs) add(id, true);

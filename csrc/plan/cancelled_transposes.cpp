@@ -101,7 +101,9 @@ class Postponer {
       for (size_t i = 0; i < dims.size(); ++i) order[dims[i]] = dims[from[i]];
       return {broadcast(op.output, order), order};
     }
-    if (ir::info(op.kind).op_class == OpClass::kPointwise) {
+    // What is only stored, two to a byte, is stored in its own order.
+    const bool is_moved = whole_.values[op.output].dtype != DType::kU4;
+    if (ir::info(op.kind).op_class == OpClass::kPointwise && is_moved) {
       const auto first =
           std::find_if(op.inputs.begin(), op.inputs.end(), [&](ValueId id) { return !is_sorted(turned_[id].order); });
       if (first != op.inputs.end()) {

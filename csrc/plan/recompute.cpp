@@ -25,7 +25,7 @@ constexpr size_t kMostReads = 16;
 
 bool is_nested(const ir::Value& value) { return ir::ragged_axis(value) >= 0; }
 
-int64_t bytes(const ir::Value& value) { return ir::elements(value) * size_of(value.dtype); }
+int64_t bytes(const ir::Value& value) { return bytes_of(value.dtype, ir::elements(value)); }
 
 }  // namespace
 

@@ -248,15 +248,23 @@ int64_t narrowest_of_all(const Traffic& traffic, size_t lane_loop) {
   return bytes;
 }
 
+bool stores_u4(const ir::Fusion& segment) {
+  return std::any_of(segment.outputs.begin(), segment.outputs.end(),
+                     [&](ir::ValueId id) { return segment.values[id].dtype == DType::kU4; });
+}
+
 // Short rows of whole vectors: several in a warp. A thread has as many vectors as make its narrowest access a whole
-// one.
+// one. Codes of four bits are bound by instructions, of which one thread for a row needs fewest: blocks of 32 bf16 as
+// int4 took 163 us in one thread and 175 in two, 32768 x 7168 (H200).
 bool in_parts_of_warps(const RowFacts& facts, const Shape& shape, CudaReduction& p) {
   const int64_t vectors = shape.folded / p.lanes;
   if (p.lanes == 1 || shape.across > 1 || shape.folded % p.lanes != 0) return false;
-  if (vectors < kVectorsOfPart || vectors > kRowOfPart || shape.kept < kManyRows) return false;
-  const int64_t power = vectors & -vectors, narrow = narrowest_of_all(facts.traffic, shape.lane_loop);
-  int64_t each = std::min(kVectorsOfPart, std::max<int64_t>(1, kMaxVectorBytes / (p.lanes * narrow)));
-  while (each > 1 && power / each < 2) each /= 2;
+  const bool codes = stores_u4(facts.segment);
+  if (vectors < kVectorsOfPart || vectors > kRowOfPart || (shape.kept < kManyRows && !codes)) return false;
+  const int64_t power = vectors & -vectors, least = codes ? 1 : 2;  // threads
+  const int64_t bits = codes ? 4 : 8 * narrowest_of_all(facts.traffic, shape.lane_loop);
+  int64_t each = std::min(kVectorsOfPart, std::max<int64_t>(1, 8 * kMaxVectorBytes / (p.lanes * bits)));
+  while (each > 1 && power / each < least) each /= 2;
   if (vectors / power * each > kVectorsOfPart) return false;
   p.threads = power / each;
   p.threads_y = kSmallBlock / p.threads;
@@ -327,7 +335,8 @@ CudaReduction along_row(const RowFacts& facts, const Shape& shape, const Target&
   p.lane_loop = static_cast<int>(shape.lane_loop);
   p.lanes = shape.lanes;
   if (cluster == 1 && in_parts_of_warps(facts, shape, p)) return p;
-  if (cluster == 1 && shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && shape.kept >= kManyRows) {
+  const bool many = shape.kept >= kManyRows || stores_u4(facts.segment);
+  if (cluster == 1 && shape.across == 1 && shape.folded / p.lanes <= kRowOfThread && many) {
     p.along = ThreadsAlong::kRows;
     p.threads = kSmallBlock;
     keep_rows(facts, p, shape.folded / p.lanes);

@@ -51,7 +51,8 @@ Args:
 Raises:
   UserError: for an unknown op, another number of operands, and shapes or dtypes that it does not take.)";
 inline constexpr const char* kConvert =
-    "Return the value in another dtype, rounded to nearest even; floats become integers towards zero.";
+    "Return the value in another dtype, rounded to nearest even; floats become integers towards zero. \"u4\", the last "
+    "four bits of integers, is only stored, two to a byte: an output whose array is u8 of half the last axis.";
 inline constexpr const char* kBitcast =
     R"(Return the bits of the value as another dtype.
 

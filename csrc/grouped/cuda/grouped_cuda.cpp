@@ -180,7 +180,8 @@ std::string_view device_type(DType dtype) {
     case DType::kF64: return "double";
     case DType::kPred:
     case DType::kF8E4M3:
-    case DType::kF8E5M2: break;
+    case DType::kF8E5M2:
+    case DType::kU4: break;
   }
   throw UserError(cat("[grouped_matmul] element type ", name(dtype), " has no product; convert it to s8 or f32 first"));
 }
