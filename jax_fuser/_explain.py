@@ -299,7 +299,8 @@ def _cuts(jaxpr: Any, platform: str) -> Iterator[tuple[str, str]]:
             yield eqn.params["name"], "has few elements: ops of XLA"
             continue
         if name == _quantized_product.quantized_p.name:
-            yield name, _quantized_product.kernels(eqn.params["jaxpr"], platform, _ffi.target_text(platform))
+            format = eqn.params["how"].format
+            yield name, _quantized_product.kernels(eqn.params["jaxpr"], format, platform, _ffi.target_text(platform))
             continue
         if any(_has_kernels(inner) for inner in inner_jaxprs(eqn)):
             # Calls have no reason: their kernels are where those of their caller could be.

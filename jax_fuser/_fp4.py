@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax_fuser._reciprocal import reciprocal
 
 FORMATS = ("nvfp4", "mxfp4", "int4")
-_FLT_MAX, _TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
+_FLT_MAX, _TINY = float(np.finfo(np.float32).max), np.finfo(np.float32).tiny
 _MOST = {"nvfp4": 6, "mxfp4": 6, "int4": 7}  # the largest code
 _E4M3_MAX = 448.0
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of the eight codes of e2m1

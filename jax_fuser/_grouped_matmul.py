@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from jax_fuser._nested_checks import check_extents, check_groups, check_stored, 
 from jax_fuser._nested_tensor import NestedTensor
 from jax_fuser._packed_weights import PackedWeights
 from jax_fuser._quant import ScaledTensor, quantize
-from jax_fuser._quantized_product import FORMAT, check_format, product_and_quantize
+from jax_fuser._quantized_product import IN_KERNEL, check_format, product_and_quantize
 from jax_fuser._ragged_dot import (
     check_dtypes,
     check_result,
@@ -79,10 +80,12 @@ def grouped_matmul(
             other groups give zero.
         preferred_element_type: dtype of the result; by default that of the operands.
         output_format: returns `quantize(result, output_format)` instead, with the same bits; a name of a format.
-            "fp8_block" is what `scaled_grouped_matmul` takes next. On GPUs of compute capability 9.0 that is one kernel
-            with the product of 16-bit rows, where the result has columns in multiples of 128: nothing else is stored.
-            Elsewhere, in exported programs, and for other formats, gathered or inner rows, the product is stored and
-            then quantized; `explain` says which. Not differentiable: see `quantize`.
+            "fp8_block" is what `scaled_grouped_matmul` takes next. On GPUs of compute capability 9.0 "fp8_block",
+            "mxfp8", "nvfp4" and "mxfp4" are one kernel with the product of 16-bit rows, where the result has columns in
+            multiples of their blocks, 128, 32, 16 and 32: nothing else is stored. Elsewhere, in exported programs, for
+            gathered or inner rows, and for other formats ("fp8_row" has a scale for all columns of a row, which no
+            block of the kernel has together), the product is stored and then quantized; `explain` says which. Not
+            differentiable: see `quantize`.
         validate: whether to check concrete `group_sizes`, or where the groups of a nested `lhs` lie.
 
     Returns:
@@ -199,16 +202,14 @@ def grouped_matmul(
         return out.reshape(*data.shape[:-1], out.shape[-1])
 
     operands = data, rhs, extents, starts, bias, row_scale
-    quantizes = output_format == FORMAT and data.ndim == 2 and numbers is None
+    quantizes = output_format in IN_KERNEL and data.ndim == 2 and numbers is None
     if (numbers is not None or quantizes) and group_offset is not None:
         extents, starts = local_groups("grouped_matmul", extents, starts, rows, group_offset, rhs.shape[0])
     if numbers is not None:
         return _stored(multiply(tokens, rhs, extents, starts, bias, row_scale, index=numbers), output_format)
     if quantizes:
-        made, scales = product_and_quantize(data, rhs, extents, starts, bias, row_scale, **how)
-        return ScaledTensor(
-            lhs.replace(data=made) if isinstance(lhs, NestedTensor) else made, scales, None, FORMAT, (128,)
-        )
+        made = product_and_quantize(data, rhs, extents, starts, bias, row_scale, **how, format=str(output_format))
+        return dataclasses.replace(made, data=lhs.replace(data=made.data)) if isinstance(lhs, NestedTensor) else made
     if data.ndim == 2:
         out = run(*operands, group_offset)
     else:

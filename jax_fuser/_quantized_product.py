@@ -6,6 +6,7 @@ capability 9.0 it is one kernel, and those floats are never stored; elsewhere it
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,17 @@ from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split, _tr
 from jax_fuser._activations import jit_of_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
-from jax_fuser._quant import FORMATS, quantize
+from jax_fuser._quant import FORMATS, ScaledTensor, quantize
 from jax_fuser._varying import same_varying
 
-FORMAT, _COLUMNS = "fp8_block", 128  # that the kernel makes, with a scale for so many columns
+# Formats that the kernel makes: dtypes of elements and of scales, those of e8m0 as bits. "fp8_row" is none: the scale
+# of a row waits for all its columns, which many blocks compute.
+IN_KERNEL = {
+    "fp8_block": ("float8_e4m3fn", "float32"),
+    "mxfp8": ("float8_e4m3fn", "uint8"),
+    "nvfp4": ("uint8", "float8_e4m3fn"),
+    "mxfp4": ("uint8", "uint8"),
+}
 _NARROW = ("bfloat16", "float16")
 quantized_p = _trace.own_call("jax_fuser_quantized_product", "a grouped product whose result is quantized")
 quantized_p.multiple_results = True
@@ -53,6 +61,7 @@ class _How:
     activation: Callable[[jax.Array], jax.Array] | None
     gated: bool
     dtype: Any
+    format: str
 
     def product(self, x: Any, rhs: Any, extents: Any, *rest: Any) -> jax.Array:
         values = iter(rest)
@@ -63,8 +72,8 @@ class _How:
         )  # fmt: skip
 
     def in_two_steps(self, *operands: Any, **_: Any) -> list[jax.Array]:
-        made = quantize(self.product(*operands), FORMAT)
-        return [made.data, made.scales]
+        made = quantize(self.product(*operands), self.format)
+        return [made.data, made.scales.view(IN_KERNEL[self.format][1])]
 
 
 def product_and_quantize(
@@ -79,21 +88,31 @@ def product_and_quantize(
     activation: Callable[[jax.Array], jax.Array] | None,
     gated: bool,
     dtype: Any,
-) -> tuple[jax.Array, jax.Array]:
-    """Return elements and scales of format "fp8_block" of what `product_and_tail` returns."""
+    format: str,
+) -> ScaledTensor:
+    """Return what `quantize` makes of what `product_and_tail` returns, in a format of `IN_KERNEL`."""
     optional = (starts, bias if bias is None else jnp.asarray(bias), scale)
-    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype))
+    how = _How(tuple(a is not None for a in optional), transpose_rhs, activation, gated, jnp.dtype(dtype), format)
     operands = [a for a in (x, rhs, extents, *optional) if a is not None]
     columns = rhs.shape[1 if transpose_rhs else 2] // (2 if gated else 1)
     narrow = all(jnp.dtype(d).name in _NARROW for d in (x.dtype, rhs.dtype, dtype))
     mesh = jax.typeof(x).sharding.mesh
     explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
-    has_kernel = narrow and x.dtype == rhs.dtype and columns % _COLUMNS == 0 and 0 not in (*x.shape, *rhs.shape)
+    whole = columns % _columns_of_scale(format) == 0
+    has_kernel = narrow and x.dtype == rhs.dtype and whole and 0 not in (*x.shape, *rhs.shape)
     if not has_kernel or explicit or _fused_primitive.jit_is_off():
         data, scales = how.in_two_steps(*operands)
     else:
         data, scales = _bound(*same_varying(*operands), how=how)
-    return data, scales
+    if scales.dtype == jnp.uint8:
+        scales = scales.view(jnp.float8_e8m0fnu)
+    return ScaledTensor(data, scales, None, format, FORMATS[format].blocks[0])
+
+
+def _columns_of_scale(format: str) -> int:
+    (columns,) = FORMATS[format].blocks[0]
+    assert columns is not None
+    return columns
 
 
 @jit_of_given("how")
@@ -105,18 +124,19 @@ def _bound(*operands: Any, how: _How) -> list[jax.Array]:
     return quantized_p.bind(*operands, jaxpr=closed, how=how, mesh=_split.needs_devices())
 
 
-def _abstract_eval(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
+def _abstract_eval(*_: Any, jaxpr: Any, how: _How, **__: Any) -> list[Any]:
     (out,) = jaxpr.out_avals
     m, n = out.shape
+    widths = n // 2 if how.format in _fp4.FORMATS else n, n // _columns_of_scale(how.format)
     return [
-        out.update(shape=(m, n), dtype=jnp.dtype("float8_e4m3fn"), weak_type=False),
-        out.update(shape=(m, n // _COLUMNS), dtype=jnp.dtype("float32"), weak_type=False),
+        out.update(shape=(m, width), dtype=jnp.dtype(dtype), weak_type=False)
+        for width, dtype in zip(widths, IN_KERNEL[how.format])
     ]
 
 
 def _no_derivative(*_: Any, **__: Any) -> Any:
     raise TypeError(
-        "grouped_matmul: output_format= has no derivative (rounding to 8 bits is flat almost everywhere); leave it "
+        "grouped_matmul: output_format= has no derivative (rounding to few bits is flat almost everywhere); leave it "
         "out, and pass floats and format= to scaled_grouped_matmul, take jax.lax.stop_gradient of the arguments, or "
         "give what you compute a jax.custom_vjp"
     )
@@ -126,20 +146,20 @@ def _batch(args: Any, dims: Any, *, how: _How, **_: Any) -> tuple[list[Any], lis
     return jax.vmap(how.in_two_steps, in_axes=tuple(dims))(*args), [0, 0]
 
 
-def program_of(jaxpr: Any) -> str:
+def program_of(jaxpr: Any, format: str) -> str:
     """Return what the kernel computes as a fusion, and the line that stores it quantized; UserError where none can."""
     _, program = _by_hand.one_fusion(jaxpr, "grouped_matmul", "grouped_matmul")
-    return f"{program.text}\nquantized {FORMAT}\n"
+    return f"{program.text}\nquantized {format}\n"
 
 
-def kernels(jaxpr: Any, platform: str, target: str) -> str:
+def kernels(jaxpr: Any, format: str, platform: str, target: str) -> str:
     """Say which kernels it becomes, for people."""
     why = f"platform {platform} has no such kernel"
     if platform == "cuda":
-        why = _ffi.can_compile(platform) or _ffi.why_no_kernel(lambda: program_of(jaxpr), target) or ""
+        why = _ffi.can_compile(platform) or _ffi.why_no_kernel(lambda: program_of(jaxpr, format), target) or ""
     if why:
         return f"two steps, the product and then quantize: {why}"
-    [facts] = _core.facts(program_of(jaxpr), target)
+    [facts] = _core.facts(program_of(jaxpr, format), target)
     return f"one kernel multiplies and quantizes: {facts['parameters']}"
 
 
@@ -152,8 +172,9 @@ def _lower_for_cuda(ctx: Any, *operands: Any, jaxpr: Any, how: _How, mesh: Any) 
     # What is exported may run on a GPU without the kernel: of another kind, or with more processors, where k is split.
     if not _is_exported(ctx) and not _split.is_on_a_mesh(ctx) and _ffi.can_compile("cuda") is None:
         target = _ffi.target_text("cuda")
-        if _ffi.why_no_kernel(lambda: program_of(jaxpr), target) is None:
-            return _ffi.emit_program(ctx, operands, program_of(jaxpr), platform="cuda")
+        program = functools.partial(program_of, jaxpr, how.format)
+        if _ffi.why_no_kernel(program, target) is None:
+            return _ffi.emit_program(ctx, operands, program(), platform="cuda")
     return _lower_in_two_steps(ctx, *operands, jaxpr=jaxpr, how=how, mesh=mesh)
 
 

@@ -190,6 +190,7 @@ T load_now(const T* p) {
   return *p;
 }
 inline void st_global(void* p, const uint4& words) { std::memcpy(p, &words, sizeof(words)); }
+inline void st_global(void* p, const uint2& words) { std::memcpy(p, &words, sizeof(words)); }
 inline float max_nan(float x, float y) { return x != x ? x : y != y ? y : std::max(x, y); }
 inline float min_nan(float x, float y) { return x != x ? x : y != y ? y : std::min(x, y); }
 inline float reciprocal(float x) { return 1 / x; }

@@ -184,11 +184,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(unsigned (&words)[4], unsigned
 
 // ---- global memory ----
 
-// 16 bytes in one access, which a compiler may split when it stores a struct.
+// 16 bytes in one access, which a compiler may split when it stores a struct; and 8.
 __device__ __forceinline__ void st_global(void* address, const uint4& words) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words.x), "r"(words.y), "r"(words.z),
                "r"(words.w)
                : "memory");
+}
+__device__ __forceinline__ void st_global(void* address, const uint2& words) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words.x), "r"(words.y) : "memory");
 }
 
 // ---- matrix products ----

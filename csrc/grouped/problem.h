@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "grouped/output_format.h"
 
 namespace jf::grouped {
 
@@ -52,9 +53,9 @@ struct Problem {
   // kRows, for the CUDA kernels that why_not_gather allows: where an s32[m] says which row of lhs, [lhs_rows, k], each
   // row is, or is outside of it for a row of zeros. Else 0.
   int64_t lhs_rows = 0;
-  // kRows, for the CUDA kernels that why_not_quantize allows: whether the result, rounded to `out`, becomes f8e4m3fn
-  // [m, n] and a scale for each 128 columns of a row, f32 [m, n / 128], which follows the members of an epilogue.
-  bool quantizes = false;
+  // kRows, for the CUDA kernels that why_not_quantize allows: what the result, rounded to `out`, becomes: elements
+  // [m, n] and scales [m, n / columns of one], an argument that follows the members of an epilogue.
+  OutputFormat quantizes = OutputFormat::kNone;
 
   bool operator==(const Problem&) const = default;
 };

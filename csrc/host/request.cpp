@@ -23,7 +23,7 @@ Request parse_request(std::string_view program) {
   }
   if (const size_t end = program.find(kQuantizedLine); end != program.npos) {
     Request request{ir::parse(program.substr(0, end)), std::nullopt};
-    request.quantized = true;
+    request.quantized = parse_quantized(program.substr(end + 1));
     return request;
   }
   if (const size_t end = program.find(kTuned); end != program.npos) {
@@ -39,7 +39,7 @@ Request parse_request(std::string_view program) {
 
 Program build(const Request& request, const Target& target) {
   const auto& [fusion, schedule, written, quantized, tuning] = request;
-  if (quantized) return quantized_product(fusion, target);
+  if (quantized != grouped::OutputFormat::kNone) return quantized_product(fusion, quantized, target);
   if (!schedule && !written) return build(fusion, target, tuning);
   Program program;
   program.name = fusion.name;

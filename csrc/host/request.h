@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/target.h"
+#include "grouped/output_format.h"
 #include "host/program.h"
 #include "host/tuning.h"
 #include "host/written.h"
@@ -19,7 +20,7 @@ struct Request {
   ir::Fusion fusion;
   std::optional<schedule::Schedule> schedule;
   std::optional<Written> written = {};
-  bool quantized = false;
+  grouped::OutputFormat quantized = grouped::OutputFormat::kNone;
   Tuning tuning = {};
 };
 

@@ -98,7 +98,8 @@ std::vector<Alternatives> alternatives(const std::string& program, const std::st
   return reported(program, [&] {
     const Target target = parse_target(target_text);
     const Request request = parse_request(program);
-    if (request.schedule || request.written || request.quantized) return std::vector<Alternatives>{};
+    const bool quantized = request.quantized != grouped::OutputFormat::kNone;
+    if (request.schedule || request.written || quantized) return std::vector<Alternatives>{};
     const Program built = build(request, target);
     std::vector<Alternatives> result;
     const auto add = [&](const std::string& kernel, const Parameters& now, const std::vector<Parameters>& others) {

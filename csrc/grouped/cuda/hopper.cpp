@@ -19,7 +19,6 @@ using namespace hopper;
 namespace {
 
 constexpr int kRowAlignment = 16;      // bytes, of every row that a tensor map describes
-constexpr int kScaleColumns = 128;     // of a scale of QuantizedRows
 constexpr int kGatheredRows = 128;     // of a tile of HopperRows at most, whose rows numbers name
 constexpr int kBlocksRows = 128;       // of a tile of HopperBlocks
 constexpr int kBlocksColumns = 192;    // at most, of such a tile
@@ -310,11 +309,12 @@ CudaKernel kernel_of(const Problem& p, const HopperConfig& c, const Target& targ
              " bytes of shared memory, the GPU has ", target.max_shared_bytes, "; use fewer stages");
 
   CudaKernel kernel;
-  kernel.entry = cat("jf_grouped_", p.lhs_rows > 0 ? "gathered_" : "", p.quantizes ? "quantized_" : "",
-                     p.mode == Mode::kContraction ? "contraction" : "rows",
-                     epilogue                                                    ? "_fused"
-                     : p.mode == Mode::kContraction || p.scales == Scales::kNone ? ""
-                                                                                 : "_scaled");
+  kernel.entry =
+      cat("jf_grouped_", p.lhs_rows > 0 ? "gathered_" : "", p.quantizes != OutputFormat::kNone ? "quantized_" : "",
+          p.mode == Mode::kContraction ? "contraction" : "rows",
+          epilogue                                                    ? "_fused"
+          : p.mode == Mode::kContraction || p.scales == Scales::kNone ? ""
+                                                                      : "_scaled");
   kernel.block = kThreads;
   kernel.cluster = c.split;
   kernel.shared_bytes = static_cast<int>(shared);
@@ -355,7 +355,7 @@ std::string why_not_hopper(Problem problem, const RowEpilogue& epilogue, const T
 }
 
 std::string why_not_quantize(const Problem& p, const RowEpilogue* epilogue, const Target& target) {
-  JF_CHECK(p.quantizes, "the result is quantized");
+  JF_CHECK(p.quantizes != OutputFormat::kNone, "the result is quantized");
   if (std::string why = epilogue ? why_not_hopper(p, *epilogue, target) : why_not_hopper(p, target); !why.empty()) {
     return why;
   }
@@ -366,16 +366,17 @@ std::string why_not_quantize(const Problem& p, const RowEpilogue* epilogue, cons
   if (epilogue && (epilogue->several() || !epilogue->tiles.empty())) {
     return "what follows the product exchanges more than the sums through shared memory";
   }
-  const int64_t columns = result_columns(p, epilogue);
-  if (columns % kScaleColumns != 0) return cat(columns, " columns are no multiple of ", kScaleColumns);
+  const int64_t columns = result_columns(p, epilogue), of_scale = facts_of(p.quantizes).columns;
+  if (columns % of_scale != 0) return cat(columns, " columns are no multiple of ", of_scale);
   // As that of the product alone, so that the sums are the same.
   Problem stored = p;
   stored.out = out;
-  stored.quantizes = false;
+  stored.quantizes = OutputFormat::kNone;
   const HopperConfig c = choose_hopper(stored, target, epilogue);
   if (c.split > 1) return "of few tiles k is split among blocks";
-  if (epilogue && epilogue->sums == 2 && c.cluster != 2)
+  if (epilogue && of_scale > kRowsColumns / epilogue->sums && c.cluster != 2) {
     return "of few rows each block computes alone, half of a scale";
+  }
   return "";
 }
 

@@ -58,7 +58,7 @@ std::vector<CudaMap> maps(const Problem& p, const RowEpilogue* epilogue) {
   if (p.lhs_rows == 0) maps.insert(maps.begin(), {0, matrices(0, p.m, p.k, p.lhs, kWarpgroupRows)});
   const bool several = epilogue && epilogue->several();
   const int members = out + 2;
-  if (p.quantizes) {
+  if (p.quantizes != OutputFormat::kNone) {
     // Threads store it.
   } else if (several) {
     for (size_t i = 0; i < epilogue->results.size(); ++i) {

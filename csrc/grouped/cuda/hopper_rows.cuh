@@ -62,6 +62,7 @@ struct HopperProduct {
 // A result that is stored as it is.
 struct ResultOfOut {
   static constexpr bool kQuantizes = false;
+  static constexpr int kScaleColumns = 0;
 };
 
 template <class In, class Out, class Tile, bool kRhsKMajor, bool kHasStarts, class Epilogue = NoEpilogue,
@@ -92,7 +93,7 @@ class HopperRows {
   static constexpr bool kQuantizes = Result::kQuantizes;
   static_assert(!kQuantizes || (!kSeveral<Epilogue> && Epilogue::kTiles == 0 && kTurns), "buffers are its own");
   static_assert(!kQuantizes || !kSplits, "units are whole");
-  static_assert(!kQuantizes || !kPaired || kCluster == 2, "a pair of blocks has the columns of a scale");
+  static_assert(!kPaired || kCluster == 2 || Result::kScaleColumns <= kOwnColumns, "two blocks tell each other");
   using Sums = float[kSlices][kRows / 2];
   static constexpr unsigned kWarps = kGroupThreads / 32 * kReaders;  // that read a stage, in each block
   // They and the copies. Blocks that split k each find their units themselves.

@@ -150,14 +150,14 @@ __device__ __forceinline__ void for_padding(const Ragged& ragged, Visit visit) {
   }
 }
 
-// One warp: zeros into every kShare-th of the padding rows, from the `share`-th on. Rows are multiples of 16 bytes.
-template <bool kHasStarts, class Out>
+// One warp: zeros into every kShare-th of the padding rows, from the `share`-th on. Rows are whole chunks.
+template <bool kHasStarts, class Chunk = uint4, class Out>
 __device__ void store_padding(const Ragged& ragged, Out* out, int n, unsigned share, unsigned shares) {
-  constexpr int kPerChunk = 16 / static_cast<int>(sizeof(Out));
+  constexpr int kPerChunk = static_cast<int>(sizeof(Chunk) / sizeof(Out));
   for_padding<kHasStarts>(ragged, [&](int begin, int end) {
     for (int row = begin + static_cast<int>(share); row < end; row += static_cast<int>(shares)) {
       Out* to = out + static_cast<long long>(row) * n;
-      for (int i = static_cast<int>(lane_id()) * kPerChunk; i < n; i += 32 * kPerChunk) ptx::st_global(to + i, uint4{});
+      for (int i = static_cast<int>(lane_id()) * kPerChunk; i < n; i += 32 * kPerChunk) ptx::st_global(to + i, Chunk{});
     }
   });
 }

@@ -47,7 +47,7 @@ bool can_split(const Problem& p, int split) {
 }
 
 bool may_split(const Problem& p) {
-  return p.mode == Mode::kRows && !p.quantizes && stages(p) > kShort &&
+  return p.mode == Mode::kRows && p.quantizes == OutputFormat::kNone && stages(p) > kShort &&
          can_split(p, static_cast<int>(kMostBlocksOfCluster));
 }
 

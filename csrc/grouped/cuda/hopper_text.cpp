@@ -27,19 +27,19 @@ OperandTypes operand_types(const Problem& p) {
   return {"unsigned char", "unsigned char", cat("jf::grouped::Fp8<", e5m2(p.lhs), ", ", e5m2(p.rhs), ">")};
 }
 
-constexpr std::string_view kQuantized = ", jf::grouped::RowsInOrder, jf::grouped::QuantizedRows";
-
 }  // namespace
 
 std::string text(const Problem& p, const HopperConfig& c, std::string_view entry, int64_t shared,
                  const RowEpilogue* epilogue) {
   const bool contraction = p.mode == Mode::kContraction, scaled = p.scales != Scales::kNone, gathers = p.lhs_rows > 0;
+  const bool quantizes = p.quantizes != OutputFormat::kNone;
+  const std::string format = cat("jf::", facts_of(p.quantizes).device);
   const OperandTypes in = operand_types(p);
   const std::string_view out = device_type(p.out);
   const auto flag = [](bool value) { return value ? "true" : "false"; };
 
   std::string s = cat("#include \"grouped/cuda/", header(p), ".cuh\"\n");
-  if (p.quantizes) s += "#include \"grouped/cuda/hopper_quantize.cuh\"\n";
+  if (quantizes) s += "#include \"grouped/cuda/hopper_quantize.cuh\"\n";
   if (contraction && epilogue) s += "#include \"grouped/cuda/contraction_epilogue.cuh\"\n";
   s += "\n";
   if (epilogue) s += cat(epilogue->text, "\n");
@@ -68,7 +68,10 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
                : scaled ? ", jf::grouped::RowColumnScales"
                         : "",
                gathers ? ", jf::grouped::RowsByNumber" : "");
-      if (p.quantizes) s += cat(epilogue ? "" : ", jf::grouped::NoEpilogue", kQuantized);
+      if (quantizes) {
+        s += cat(epilogue ? "" : ", jf::grouped::NoEpilogue", ", jf::grouped::RowsInOrder, jf::grouped::QuantizedRows<",
+                 format, ">");
+      }
       s += ">;\n";
     }
   }
@@ -80,14 +83,14 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   s += cat("    const ", in.lhs, gathers ? "* lhs" : "*", ", const ", in.rhs, "*, const int* extents, ",
            p.has_starts ? "const int* starts, " : "", gathers ? "const int* number, " : "");
   if (scaled) s += "const float* __restrict__ lhs_scale, const float* __restrict__ rhs_scale,\n    ";
-  s += cat(p.quantizes ? "unsigned char" : out, "* out,\n");
+  s += cat(quantizes ? "unsigned char" : out, "* out,\n");
   if (!contraction) s += "    unsigned* next,\n";
   std::string members;
   for (size_t i = 0; epilogue && i < epilogue->members.size(); ++i) {
     s += cat("    ", epilogue->members[i], " __restrict__ e", i, ",\n");
     members += cat(i > 0 ? ", e" : "e", i);
   }
-  if (p.quantizes) s += "    float* scales,\n";
+  if (quantizes) s += cat("    ", format, "::Scale* scales,\n");
   const bool several = epilogue && epilogue->several();
   for (size_t i = 1; several && i < epilogue->results.size(); ++i) s += cat("    ", out, "* out", i, ",\n");
   if (several && epilogue->folds) s += "    float* partial,\n";
@@ -101,7 +104,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
   for (size_t i = 0; several && i < epilogue->tiles.size(); ++i) {
     maps_of_tiles += cat(" const __grid_constant__ jf::TensorMap tile_map", i, ",\n   ");
   }
-  s += cat("   ", p.quantizes ? "" : " const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
+  s += cat("   ", quantizes ? "" : " const __grid_constant__ jf::TensorMap out_map,", maps_of_results, maps_of_tiles,
            tile ? " const __grid_constant__ jf::TensorMap tile_map,\n   " : "",
            " long long m, long long k, long long n, long long groups,\n");
   s += cat("    long long", gathers ? " lhs_rows" : "", ") {\n");
@@ -110,7 +113,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
            ", static_cast<int>(groups), static_cast<int>(m)", p.leaves_padding ? ", true" : "", "};\n");
   s += contraction ? "  Kernel::run(memory, {lhs_map, rhs_map, out_map}, ragged, "
                    : cat("  Kernel::run(memory, ", gathers ? "rhs" : "lhs", "_map, rhs_map, ",
-                         p.quantizes ? "rhs_map, ragged, nullptr" : "out_map, ragged, out", ", next, ");
+                         quantizes ? "rhs_map, ragged, nullptr" : "out_map, ragged, out", ", next, ");
   s += "static_cast<int>(k), static_cast<int>(n)";
   if (several) {
     std::string places, tile_maps;
@@ -128,7 +131,7 @@ std::string text(const Problem& p, const HopperConfig& c, std::string_view entry
     s += cat(", Epilogue{", members, "}", tile ? ", &tile_map" : "");
   }
   if (gathers) s += ", nullptr, {}, {lhs, number, static_cast<unsigned>(lhs_rows)}";
-  if (p.quantizes) s += cat(epilogue ? "" : ", {}", ", nullptr, {}, {}, {out, scales}");
+  if (quantizes) s += cat(epilogue ? "" : ", {}", ", nullptr, {}, {}, {out, scales}");
   if (scaled)
     s += p.scales == Scales::kRows && !contraction ? ", {lhs_scale, rhs_scale, static_cast<int>(n)}"
                                                    : ", {lhs_scale, rhs_scale}";
