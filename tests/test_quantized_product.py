@@ -325,7 +325,7 @@ def test_kernels_compile_without_spills(how, tmp_path):
     [used] = assert_no_spills(program, tmp_path)
     assert used["STACK"] == 0 and used["REG"] <= 168
     text = _core.sass(program, HOPPER)
-    assert "F2FP.SATFINITE.E4M3" in text and "HGMMA" in text and "UTMASTG" not in text
+    assert all(op in text for op in ("F2FP.SATFINITE.E4M3", "HGMMA", "UTMALDG")) and "UTMASTG" not in text
 
 
 @pytest.mark.gpu
