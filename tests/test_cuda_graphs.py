@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from kinds_of_products import KINDS, assert_same_bits, make
 from test_split_k import HOPPER, program_of
 from test_tma import hopper_or_skip
 from tolerances import assert_close
@@ -99,3 +100,55 @@ def test_warpgroup_products_read_their_sizes_at_every_replay():
             np.testing.assert_array_equal(np.asarray(result[0], np.float32), want)
             assert_close(result[1], want_sums, jnp.bfloat16)
     assert jf.counters()["executed"] - before < (2 * repeats + 1) * runs / 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_product_is_captured(kind, device):
+    """Its replays read the sizes that there are then, and give the bits of a call by itself."""
+    on_gpu, calls = device.platform != "cpu", 8
+    if on_gpu:
+        hopper_or_skip()
+    f, arrays, sizes = make(kind, device)
+    want = [jax.jit(f)(arrays, one) for one in sizes]
+    many = jax.jit(lambda arrays, sizes: [f(arrays, one) for one in sizes])
+    turns = [[sizes[(i + turn) % 3] for i in range(calls)] for turn in range(3)]
+    before, runs = jf.counters()["executed"], 300 if on_gpu else 3
+    for i in range(runs):
+        results = many(arrays, turns[i % 3])
+        if i >= runs - 3:
+            assert_same_bits(results, [want[(j + i) % 3] for j in range(calls)])
+    assert not on_gpu or jf.counters()["executed"] - before < calls * runs / 4
+
+
+def test_gradients_of_an_expert_layer_are_captured(device):
+    """Experts without tokens among them; which experts are chosen changes from call to call."""
+    on_gpu, (tokens, d, f, experts) = device.platform != "cpu", (2048, 256, 128, 6)
+    if on_gpu:
+        hopper_or_skip()
+    rng = np.random.default_rng(0)
+    shapes = ((tokens, d), (tokens, 2), (experts, d, 2 * f), (experts, f, d))
+    operands = [rng.normal(size=s) / (s[-2] ** 0.5 if len(s) == 3 else 1) for s in shapes]
+    operands = jax.device_put([jnp.asarray(a, jnp.bfloat16) for a in operands], device)
+    chosen = [rng.integers(0, most, (tokens, 2)).astype(np.int32) for most in (experts, 3, 1)]
+    chosen = jax.device_put(chosen, device)
+
+    def loss(operands, chosen):
+        x, weights, w13, w2 = operands
+        return jnp.sum(jf.moe.mlp(x, chosen, weights, w13, w2).astype(jnp.float32) ** 2)
+
+    gradients = jax.jit(jax.grad(loss))
+    calls = gradients.lower(operands, chosen[0]).as_text().count("jax_fuser.program")
+    assert calls >= 6
+    want = [jax.block_until_ready(gradients(operands, one)) for one in chosen]
+    on_cpu = jax.device_put((operands, chosen), jax.devices("cpu")[0])
+    for grads, one, used in zip(want, on_cpu[1], (experts, 3, 1), strict=True):
+        assert not np.asarray(grads[2][used:], np.float32).any()
+        for got, truth in zip(grads, gradients(on_cpu[0], one), strict=True):
+            got, truth = (np.asarray(a, np.float32) for a in (got, truth))
+            assert np.linalg.norm(truth) > 0 and np.linalg.norm(got - truth) < 0.03 * np.linalg.norm(truth)
+    before, runs = jf.counters()["executed"], 300 if on_gpu else 3
+    for i in range(runs):
+        got = gradients(operands, chosen[i % 3])
+        if i >= runs - 3:
+            assert_same_bits(got, want[i % 3])
+    assert not on_gpu or jf.counters()["executed"] - before < calls * runs / 2

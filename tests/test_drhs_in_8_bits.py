@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_cuda_sources import nvrtc_or_skip, resources
+from test_grouped_hopper import sass
 from test_scaled_grouped_matmul import HOPPER
 from test_tma import hopper_or_skip
 from tolerances import assert_close
@@ -105,6 +106,8 @@ def test_kernel_compiles_without_spills(tmp_path):
     [(_, _, cubin)] = _core.compile_cuda(made, HOPPER)
     [used] = resources(cubin, tmp_path / "kernel.cubin")
     assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
+    text = sass(tmp_path / "kernel.cubin")
+    assert "QGMMA" in text and "HGMMA" not in text and "UTMALDG" in text
 
 
 @pytest.mark.gpu

@@ -294,6 +294,7 @@ def test_epilogues_spill_nothing_and_leave_products_to_overlap(f, size, tmp_path
     for used in assert_no_spills(program, tmp_path):
         assert used["STACK"] == 0 and used["REG"] <= 168
     text = sass(tmp_path / "kernel.cubin")
+    assert "UTMALDG" in text
     assert "HGMMA" in text and text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1
 
 

@@ -134,7 +134,7 @@ def test_gathering_kernels_compile(activation, options, tmp_path):
     [used] = resources(cubin, tmp_path / "kernel.cubin")
     assert used["LOCAL"] == 0 and used["STACK"] == 0 and used["REG"] <= 168
     text = sass(tmp_path / "kernel.cubin")
-    assert "LDGSTS" in text and "UTMALDG" in text
+    assert "LDGSTS" in text and "UTMALDG" in text and "HGMMA" in text
     assert 0 < text.count("WARPGROUP.DEPBAR") <= text.count("HGMMA") // 2 + 1  # products overlap
 
 

@@ -54,3 +54,21 @@ def test_one_custom_call_site():
 def test_no_file_is_called_utils():
     names = [p.name for folder in ("csrc", "jax_fuser") for p in (ROOT / folder).rglob("*")]
     assert not [n for n in names if re.match(r"(utils?|common|helpers?)\.", n)]
+
+
+def test_calls_allocate_and_wait_for_nothing():
+    """Of the CUDA driver none is opened that could, and what runs a call keeps its addresses in arrays."""
+    opened = {p.name: re.findall(r'"(cu[A-Z]\w+)"', p.read_text()) for p in SOURCES}
+    of_driver = opened.pop("driver.h")
+    assert {"cuLaunchKernel", "cuLaunchKernelEx", "cuMemsetD32Async"} < {*of_driver}
+    assert not [n for n in of_driver if re.search(r"Alloc|Free|Synchronize|Query|Wait|Memcpy|HostRegister", n)]
+    assert {name: found for name, found in opened.items() if found} == {
+        "driver.cpp": ["cuGetErrorName", "cuGetErrorString", "cuGetErrorName", "cuGetErrorString"]
+    }
+    assert not [p.name for p in SOURCES if p.suffix != ".cuh" and re.search(r"\bcuda[A-Z]\w*\(", p.read_text())]
+    source = (ROOT / "csrc" / "host" / "executable.cpp").read_text()
+    [body] = re.findall(r"\nvoid Executable::run_cuda\(.*?\n}\n", source, re.S)
+    assert "runtime::launch(" in body
+    assert not re.search(
+        r"\bnew\b|make_(unique|shared)|push_back|resize|std::(vector|string|map|function)\b(?!.*&)", body
+    )

@@ -47,6 +47,32 @@ def test_second_process_compiles_nothing(tmp_path):
     assert second["compiled_host"] == 0 and second["disk_hits"] == 1
 
 
+GRADIENTS = """
+    import hashlib, json, jax, jax.numpy as jnp, numpy as np, jax_fuser as jf
+
+    def loss(x, w, b, sizes):
+        y = jf.grouped_matmul(x, w, sizes, bias=b, activation="silu")
+        return jnp.sum(jf.fuse(lambda y: jnp.tanh(y) * y)(y.astype(jnp.float32)))
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (512, 128), (3, 128, 256), (3, 256)
+    x, w, b = (jax.random.normal(key, shape, jnp.bfloat16) / 8 for key, shape in zip(keys, shapes))
+    value, grads = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, w, b, jnp.array([200, 0, 300]))
+    bits = hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in (value, *grads))).hexdigest()
+    print(json.dumps({**jf.counters(), "bits": bits}))
+"""
+
+
+def test_second_process_compiles_nothing_for_a_product_and_its_gradients(tmp_path, device):
+    platform, compiled = ("cpu", "compiled_host") if device.platform == "cpu" else ("cuda", "compiled_cuda")
+    env = {"JAX_FUSER_CACHE_DIR": str(tmp_path / "cache"), "JAX_PLATFORMS": platform}
+    first, _ = finish(start(GRADIENTS, **env))
+    second, _ = finish(start(GRADIENTS, **env))
+    assert first[compiled] >= 2 and first["disk_hits"] == 0
+    assert second["compiled_host"] == second["compiled_cuda"] == 0 and second["disk_hits"] == first[compiled]
+    assert second["bits"] == first["bits"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_cache_that_cannot_be_written_is_read(tmp_path):
     folder = tmp_path / "cache"
