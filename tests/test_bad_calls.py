@@ -181,7 +181,7 @@ BAD: dict[str, tuple[Callable, str]] = {
     ),
     "iterations": (
         lowered(SHARED, ("split", "t", 0, 2**32), ("split", "t", 2, 2**32)),
-        r"\[lower\] the loops of t have more than 1e\+14 iterations; split its axes by smaller factors",
+        r"\[lower\] the loops of t have more than 1e\+17 iterations; split its axes by smaller factors",
     ),
     "apart": (
         lowered(("parallelize", "total", 1, "block")),

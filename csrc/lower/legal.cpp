@@ -31,7 +31,7 @@ bool is_parallel(Parallel parallel) { return is_block(parallel) || is_thread(par
 
 // Sizes of what is kept, and indices, count iterations.
 void check_iterations(const Domain& domain, const std::string& value) {
-  constexpr double kMostIterations = 1e14;
+  constexpr double kMostIterations = 1e17;
   double iterations = 1;
   for (const auto& axis : domain.loop) iterations *= static_cast<double>(axis.extent);
   JF_REQUIRE(iterations <= kMostIterations, "[lower] the loops of ", value, " have more than ", kMostIterations,
