@@ -28,6 +28,7 @@ _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of the eight
 
 
 pack_p = jax.extend.core.Primitive("jax_fuser_pack")
+stored_p = jax.extend.core.Primitive("jax_fuser_stored")
 
 
 def pack(codes: jax.Array) -> jax.Array:
@@ -64,16 +65,22 @@ def quantize_four_bits(
             wanted = wanted * global_scale
             inverse_global = 1 / global_scale
         scales = _clip(wanted, _E4M3_MAX).astype(jnp.float8_e4m3fn)
-        codes = to_e2m1(blocks * _inverse(scales.astype(jnp.float32) * inverse_global, _FLT_MAX)[..., None])
+        codes = to_e2m1(blocks * _inverse(_stored(scales) * inverse_global, _FLT_MAX)[..., None])
     elif format == "mxfp4":
         scales, inverses = scales_above(wanted)
         codes = to_e2m1(blocks * inverses[..., None])
     else:
         scales = wanted.astype(jnp.bfloat16)
         # Rounding may have made the scale smaller than a seventh of the largest value.
-        numbers = jnp.clip(blocks * _inverse(scales.astype(jnp.float32), 1)[..., None], -7, 7)
+        numbers = jnp.clip(blocks * _inverse(_stored(scales), 1)[..., None], -7, 7)
         codes = _bits(numbers + np.float32(3 * 2**22))  # rounded, in the last bits
     return pack(codes.reshape(x.shape)), scales
+
+
+def _stored(x: jax.Array) -> jax.Array:
+    """Return narrow floats as float32. On GPUs XLA takes what they were rounded from, unless something keeps it."""
+    rounded: jax.Array = stored_p.bind(x)
+    return rounded.astype(jnp.float32)
 
 
 def _inverse(x: jax.Array, of_zero: float) -> jax.Array:
@@ -169,6 +176,15 @@ def _batch(args: Any, axes: Any) -> tuple[Any, int]:
     return pack(jnp.moveaxis(args[0], axes[0], 0)), 0
 
 
+def _batch_stored(args: Any, axes: Any) -> tuple[Any, Any]:
+    return stored_p.bind(args[0]), axes[0]
+
+
+stored_p.def_impl(jax.lax.optimization_barrier)
+stored_p.def_abstract_eval(lambda x: x)
+ad.defjvp(stored_p, None)
+batching.primitive_batchers[stored_p] = _batch_stored
+mlir.register_lowering(stored_p, mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False))
 pack_p.def_impl(jax.jit(pack_by_slices))
 pack_p.def_abstract_eval(_abstract_eval)
 ad.defjvp(pack_p, None)

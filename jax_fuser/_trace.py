@@ -64,7 +64,7 @@ _FLOAT8 = ("f8e4m3fn", "f8e5m2")
 _MOVES = (
     "convert_element_type bitcast_convert_type select_n broadcast_in_dim reshape transpose squeeze slice rev split "
     "stack unstack concatenate pad gather dynamic_slice custom_jvp_call copy copy_p stop_gradient pvary pcast "
-    "pbroadcast"
+    "pbroadcast jax_fuser_stored"
 )
 _OF_FLOAT8 = frozenset(_MOVES.split())
 # Powers of two, which have no zero: bytes, that are only moved.
@@ -244,7 +244,7 @@ _SAME_NAME = (
     "min atan2 nextafter shift_left shift_right_logical shift_right_arithmetic lt le gt ge"
 )
 _OTHER_NAME = {"add_any": "add", "not": "not_", "and": "and_", "or": "or_", "xor": "xor_", "clz": "count_leading_zeros"}
-_SAME_VALUE = "copy copy_p stop_gradient pvary pcast pbroadcast"
+_SAME_VALUE = "copy copy_p stop_gradient pvary pcast pbroadcast jax_fuser_stored"
 
 RULES: dict[str, Rule] = {
     **{name: _pointwise(name) for name in _SAME_NAME.split()},
