@@ -104,7 +104,8 @@ def compare(case, dtype, device, k, n, least=0.0):
     """Mean and largest errors of both products; where they are smaller than `least` they are not told apart."""
     ours, theirs, truth, shapes = CASES[case]
     rng = np.random.default_rng(0)
-    operands = [jax.device_put(jnp.asarray(rng.normal(size=s), dtype), device) for s in shapes(k, n)]
+    size = 0.25 if "gelu" in case else 1  # of larger sums XLA's derivative is NaN in float16
+    operands = [jax.device_put(jnp.asarray(rng.normal(size=s) * size, dtype), device) for s in shapes(k, n)]
     extents = EXTENTS if case != "batch" else [5, 0, 19]
     sizes = jax.device_put(jnp.asarray(extents, jnp.int32), device)
     found = {}
