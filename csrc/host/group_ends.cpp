@@ -8,13 +8,6 @@ using ir::Op;
 using ir::OpKind;
 using ir::ValueId;
 
-bool is_number(const Fusion& fusion, ValueId value, int64_t number) {
-  const Op* op = definition(fusion, value);
-  if (op != nullptr && op->kind == OpKind::kBroadcast) op = definition(fusion, op->inputs[0]);
-  const auto* constant = op == nullptr ? nullptr : std::get_if<ir::Constant>(&op->attribute);
-  return constant != nullptr && constant->value == std::variant<int64_t, double>(number);
-}
-
 // The other operand of an op of that kind on the value and a number; the value itself where it is none.
 ValueId without(const Fusion& fusion, OpKind kind, int64_t number, ValueId value) {
   const Op* op = definition(fusion, value);
