@@ -191,7 +191,7 @@ def jit_of_given(*static: str) -> Callable[[Callable[..., Any]], Callable[..., A
             fixed = {name: kwargs.pop(name) for name in static if name in kwargs}
             if not any(map(_is_given, fixed.values())):
                 return of_named(*args, **kwargs, **fixed)
-            if any(map(_is_of_one_call, fixed.values())):  # may hold arrays, or belong to a trace: nothing keeps it
+            if any(map(is_of_one_call, fixed.values())):
                 return jax.jit(functools.partial(f, **fixed))(*args, **kwargs)
             key = tuple(fixed.items())
             with lock:
@@ -209,5 +209,6 @@ def _is_given(static: Any) -> bool:
     return isinstance(getattr(static, "activation", static), _Pointwise)
 
 
-def _is_of_one_call(static: Any) -> bool:
+def is_of_one_call(static: Any) -> bool:
+    """Whether an activation, or what has one, may hold arrays or belong to a trace: no cache keeps it."""
     return getattr(getattr(static, "activation", static), "state", ()) is None

@@ -21,8 +21,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fuser import _scaled_floats
 from jax_fuser._accumulator import at_least_float32
-from jax_fuser._activations import MOST_GIVEN
+from jax_fuser._activations import MOST_GIVEN, is_of_one_call
 from jax_fuser._automatic import placed_as
 from jax_fuser._fuse import fuse
 from jax_fuser._grouped_tail import tail
@@ -94,9 +95,15 @@ class How:
         return d_before, d_scale, h, *quantize_halves(d_gate, d_up, _DTYPE, self.block)
 
 
-@functools.lru_cache(maxsize=MOST_GIVEN)
 def _fused(how: How, backward: bool) -> Callable[..., Any]:
+    return (_fuse if is_of_one_call(how) else _fused_before)(how, backward)
+
+
+def _fuse(how: How, backward: bool) -> Callable[..., Any]:
     return fuse(how.between_backward if backward else how.between, name="expert_rows")
+
+
+_fused_before = functools.lru_cache(maxsize=MOST_GIVEN)(_fuse)
 
 
 def multiply_quantized(
@@ -111,20 +118,28 @@ def multiply_quantized(
         w2: elements `(groups, n, f)`, and scales.
     """
     take, back, scale, extents, x, *weights = same_varying(take, back, scale, extents, x, *w13, *w2)
-    return _without_derivative(how, x, scale, (*weights, take, back, extents))
+
+    def run(x: Any, scale: Any, take: Any, back: Any, extents: Any, *weights: Any) -> jax.Array:
+        return _forward(how, x, take, back, weights[:2], weights[2:], scale, extents)[0]
+
+    operands: tuple[Any, ...] = (x, scale, take, back, extents, *weights)
+    held: list[Any] = []
+    if is_of_one_call(how):  # what the activation closes over has no derivative, either
+        run, held = jax.closure_convert(run, *operands)
+    return _without_derivative(how.function, how.format, run, *operands, *held)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _without_derivative(how: How, x: Any, scale: Any, fixed: Any) -> jax.Array:
-    *weights, take, back, extents = fixed
-    return _forward(how, x, take, back, weights[:2], weights[2:], scale, extents)[0]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _without_derivative(fn: str, format: str, run: Callable[..., jax.Array], *operands: Any) -> jax.Array:
+    del fn, format
+    return run(*operands)
 
 
 @_without_derivative.defjvp
-def _refuse(how: How, primals: Any, tangents: Any) -> Any:
+def _refuse(fn: str, format: str, run: Any, primals: Any, tangents: Any) -> Any:
     raise TypeError(
-        f"{how.function}: a layer of weights that are quantized in 8 bits has no derivative; pass the floats, and "
-        f"format={how.format!r}, to train"
+        f"{fn}: a layer of weights that are quantized in 8 bits has no derivative; pass the floats, and "
+        f"format={format!r}, to train"
     )
 
 
@@ -133,7 +148,21 @@ def multiply_floats(
 ) -> jax.Array:
     """Return the same of floats `(groups, d, f)` and `(groups, f, n)`, with derivatives."""
     x, w13, w2, scale, *indices = same_varying(x, w13, w2, scale, extents, take, back)
-    return _multiply(how, *reverse_only(how.function, x, w13, w2, scale), copies, tuple(indices))
+    x, w13, w2, scale = reverse_only(how.function, x, w13, w2, scale)
+    if is_of_one_call(how):  # what the activation closes over has derivatives, too
+        return _apart(how, x, w13, w2, scale, copies, indices)
+    return _multiply(how, x, w13, w2, scale, copies, tuple(indices))
+
+
+def _apart(how: How, x: Any, w13: Any, w2: Any, scale: Any, copies: Copies, indices: Any) -> jax.Array:
+    """Return the same by products with derivatives of their own."""
+    extents, take, back = indices
+    multiply = functools.partial(
+        _scaled_floats.multiply_floats, how.function, extents=extents, starts=None, format=how.format,
+        drhs_format=how.dw_format, transpose_rhs=False, dtype=how.dtype,
+    )  # fmt: skip
+    before = multiply(sum_rows(x, take[:, None], back), w13, copies[0])
+    return multiply(how.tail(before, scale, extents), w2, copies[1])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

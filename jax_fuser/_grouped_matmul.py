@@ -78,7 +78,8 @@ def grouped_matmul(
             them; others have them copied first.
         group_offset: integer, may be traced: `rhs` (and `bias`) hold only the groups from this one on; rows of the
             other groups give zero.
-        preferred_element_type: dtype of the result; by default that of the operands.
+        preferred_element_type: dtype of the result; by default what `jnp.promote_types` makes of those of the
+            operands: float32 for float16 and bfloat16, of which `ragged_dot` makes bfloat16 as `jax.lax` does.
         output_format: returns `quantize(result, output_format)` instead, with the same bits; a name of a format.
             "fp8_block" is what `scaled_grouped_matmul` takes next. On GPUs of compute capability 9.0 "fp8_block",
             "mxfp8", "nvfp4" and "mxfp4" are one kernel with the product of 16-bit rows, where the result has columns in

@@ -47,7 +47,8 @@ def ragged_dot(
         group_sizes: `(g,)`, any integer dtype, on the device.
         precision: accepted for compatibility. float32 is always multiplied as float32; 16-bit floats are exact products
             summed in float32.
-        preferred_element_type: dtype of the result; by default that of the operands.
+        preferred_element_type: dtype of the result; by default that of `jax.lax.ragged_dot`, of operands of one dtype
+            theirs, of float16 and bfloat16 bfloat16.
         group_offset: integer scalar or `(1,)`, may be traced: `rhs` holds only the groups from this one on, and
             `group_sizes` may be longer than `rhs`. Rows of the other groups give zero.
 

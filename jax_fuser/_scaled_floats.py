@@ -34,24 +34,23 @@ FORMATS: dict[str, tuple[str, tuple[int, int] | None]] = {
 }
 
 
-def multiply_floats(lhs: Any, rhs: Any, copies: Any, extents: Any, starts: Any, *, format: str,
+def multiply_floats(fn: str, lhs: Any, rhs: Any, copies: tuple[Any, ...], extents: Any, starts: Any, *, format: str,
                     drhs_format: str | None, transpose_rhs: bool, dtype: Any) -> jax.Array:  # fmt: skip
     """Multiply rows `(m, k)` by `(groups, n, k)`, or `(groups, k, n)` without `transpose_rhs`, both quantized.
 
-    `copies`: of `rhs`, quantized along k and along n, or None.
+    `copies`: elements and scales of `rhs` quantized along k, then along n, or none. `fn`: for whom.
     """
-    arrays = () if copies is None else tuple(jnp.asarray(a) for copy in copies for a in (copy.data, copy.scales))
-    lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *arrays, *(() if starts is None else (starts,)))
-    indices = (extents, *others[len(arrays) :])
-    lhs, rhs = reverse_only("scaled_grouped_matmul", lhs, rhs)
-    return _multiply(lhs, rhs, tuple(others[: len(arrays)]), indices, format, drhs_format, transpose_rhs,
+    lhs, rhs, extents, *others = same_varying(lhs, rhs, extents, *copies, *(() if starts is None else (starts,)))
+    indices = (extents, *others[len(copies) :])
+    lhs, rhs = reverse_only(fn, lhs, rhs)
+    return _multiply(lhs, rhs, tuple(others[: len(copies)]), indices, fn, format, drhs_format, transpose_rhs,
                      np.dtype(dtype))  # fmt: skip
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
-def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, format: str, drhs_format: str | None, transpose_rhs: bool,
-              dtype: Any) -> jax.Array:  # fmt: skip
-    del drhs_format
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7, 8))
+def _multiply(lhs: Any, rhs: Any, copies: Any, indices: Any, fn: str, format: str, drhs_format: str | None,
+              transpose_rhs: bool, dtype: Any) -> jax.Array:  # fmt: skip
+    del fn, drhs_format
     right = copies[:2] or weights_of(rhs, format, not transpose_rhs)
     return multiply_rows(rows_of(lhs, format), right, indices, format, dtype)
 
@@ -60,11 +59,11 @@ def _forward(lhs: Any, rhs: Any, copies: Any, indices: Any, *static: Any) -> tup
     return _multiply(lhs, rhs, copies, indices, *static), (lhs, rhs, copies, indices)
 
 
-def _backward(format: str, drhs_format: str | None, transpose_rhs: bool, dtype: Any, kept: Any,
+def _backward(fn: str, format: str, drhs_format: str | None, transpose_rhs: bool, dtype: Any, kept: Any,
               dout: Any) -> tuple[Any, ...]:  # fmt: skip
     del dtype
     lhs, rhs, copies, indices = kept
-    lhs, rhs, dout = differentiated_once("scaled_grouped_matmul", lhs, rhs, dout)
+    lhs, rhs, dout = differentiated_once(fn, lhs, rhs, dout)
     right = copies[2:] or weights_of(rhs, format, transpose_rhs)
     d_lhs = multiply_rows(rows_of(dout, format), right, indices, format, lhs.dtype)
     rows, cotangents = lhs, dout

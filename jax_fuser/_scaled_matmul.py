@@ -179,8 +179,9 @@ def scaled_grouped_matmul(
     if scaled == "floats":
         assert format is not None
         check_copies("scaled_grouped_matmul: quantized_rhs", quantized_rhs, format, (groups, n, k))
+        copies = tuple(jnp.asarray(a) for copy in quantized_rhs or () for a in (copy.data, copy.scales))
         out = multiply_floats(
-            data, matrices, quantized_rhs, extents, starts, format=format, drhs_format=drhs_format,
+            "scaled_grouped_matmul", data, matrices, copies, extents, starts, format=format, drhs_format=drhs_format,
             transpose_rhs=transpose_rhs, dtype=dtype,
         )  # fmt: skip
     elif scaled == "weights":

@@ -135,10 +135,10 @@ _register(sum_p, sum_groups_once, sum_groups, spread_groups, _sum_one, 2)
 
 
 def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Return `x[index]`, zero where the index is past the end."""
+    """Return `x[index]`, zero where the index is outside."""
     if x.shape[0] == 0:
         return jnp.zeros_like(x, shape=(*index.shape, *x.shape[1:]))
-    return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
+    return x.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_cuda_sources import nvrtc_or_skip, resources
+from test_cuda_sources import assert_no_spills, nvrtc_or_skip, resources
 from test_grouped_hopper import EDGES, sass
 from test_tma import hopper_or_skip
 from tolerances import assert_close
@@ -35,13 +35,12 @@ def gathered(activation=None, m=2048, tokens=512, k=520, n=256, groups=8, dtype=
 
 @pytest.mark.parametrize("activation", ["silu", "swiglu"])
 def test_few_columns_are_multiplied_with_rows_as_they_lie(activation):
-    numbers, product = _core.facts(gathered(activation), HOPPER)
+    [product] = _core.facts(gathered(activation), HOPPER)
     assert product["parameters"] == "wgmma, tile=128x256x64 stages=4 cluster=1 units=shared, rows by number"
     assert "gathers its rows from x" in product["reason"]
     assert product["entry"] == "jf_grouped_gathered_rows_fused"
-    assert numbers["writes"][0][1:] == ("s32", [2048], 8192)
     assert product["reads"][0][1:] == ("bf16", [512, 520], 512 * 520 * 2)
-    assert [r[1:3] for r in product["reads"] if r[0] == numbers["writes"][0][0]] == [("s32", [2048])]
+    assert ("index", "s32", [2048], 8192) in product["reads"]
     assert not _core.copies_rows(gathered(activation), HOPPER)
 
 
@@ -68,7 +67,7 @@ def test_rows_are_copied_where_that_takes_less(options, why):
     ("options", "used"),
     [
         ({}, 2048 * 520 * 2),  # the rows, and what hands out units
-        ({"activation": "swiglu"}, 2048 * 4),  # their numbers
+        ({"activation": "swiglu"}, 0),
         ({"activation": "swiglu", "n": 2048}, 2048 * 520 * 2),
     ],
 )
@@ -80,6 +79,54 @@ def test_what_no_kernel_of_the_target_writes_takes_no_memory(options, used):
     product = 2048 * options.get("n", 256) * 2 if "activation" in options else 0
     for sm in (80, 90):
         assert _core.workspace_bytes(program, _core.cuda_target_for(sm), portable=True) == copied + product
+
+
+@pytest.mark.parametrize("k", [2048, 2088])
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [
+        ({}, 2),
+        ({"activation": "swiglu"}, 1),
+        ({"activation": "swiglu", "m": 64}, 2),
+        ({"activation": "gelu", "n": 2048, "transpose": True}, 2),
+        ({"dtype": "float16", "preferred_element_type": "float32"}, 2),
+    ],
+)
+def test_kernels_are_the_same_for_any_number_of_tokens(options, kernels, k):
+    """Neither the kernel that copies rows nor one that gathers them has the number in its text."""
+    texts = set()
+    for tokens in (1, 2, 3, 100, 1024, 65537, 2**24):
+        program = gathered(k=k, tokens=tokens, **options)
+        assert len(_core.facts(program, HOPPER)) == kernels
+        texts.add(_core.stages(program, HOPPER)["source"])
+    assert len(texts) == 1
+
+
+def test_a_plain_product_is_a_copy_and_a_product_for_any_number_of_tokens():
+    S, texts = jax.ShapeDtypeStruct, set()
+    for tokens in (1, 100, 65537):
+        args = S((tokens, 520), "bfloat16"), S((8, 520, 256), "bfloat16"), S((8,), "int32"), S((2048,), "int32")
+        with _tuned.programs_seen() as seen:
+            call = jax.jit(lambda x, w, sizes, index: jf.grouped_matmul(x, w, sizes, row_index=index))
+            call.trace(*args).lower(lowering_platforms=("cuda",))
+        texts.add(tuple(_core.stages(program, HOPPER)["source"] for program in seen))
+    assert len(texts) == 1 and len(*texts) == 2
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_three_kernels_serve_any_number_of_rows_that_one_copies_first(activation):
+    texts = set()
+    for m in (1, 2, 7, 8, 9, 64, 300, 4096, 65536, 10**6):
+        program = gathered(activation, k=2048, n=1024, m=m, tokens=max(1, m // 4))
+        assert len(_core.facts(program, HOPPER)) == 2
+        texts.add(_core.stages(program, HOPPER)["source"])
+    assert len(texts) <= 3
+
+
+def test_copies_of_rows_compile(tmp_path):
+    nvrtc_or_skip()
+    used = assert_no_spills(gathered(k=2048), tmp_path)
+    assert len(used) == 2
 
 
 def test_only_tiles_that_rows_by_number_have_are_tried():

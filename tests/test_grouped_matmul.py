@@ -186,6 +186,14 @@ def test_integers_of_four_bits_give_way(device, other, result):
         np.testing.assert_array_equal(got, ref.rows(rows, weights, [2, 3]))
 
 
+@pytest.mark.parametrize("lhs, rhs", [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_two_kinds_of_16_bits_make_float32(lhs, rhs):
+    """Where `ragged_dot` has `jax.lax`'s rule."""
+    operands = jnp.ones((4, 8), lhs), jnp.ones((2, 8, 3), rhs), jnp.array([1, 3])
+    assert jf.grouped_matmul(*operands).dtype == jnp.float32
+    assert jf.ragged_dot(*operands).dtype == jax.lax.ragged_dot(*operands).dtype == jnp.bfloat16
+
+
 def test_row_index_gathers(device, operands):
     tokens, rhs, *_ = operands
     index = np.array([3, 3, 0, 16, 5, 99, 1])

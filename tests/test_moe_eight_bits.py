@@ -1,7 +1,9 @@
 """Expert layers by products of 8-bit floats, against the same in float64 of what is quantized where it is."""
 
 import functools
+import gc
 import re
+import weakref
 
 import arrays
 import jax
@@ -96,6 +98,46 @@ def test_gradients_are_near_those_of_floats(device, format, activation):
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert a.dtype == b.dtype
         assert norm_of_difference(a, b) < 0.12
+
+
+@pytest.mark.parametrize("tokens", [T, 1024])
+@pytest.mark.parametrize("format", FORMATS)
+def test_activations_that_close_over_arrays(format, tokens):
+    """These have gradients, too, and nothing keeps them; what is computed is the same."""
+    (x, experts, weights), pair = arguments(gated=False, tokens=tokens)
+    by, cotangent = jnp.ones(F), arrays.array(tokens, D)
+
+    def loss(activation, x, pair, format):
+        return jnp.sum(cotangent * jf.moe.mlp(x, experts, weights, *pair, activation=activation, format=format))
+
+    def closed(by, x, pair, format=format):
+        return loss(lambda y: jnp.tanh(y * by), x, pair, format)
+
+    with jax.checking_leaks():
+        of_by, *rest = jax.jit(jax.grad(closed, (0, 1, 2)))(by, x, pair)
+    want = jax.grad(functools.partial(loss, jnp.tanh), (0, 1))(x, pair, format)
+    for one, other in zip(jax.tree.leaves(rest), jax.tree.leaves(want)):
+        assert norm_of_difference(one, other) < 0.01
+    assert norm_of_difference(of_by, jax.grad(functools.partial(closed, format=None))(by, x, pair)) < 0.12
+    closed(by, x, pair)
+    alive = weakref.ref(by)
+    del by
+    gc.collect()
+    assert alive() is None
+
+
+def test_no_gradient_of_what_an_activation_beside_quantized_weights_closes_over():
+    (x, experts, weights), (w13, w2) = arguments(gated=False)
+    q13, q2 = quantized(w13, "fp8_row"), quantized(w2, "fp8_row")
+
+    def layer(by):
+        return jf.moe.mlp(x, experts, weights, q13, q2, activation=lambda y: jnp.tanh(y * by)).sum()
+
+    same = jf.moe.mlp(x, experts, weights, q13, q2, activation=lambda y: jnp.tanh(y * 2)).sum()
+    with jax.checking_leaks():
+        assert_close(jax.jit(layer)(2.0), same, scale=10)
+    with pytest.raises(TypeError, match="mlp: a layer of weights that are quantized in 8 bits has no derivative"):
+        jax.grad(layer)(2.0)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -78,6 +78,8 @@ def test_the_kernels_do_what_numpy_does(tmp_path):
             want[used] = x[take[used, 0]]
             calls += call(f"SpreadRows<{zeros}>", x, back, rows, take)
             wanted.append(want)
+        calls += call("TakeRows", x, take, rows)
+        wanted.append(np.where(used[:, None], x[np.where(used, take[:, 0], 0)], 0).astype(np.uint8))
     for dtype, name in (("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16")):
         for sources, rows, terms, vectors in ((40, 6, 35, 3), (9, 4, 2, 300), (9, 5, 7, 128)):
             x = np.array(rng.normal(size=(sources, vectors * 16 // np.dtype(jnp.dtype(dtype)).itemsize)), dtype)

@@ -92,6 +92,35 @@ def test_three_kernels_serve_any_number_of_rows(k, n, groups, starts, activation
     assert len(texts) <= 3
 
 
+FOLLOWING = {  # given the product's operands, bias of groups, scale of rows, array at the product's places
+    "bias": lambda x, w, sizes, b, s, r: jf.grouped_matmul(x, w, sizes, bias=b, validate=False),
+    "gelu and scale": lambda x, w, sizes, b, s, r: jf.grouped_matmul(
+        x, w, sizes, activation="gelu", row_scale=s, validate=False
+    ),
+    "bias, gelu and scale": lambda x, w, sizes, b, s, r: jf.grouped_matmul(
+        x, w, sizes, bias=b, activation="gelu", row_scale=s, validate=False
+    ),
+    "array": jf.fuse(lambda x, w, sizes, b, s, r: jf.grouped_matmul(x, w, sizes, validate=False) + r),
+    "two results": jf.fuse(
+        lambda x, w, sizes, b, s, r: TAILS["two results"](jf.grouped_matmul(x, w, sizes, validate=False), r)
+    ),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 8, 32])
+@pytest.mark.parametrize("following", FOLLOWING)
+def test_three_kernels_serve_any_number_of_rows_with_what_follows(following, groups):
+    texts = set()
+    rows = {1, 2, 16, 17, groups - 1, groups, groups + 1, 333, 4096, 65536, 2**24, 2**27, 2 * 10**9} - {0}
+    for m in sorted(rows):
+        x, w, sizes = shapes(m, groups, 2048, 1024)
+        rest = ((groups, 1024), "bfloat16"), ((m,), "float32"), ((m, 1024), "bfloat16")
+        program = program_of(FOLLOWING[following], x, w, sizes, *(jax.ShapeDtypeStruct(*kind) for kind in rest))
+        assert len(_core.facts(program, HOPPER)) == 1
+        texts.add(_core.stages(program, HOPPER)["source"])
+    assert len(texts) <= 3
+
+
 @pytest.mark.parametrize("activation", [None, "swiglu"])
 def test_one_kernel_has_all_splits_and_spills_nothing(activation, tmp_path):
     call = functools.partial(jf.grouped_matmul, activation=activation)

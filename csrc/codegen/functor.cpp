@@ -5,9 +5,11 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "codegen/dialect.h"
 #include "codegen/generate.h"
 #include "codegen/printer.h"
+#include "loops/bodies.h"
 
 namespace jf::codegen {
 
@@ -52,6 +54,37 @@ class Depends {
   int variable_;
   std::set<RegisterId> registers_;
 };
+
+// Drops what nothing reads, and constants get the order in which they are read: what a tail had for its number of rows,
+// as what searched for a row's group, leaves no trace in the text.
+void drop_unread(Bodies& bodies) {
+  std::vector<RegisterId> read;  // the last first
+  for (auto body = bodies.bodies.rbegin(); body != bodies.bodies.rend(); ++body) {
+    Body kept;
+    for (auto stmt = body->rbegin(); stmt != body->rend(); ++stmt) {
+      const bool unread = std::visit(
+          [&](const auto& node) {
+            if constexpr (requires { node.result; }) return !contains(read, node.result);
+            return false;
+          },
+          stmt->node);
+      if (unread) continue;
+      std::vector<RegisterId> own;
+      for_operands(*stmt, [&](RegisterId id) { own.push_back(id); });
+      read.insert(read.end(), own.rbegin(), own.rend());
+      kept.push_back(std::move(*stmt));
+    }
+    std::reverse(kept.begin(), kept.end());
+    *body = std::move(kept);
+  }
+  std::reverse(read.begin(), read.end());
+  const auto first_read = [&](const Stmt& stmt) {
+    return std::find(read.begin(), read.end(), std::get<Compute>(stmt.node).result);
+  };
+  std::erase_if(bodies.constants, [&](const Stmt& stmt) { return first_read(stmt) == read.end(); });
+  std::stable_sort(bodies.constants.begin(), bodies.constants.end(),
+                   [&](const Stmt& a, const Stmt& b) { return first_read(a) < first_read(b); });
+}
 
 using Values = std::vector<std::pair<std::string, std::string>>;
 
@@ -104,6 +137,7 @@ std::string generate_functor(const Kernel& named, const Functor& functor, const 
     }
   }
   bodies.bodies = {std::move(of_group), std::move(of_row), columns.body};
+  drop_unread(bodies);
   bodies.known_as = {"of_group.", "of_row.", ""};
   bodies.variables = {functor.group, rows.variable, columns.variable};
   bodies.arrays = {functor.sums, functor.result};

@@ -12,6 +12,7 @@
 #include "host/group_softmax.h"
 #include "host/placement.h"
 #include "host/program.h"
+#include "host/written.h"
 #include "host/zeros.h"
 #include "ir/build.h"
 #include "ir/results.h"
@@ -274,7 +275,7 @@ class Assembly {
   // A segment, or what numbers the rows that a product gathers instead of it.
   const plan::Segment& segment_of(size_t number) const {
     const auto product = gathers_.product_of.find(number);
-    return product == gathers_.product_of.end() ? plan_.segments[number] : gathered_by(product->second)->numbers;
+    return product == gathers_.product_of.end() ? plan_.segments[number] : *gathered_by(product->second)->computed;
   }
   KernelFacts facts_of(const plan::Segment& segment) const {
     KernelFacts facts = kernel_facts(segment.fusion, fusion_, segment.inputs, segment.outputs);
@@ -298,7 +299,7 @@ class Assembly {
     std::vector<BufferRef> buffers;
     for (ir::ValueId id : segment.inputs) buffers.push_back(placement_.read(id));
     if (const auto* gather = gathered_by(number)) {
-      buffers.push_back(buffers[0]);  // the rows' numbers, which lie where they would
+      buffers.push_back(placement_.read(gather->number));
       buffers[0] = placement_.read(gather->from);
     }
     for (ir::ValueId id : segment.outputs) buffers.push_back(placement_.write(id));
@@ -308,7 +309,14 @@ class Assembly {
     return buffers;
   }
 
+  // Whether a product gathers the segment's rows by numbers that are there.
+  bool is_gathered(size_t number) const {
+    const auto product = gathers_.product_of.find(number);
+    return product != gathers_.product_of.end() && !gathered_by(product->second)->computed;
+  }
+
   void add(size_t number) {
+    if (is_gathered(number)) return;
     const std::vector<BufferRef>& buffers = buffers_[number] = buffers_of(number);
     const auto epilogue = std::find_if(epilogues_.all.begin(), epilogues_.all.end(), [&](const Epilogue& e) {
       return e.product == number || contains(e.tails, number);
@@ -385,12 +393,14 @@ class Assembly {
     program_.facts.push_back(product ? facts_of_product(number) : facts_of(segment));
     KernelFacts& facts = program_.facts.back();
     if (gathers_.product_of.count(number) > 0) facts = numbering(facts);
-    if (const auto why = gathers_.why_not.find(number); why != gathers_.why_not.end()) {
-      facts.reason += cat("; its rows are copied first: ", why->second);
+    const auto copied = gathers_.copied.find(number);
+    if (copied != gathers_.copied.end() && !copied->second.why.empty()) {
+      facts.reason += cat("; its rows are copied first: ", copied->second.why);
     }
     if (const auto why = epilogues_.why_not.find(number); why != epilogues_.why_not.end()) {
       facts.reason += cat("; ", why->second);
     }
+    if (copied != gathers_.copied.end() && copied->second.move) return add_copy(segment, copied->second);
     switch (segment.strategy) {
       case plan::Strategy::kEmpty: facts.strategy = "empty"; break;
       case plan::Strategy::kGrouped: add_product(number, std::move(buffers)); break;
@@ -400,6 +410,13 @@ class Assembly {
         program_.steps.push_back(KernelStep{kernels_.nested(segment.fusion), std::move(buffers)});
         break;
     }
+  }
+  void add_copy(const plan::Segment& segment, const CopiedRows& rows) {
+    std::vector<BufferRef> buffers;
+    for (const ir::ValueId id : rows.reads) buffers.push_back(placement_.read(id));
+    buffers.push_back(placement_.write(segment.outputs.front()));
+    std::string& parameters = program_.facts.back().parameters;
+    program_.steps.push_back(written_step(segment.fusion, *rows.move, target_, std::move(buffers), parameters));
   }
   void add_product(size_t number, std::vector<BufferRef> buffers) {
     const std::string& name = plan_.segments[number].fusion.name;

@@ -147,10 +147,8 @@ class Tail {
     result_columns_ = fusion.values[fusion.outputs.front()].axes.back().extent;
     rows_ = ir::elements(fusion.values[product]) / std::max<int64_t>(product_columns_, 1);
     matrices_ = fusion.values[product].axes.size() == 3;
-    for (const ValueId id : fusion.outputs) stored_columns_.push_back(fusion.values[id].axes.back().extent);
-    for (const ValueId id : fusion.inputs) {
-      inputs_.emplace_back();
-      for (const ir::Axis& axis : fusion.values[id].axes) inputs_.back().push_back(axis.extent);
+    for (const std::vector<ValueId>& buffers : {fusion.inputs, fusion.outputs}) {
+      for (const ValueId id : buffers) shapes_.push_back(ir::shape(fusion.values[id]));
     }
   }
 
@@ -162,6 +160,8 @@ class Tail {
     if (columns == nullptr || !kernel_.arrays.empty()) return "it is more than a loop over rows and one over columns";
     row_ = rows->variable;
     column_ = columns->variable;
+    if (rows_ == 1) number_single_row(rows->body);
+    if (!matrices_ && only_adds()) kernel_.wide_index = false;  // however many elements the arrays have
     functor_.group = loops::next_variable(kernel_);
     name_groups(rows->body);
     for (const loops::Body* body : {&kernel_.body, &rows->body}) {
@@ -186,7 +186,7 @@ class Tail {
     for (loops::Stmt& stmt : columns->body) {
       if (has_body(stmt)) return "it has a loop beside that over rows and columns";
       if (const auto* load = std::get_if<loops::Load>(&stmt.node); load != nullptr && load->buffer == product_) {
-        const auto at = place(load->offset, product_columns_);
+        const auto at = place(load->offset);
         if (!is_plain(*load) || !at || at->row != product_columns_ || at->column != 1 || load->lane_stride != 0) {
           return "it reads the product at other places than its own";
         }
@@ -196,7 +196,7 @@ class Tail {
         stmt.node = loops::Get{load->result, functor_.tiles[tile].array, loops::constant(0)};
       } else if (const auto* store = std::get_if<loops::Store>(&stmt.node)) {
         const int number = store->buffer - result_;
-        const auto at = place(store->offset, stored_columns_.at(number));
+        const auto at = place(store->offset);
         const bool stored = number < functor_.results;
         if (!at || at->column != 1 || ((!several || !stored) && *at != Linear{result_columns_, 1, 0})) {
           return "it stores its result at other places than the product's";
@@ -271,10 +271,43 @@ class Tail {
     if (result_columns_ == 1 && (rows_ == 1 || rows != nullptr)) enclose(rows == nullptr ? kernel_.body : rows->body);
     if (rows_ == 1) enclose(kernel_.body);
   }
-  // An element's place in an array of so many columns. One row and one column stand anywhere.
-  std::optional<Linear> place(const IndexPtr& index, int64_t columns) const {
+  // The only row as one of several: they share a text.
+  void number_single_row(loops::Body& body) const {
+    const auto add_row = [&](IndexPtr& index, int64_t pitch) {
+      index = loops::add(loops::mul(loops::variable(row_), loops::constant(pitch)), index);
+    };
+    loops::for_each(body, [&](auto& node) {
+      using T = std::decay_t<decltype(node)>;
+      if constexpr (std::is_same_v<T, loops::Load> || std::is_same_v<T, loops::Store>) {
+        const std::vector<int64_t>& shape = shapes_.at(node.buffer);
+        if constexpr (requires { node.steps; }) {
+          if (!node.steps.empty()) return;  // of a table of one row
+        }
+        if (!shape.empty() && shape[0] == 1) add_row(node.offset, product(shape));
+      } else if constexpr (std::is_same_v<T, loops::FromIndex>) {
+        if (loops::is_zero(node.base)) add_row(node.base, 1);
+      }
+    });
+  }
+  // Whether indices are sums of a row's and a column's, of which each fits 32 bits; what divides or compares them may
+  // need more.
+  bool only_adds() const {
+    bool adds = true;
+    const auto check = [&](const IndexPtr& index) { adds = adds && linear(index, row_, column_); };
+    loops::for_each(kernel_.body, [&](const auto& node) {
+      if constexpr (requires { node.offset; }) check(node.offset);
+      if constexpr (requires { node.base; }) check(node.base);
+      if constexpr (requires { node.below; }) adds = false;
+      if constexpr (requires { node.when; }) adds = adds && node.when.empty();
+      if constexpr (requires { node.within, node.or_first; }) {
+        adds = adds && node.within.empty() && node.or_first.empty();
+      }
+    });
+    return adds;
+  }
+  // An element's place in an array of so many columns. One column stands anywhere.
+  std::optional<Linear> place(const IndexPtr& index) const {
     auto at = linear(index, row_, column_);
-    if (at && rows_ == 1) at->row = columns;
     if (at && result_columns_ == 1) at->column = 1;
     return at;
   }
@@ -283,7 +316,7 @@ class Tail {
     std::set<loops::RegisterId> rows;
     for (loops::Stmt& stmt : body) {
       if (const auto* from = std::get_if<loops::FromIndex>(&stmt.node)) {
-        if (linear(from->base, row_, column_) == Linear{rows_ > 1, 0, 0}) rows.insert(from->result);
+        if (linear(from->base, row_, column_) == Linear{1, 0, 0}) rows.insert(from->result);
       }
       const auto* search = std::get_if<loops::Search>(&stmt.node);
       if (search == nullptr || search->buffer != ends_ || search->left || rows.count(search->number) == 0) continue;
@@ -319,8 +352,8 @@ class Tail {
   }
   // Which of the arrays of 16-bit floats a load reads at the places of the result; -1 for none, or one too many.
   int tile_of(const loops::Load& load) {
-    const auto& shape = inputs_.at(load.buffer);
-    const auto at = place(load.offset, shape.empty() ? 0 : shape.back());
+    const auto& shape = shapes_.at(load.buffer);
+    const auto at = place(load.offset);
     const DType dtype = kernel_.buffers[load.buffer].dtype;
     if (matrices_ || !is_plain(load) || !at || load.lane_stride != 0 || shape.size() != 2 || shape[0] != rows_ ||
         at->row != shape[1] || at->column != 1 || at->constant < 0 || at->constant + result_columns_ > shape[1] ||
@@ -354,8 +387,7 @@ class Tail {
   int product_, result_, row_ = 0, column_ = 0;
   int64_t product_columns_, result_columns_, rows_;
   bool matrices_;
-  std::vector<std::vector<int64_t>> inputs_;  // the shapes
-  std::vector<int64_t> stored_columns_;       // of the arrays of the results
+  std::vector<std::vector<int64_t>> shapes_;  // by buffer
   std::vector<int64_t> first_;                // by sum: the product's column in column 0
   codegen::Functor functor_;
 };

@@ -72,6 +72,28 @@ std::optional<Gather> gather(const Fusion& whole, ValueId rows) {
   return found;
 }
 
+// The value that has an s32 index, which is inside where it is in [0, last], as it is or unsigned: the bits of any
+// other number are, unsigned, more than that.
+std::optional<ValueId> given_numbers(const Fusion& whole, const Gather& found) {
+  const Op* both = found.inside ? definition(whole, *found.inside, OpKind::kAnd) : nullptr;
+  if (both == nullptr || whole.values[found.index].dtype != DType::kS32) return std::nullopt;
+  const auto compares = [&](ValueId value, OpKind kind, int64_t with) {
+    const Op* op = definition(whole, value, kind);
+    return op != nullptr && op->inputs[0] == found.index && ir::is_number(whole, op->inputs[1], with);
+  };
+  if (!compares(both->inputs[0], OpKind::kLe, found.last) || !compares(both->inputs[1], OpKind::kGe, 0)) {
+    return std::nullopt;
+  }
+  const auto has_bits = [&](ValueId value) {
+    return whole.values[value].dtype == DType::kS32 || whole.values[value].dtype == DType::kU32;
+  };
+  ValueId number = found.index;
+  for (const Op* op; (op = definition(whole, number, OpKind::kConvert)) && has_bits(op->inputs[0]);) {
+    number = op->inputs[0];
+  }
+  return number;
+}
+
 // Ops at the end of a fusion.
 class Appended {
  public:
@@ -119,7 +141,19 @@ plan::Segment numbers(const plan::Plan& plan, const plan::Segment& gathering, co
   return segment;
 }
 
-Flow number_flow(const std::string& value, int64_t rows) { return {value, "s32", {rows}, rows * 4}; }
+// The product that alone reads rows, as its lhs.
+std::optional<size_t> product_of(const plan::Plan& plan, ValueId rows) {
+  const std::vector<size_t> reading = readers(plan, rows);
+  if (contains(plan.fusion.outputs, rows) || reading.size() != 1) return std::nullopt;
+  const plan::Segment& product = plan.segments[reading[0]];
+  if (product.strategy != plan::Strategy::kGrouped || product.inputs[0] != rows) return std::nullopt;
+  if (std::count(product.inputs.begin(), product.inputs.end(), rows) != 1) return std::nullopt;
+  return reading[0];
+}
+
+Flow number_flow(const std::string& value, int64_t rows, DType dtype = DType::kS32) {
+  return {value, std::string(name(dtype)), {rows}, rows * 4};
+}
 
 }  // namespace
 
@@ -130,25 +164,34 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
     const plan::Segment& gathering = plan.segments[i];
     if (gathering.strategy != plan::Strategy::kPointwise || gathering.outputs.size() != 1) continue;
     const ValueId rows = gathering.outputs[0];
-    if (contains(plan.fusion.outputs, rows)) continue;
-    const std::vector<size_t> reading = readers(plan, rows);
-    if (reading.size() != 1 || plan.segments[reading[0]].strategy != plan::Strategy::kGrouped) continue;
-    const plan::Segment& product = plan.segments[reading[0]];
     const auto made = gather(plan.fusion, rows);
-    const auto& inputs = gathering.inputs;
-    if (!made || !contains(inputs, made->from)) continue;
-    if (product.inputs[0] != rows || std::count(product.inputs.begin(), product.inputs.end(), rows) != 1) continue;
-    grouped::Problem problem = plan::grouped_problem(product.fusion);
-    problem.lhs_rows = made->last + 1;
-    const auto end = std::find_if(epilogues.all.begin(), epilogues.all.end(),
-                                  [&](const Epilogue& e) { return e.product == reading[0]; });
-    const grouped::RowEpilogue* epilogue = end == epilogues.all.end() ? nullptr : &end->functor;
-    if (std::string why = grouped::why_not_gather(problem, epilogue, target); !why.empty()) {
-      found.why_not[i] = why;
+    if (!made || !contains(gathering.inputs, made->from)) continue;
+    auto number = given_numbers(plan.fusion, *made);
+    if (number && !contains(gathering.inputs, *number)) number.reset();
+    const auto product = product_of(plan, rows);
+    std::string why;
+    if (product) {
+      grouped::Problem problem = plan::grouped_problem(plan.segments[*product].fusion);
+      problem.lhs_rows = made->last + 1;
+      const auto end = std::find_if(epilogues.all.begin(), epilogues.all.end(),
+                                    [&](const Epilogue& e) { return e.product == *product; });
+      why = grouped::why_not_gather(problem, end == epilogues.all.end() ? nullptr : &end->functor, target);
+    }
+    if (product && why.empty()) {
+      found.product_of[i] = *product;
+      found.by_product[*product] =
+          number ? GatheredRows{made->from, *number} : GatheredRows{made->from, rows, numbers(plan, gathering, *made)};
       continue;
     }
-    found.by_product[reading[0]] = {made->from, numbers(plan, gathering, *made)};
-    found.product_of[i] = reading[0];
+    CopiedRows copied{why};
+    const std::vector<int64_t> shape = ir::shape(plan.fusion.values[rows]);
+    const grouped::RowMove move{
+        plan.fusion.values[rows].dtype, grouped::RowMove::Kind::kTake, made->last + 1, shape[0], shape[1], 1};
+    if (number && grouped::why_not_move(move).empty()) {
+      copied.move = move;
+      copied.reads = {made->from, *number};
+    }
+    if (product || copied.move) found.copied[i] = std::move(copied);
   }
   return found;
 }
@@ -156,16 +199,18 @@ GatheringProducts find_gathers(const plan::Plan& plan, const Epilogues& epilogue
 bool copies_rows(const std::string& program, const std::string& target) {
   const Target for_target = parse_target(target);
   const plan::Plan plan = plan::plan(ir::parse(program), for_target);
-  return !find_gathers(plan, find_epilogues(plan, for_target), for_target).why_not.empty();
+  const auto copied = find_gathers(plan, find_epilogues(plan, for_target), for_target).copied;
+  return std::any_of(copied.begin(), copied.end(), [](const auto& rows) { return !rows.second.why.empty(); });
 }
 
 KernelFacts gathering(const KernelFacts& product, const GatheredRows& rows, const ir::Fusion& whole) {
   KernelFacts facts = product;
   const ir::Value& from = whole.values[rows.from];
-  const std::string gathered = facts.reads[0].value;
+  const ir::Value& number = whole.values[rows.number];
   facts.reads[0] = {from.name, std::string(name(from.dtype)), ir::shape(from),
                     ir::elements(from) * size_of(from.dtype)};
-  facts.reads.push_back(number_flow(gathered, product.reads[0].shape[0]));
+  const DType dtype = rows.computed ? DType::kS32 : number.dtype;
+  facts.reads.push_back(number_flow(number.name, product.reads[0].shape[0], dtype));
   facts.reason += cat("; it gathers its rows from ", from.name, " as it reads them");
   return facts;
 }

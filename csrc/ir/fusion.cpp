@@ -140,6 +140,12 @@ const Op* definition(const Fusion& fusion, ValueId value) {
       std::find_if(fusion.ops.begin(), fusion.ops.end(), [&](const Op& op) { return op.output == value; });
   return found == fusion.ops.end() ? nullptr : &*found;
 }
+bool is_number(const Fusion& fusion, ValueId value, int64_t number) {
+  const Op* op = definition(fusion, value);
+  if (op != nullptr && op->kind == OpKind::kBroadcast) op = definition(fusion, op->inputs[0]);
+  const auto* constant = op == nullptr ? nullptr : std::get_if<ir::Constant>(&op->attribute);
+  return constant != nullptr && constant->value == std::variant<int64_t, double>(number);
+}
 
 std::vector<int64_t> shape(const Value& value) {
   std::vector<int64_t> extents;

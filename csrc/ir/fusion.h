@@ -231,6 +231,8 @@ std::vector<int64_t> shape(const Value& value);
 std::vector<Axis> axes_of(std::span<const int64_t> shape);
 // The op that makes a value; null for an input.
 const Op* definition(const Fusion& fusion, ValueId value);
+// Whether the value is this integer everywhere.
+bool is_number(const Fusion& fusion, ValueId value, int64_t number);
 // Numbers the values in the order in which the text form defines them: inputs, then results. Returns each value's new
 // number by its old one.
 std::vector<ValueId> number_as_text(Fusion& fusion);

@@ -18,16 +18,40 @@ void visit_body(Statement& stmt, const F& f) {
 }
 
 // Calls f with every statement of a body and of the bodies in it.
-template <class F>
-void for_each(const Body& body, const F& f) {
-  for (const Stmt& stmt : body) {
+template <class Statements, class F>
+void for_each(Statements& body, const F& f) {
+  for (auto& stmt : body) {
     std::visit(
-        [&](const auto& node) {
+        [&](auto& node) {
           f(node);
           if constexpr (requires { node.body; }) for_each(node.body, f);
         },
         stmt.node);
   }
+}
+
+// Calls f with every register that a statement reads.
+template <class Statement, class F>
+void for_operands(Statement& stmt, const F& f) {
+  std::visit(
+      [&](auto& node) {
+        if constexpr (requires { node.steps; }) {
+          for (auto& step : node.steps) f(step.index);
+        }
+        if constexpr (requires { node.number; }) f(node.number);
+        if constexpr (requires { node.operands; }) {
+          for (auto& id : node.operands) f(id);
+        }
+        if constexpr (requires { node.value; }) f(node.value);
+        if constexpr (requires { node.values; }) {
+          for (auto& id : node.values) f(id);
+        }
+        if constexpr (requires { node.factor; }) {
+          if (node.factor) f(*node.factor);
+        }
+        if constexpr (requires { node.which; }) f(node.which);
+      },
+      stmt.node);
 }
 
 // Whether all lanes read what the offset says.

@@ -39,25 +39,6 @@ bool has(const Body& body) {
   return some;
 }
 
-// Calls f with every register that a statement reads.
-template <class F>
-void for_operands(Stmt& stmt, const F& f) {
-  std::visit(
-      [&](auto& node) {
-        using T = std::decay_t<decltype(node)>;
-        if constexpr (is_one_of<T, Load, Prefetch>) {
-          for (Step& step : node.steps) f(step.index);
-        } else if constexpr (is_one_of<T, Search>) {
-          f(node.number);
-        } else if constexpr (is_one_of<T, Compute>) {
-          for (RegisterId& id : node.operands) f(id);
-        } else if constexpr (is_one_of<T, Store, Set, Accumulate>) {
-          f(node.value);
-        }
-      },
-      stmt.node);
-}
-
 // Calls f with every index of a statement.
 template <class F>
 void for_indices(Stmt& stmt, const F& f) {

@@ -12,13 +12,14 @@ namespace {
 constexpr int kMoveThreads = 128;
 constexpr int64_t kVectorBytes = 16;
 constexpr int64_t kMaxBlocks = INT32_MAX;
-int64_t vectors_of_lane(const RowMove& move) { return move.adds() ? 4 : 8; }
+int64_t vectors_of_lane(const RowMove& move) { return move.spreads() ? 8 : 4; }
 constexpr int64_t kFewestBytes = 512;  // of a row: a warp has one at a time
 
 int64_t row_bytes(const RowMove& move) { return move.columns * size_of(move.dtype); }
 
 std::string kernel(const RowMove& move) {
   if (move.adds()) return cat("AddRows<", device_type(move.dtype), ">");
+  if (!move.spreads()) return "TakeRows";
   return move.kind == RowMove::Kind::kPlace ? "SpreadRows<true>" : "SpreadRows<false>";
 }
 
@@ -28,10 +29,11 @@ std::string text(const RowMove& move, std::string_view entry) {
   s += cat("static_assert(Kernel::kThreads == ", kMoveThreads, " && Kernel::kVectors == ", vectors_of_lane(move),
            ", \"the launch fits\");\n\n");
   s += cat("extern \"C\" __global__ __launch_bounds__(Kernel::kThreads, Kernel::kBlocks) void ", entry,
-           "(\n    const uint4* __restrict__ x, ", move.adds() ? "" : "const int* __restrict__ take, ",
+           "(\n    const uint4* __restrict__ x, ", move.spreads() ? "const int* __restrict__ take, " : "",
            "const int* __restrict__ index, uint4* __restrict__ out,\n");
   s += "    long long sources, long long rows, long long vectors, long long terms) {\n";
-  s += cat("  Kernel::run({x, ", move.adds() ? "" : "take, ", "index, out, sources, rows, vectors, int(terms)});\n}\n");
+  s += cat("  Kernel::run({x, ", move.spreads() ? "take, " : "",
+           "index, out, sources, rows, vectors, int(terms)});\n}\n");
   return s;
 }
 
@@ -50,6 +52,7 @@ std::string why_not_move(const RowMove& move) {
 
 std::string name(RowMove::Kind kind) {
   if (kind == RowMove::Kind::kAdd) return "add_rows";
+  if (kind == RowMove::Kind::kTake) return "take_rows";
   return kind == RowMove::Kind::kPlace ? "place_rows" : "spread_rows";
 }
 
@@ -68,7 +71,7 @@ CudaKernel move_kernel(const RowMove& move) {
   kernel.block = kMoveThreads;
   // A warp for each piece: blocks that follow each other keep the memory busier than those that stay.
   const int64_t pieces = divide_up(row_bytes(move), kVectorBytes * 32 * vectors_of_lane(move));
-  const int64_t read = move.adds() ? move.rows : move.sources;
+  const int64_t read = move.spreads() ? move.sources : move.rows;
   kernel.grid = std::min(divide_up(read * pieces, kMoveThreads / 32), kMaxBlocks);
   return kernel;
 }

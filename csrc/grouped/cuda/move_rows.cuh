@@ -83,6 +83,35 @@ struct SpreadRows : RowMoves {
   }
 };
 
+// out[r] = x[take[r]], zeros where that is outside of x.
+struct TakeRows : RowMoves {
+  static constexpr int kVectors = 4;  // of a lane
+  static constexpr int kBlocks = 8;   // of a multiprocessor
+
+  struct Args {
+    const uint4* x;   // [sources, vectors]
+    const int* take;  // [rows]
+    uint4* out;       // [rows, vectors]
+    long sources, rows, vectors;
+    int terms;  // 1
+  };
+
+  static __device__ __forceinline__ void run(const Args& a) {
+    for_pieces<32 * kVectors>(a.rows, a.vectors, [&](long row, long first) {
+      const long source = u32(a.take[row]);
+      uint4 v[kVectors] = {};
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (source < a.sources && first + i * 32 < a.vectors) v[i] = a.x[source * a.vectors + first + i * 32];
+      }
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (first + i * 32 < a.vectors) a.out[row * a.vectors + first + i * 32] = v[i];
+      }
+    });
+  }
+};
+
 // out[r] = the sum of x[take[r, j]] over j, in order, in f32.
 template <class T>
 struct AddRows : RowMoves {

@@ -12,18 +12,20 @@
 namespace jf::grouped {
 
 // x [sources, columns] -> [rows, columns]. Rows spread to where s32[sources, terms] says, which is the relation
-// s32[rows, 1] seen from the other side; or those added up that s32[rows, terms] names.
+// s32[rows, 1] seen from the other side; or those added up that s32[rows, terms] names, or taken that s32[rows, 1]
+// does.
 struct RowMove {
-  enum class Kind { kSpread, kPlace, kAdd };  // rows of no source: as they are, zeros, zeros
+  enum class Kind { kSpread, kPlace, kAdd, kTake };  // rows of no source: as they are, or zeros
 
   DType dtype = DType::kBF16;
   Kind kind = Kind::kSpread;
   int64_t sources = 0, rows = 0, columns = 0, terms = 0;
 
   bool adds() const { return kind == Kind::kAdd; }
+  bool spreads() const { return kind == Kind::kSpread || kind == Kind::kPlace; }
 };
 
-// "spread_rows", "place_rows", "add_rows"
+// "spread_rows", "place_rows", "add_rows", "take_rows"
 std::string name(RowMove::Kind kind);
 
 // Why no kernel takes it; empty where one does.
