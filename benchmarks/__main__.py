@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from . import epilogue, exchange, fuse, grouped, latency, moe, nested, scaled, sweep
+from . import epilogue, exchange, fuse, grouped, latency, moe, nested, quantize, scaled, sweep
 from .corners import summary, timing
 from .corners.cases import SCALES
 from .report import Case, machine, print_case, save_json, save_plot
@@ -19,6 +19,7 @@ from .sweep_report import print_cell, print_sweep, save_heat_map
 BENCHMARKS = {
     "grouped": grouped.cases,
     "scaled": scaled.cases,
+    "quantize": quantize.cases,
     "epilogue": epilogue.cases,
     "fuse": fuse.cases,
     "corners": timing.cases,
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="fuse: every pattern at many shapes beside a copy")
     parser.add_argument("--compile-only", action="store_true", help="with --sweep: fill the compile caches")
     parser.add_argument(
-        "--rests", action="store_true", help="grouped, scaled: each call after a rest, its kernels alone"
+        "--rests", action="store_true", help="grouped, scaled, quantize: each call after a rest, its kernels alone"
     )
     parser.add_argument("--list", action="store_true", help="corners: print names and operands, run nothing")
     parser.add_argument("--part", type=part, metavar="I/N", help="corners: every N-th function, from the I-th")
@@ -65,8 +66,8 @@ def main() -> None:
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # many processes share the GPU's memory
         run = functools.partial(sweep.cases, compile_only=arguments.compile_only)
     if arguments.rests:
-        if arguments.benchmark not in ("grouped", "scaled") or jax.default_backend() != "gpu":
-            parser.error("--rests goes with grouped and scaled, on an NVIDIA GPU")
+        if arguments.benchmark not in ("grouped", "scaled", "quantize") or jax.default_backend() != "gpu":
+            parser.error("--rests goes with grouped, scaled and quantize, on an NVIDIA GPU")
         run = functools.partial(run, rests=True)
     corners = arguments.benchmark == "corners"
     given = {k: v for k in ("part", "budget", "scale") if (v := getattr(arguments, k)) is not None}

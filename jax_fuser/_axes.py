@@ -196,6 +196,14 @@ class Builder:
             self._counted += [*axes[1:], *made[1:]]
         return result
 
+    def pack(self, value: int, label: str) -> int:
+        """Store the last four bits of integers, two to a byte: bytes that are only a result of the program."""
+        *outer, last = self.shape(value, {})
+        result = self._made(lambda b, to, x: b.convert(x, "u4", label), [value], [*outer, last // 2])
+        for a, b in zip(self._axes[value], self._axes[result]):
+            self._join(a, b)
+        return result
+
     def pad(self, value: int, low: Sequence[int], high: Sequence[int], padding: int, shape: Sequence[int]) -> int:
         """Add `low` elements of a scalar before each axis and `high` behind it; fewer than none cut elements off."""
 

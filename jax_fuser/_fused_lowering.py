@@ -71,7 +71,7 @@ def _lower_as_program(ctx: Any, *operands: Any, platform: str, fused_jaxpr: Call
         return mlir.lower_fun(functools.partial(jax.core.eval_jaxpr, inner, ()), multiple_results=True)(ctx, *operands)
     if on_a_mesh and not operands:
         return _lower_as_xla(ctx, *operands, **params)  # nothing says how to split it
-    program, axes = _trace.write_program(jaxpr, params["name"], packs=not on_a_mesh)
+    program, axes = _trace.write_program(jaxpr, params["name"])
     results: Sequence[Any] = ()
     if program.text is not None:
         avals = [ctx.avals_out[i] for i in program.first]

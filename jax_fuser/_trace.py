@@ -92,16 +92,14 @@ def own_call(name: str, why_apart: str | None = None) -> jax.extend.core.Primiti
     return jax.extend.core.Primitive(name)
 
 
-def write_program(
-    jaxpr: Any, name: str, names: Names = NONE, packs: bool = True
-) -> tuple[_axes.Program, _axes.Builder]:
+def write_program(jaxpr: Any, name: str, names: Names = NONE) -> tuple[_axes.Program, _axes.Builder]:
     """Translate an open jaxpr into a program that makes its outputs, and the builder that knows its axes.
 
-    `names` are the user's, in a program to be read. `packs`: codes of four bits are results; else their bytes are.
+    `names` are the user's, in a program to be read.
     """
     writer = Writer(name, RULES)
     _write(writer, jaxpr.invars, jaxpr.eqns, names.arguments)
-    results = [writer.result(var) if packs else writer.read(var) for var in jaxpr.outvars]
+    results = [writer.result(var) for var in jaxpr.outvars]
     for value, result in zip(results, names.results):
         if result:
             writer.builder.set_name(value, result)
@@ -158,7 +156,7 @@ def opens(f: Callable[..., Any]) -> Rule:
 
 def _pack(w: Writer, eqn: Equation, x: Ids) -> Ids:
     codes = eqn.invars[0].aval
-    stored = w.builder.convert(x[0], "u4", label(eqn))
+    stored = w.builder.pack(x[0], label(eqn))
     w.packed[stored] = x[0], jax.make_jaxpr(_fp4.pack_by_slices)(jax.ShapeDtypeStruct(codes.shape, codes.dtype))
     return [stored]
 

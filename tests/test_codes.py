@@ -166,8 +166,10 @@ def test_batches_and_meshes_have_the_bits_of_each_entry(device):
 @pytest.mark.parametrize("spec", [("d", None, None), (None, "d", None), (None, None, "d")])
 def test_on_several_devices(spec):
     x = floats((8, 16, 128))
-    placed = jax.device_put(x, NamedSharding(mesh(d=4), PartitionSpec(*spec)))
-    assert_same(jax.jit(jf.fuse(stored("mxfp4")))(placed), by_hand(x, "mxfp4"), "mxfp4")
+    where = NamedSharding(mesh(d=4), PartitionSpec(*spec))
+    made = jax.jit(jf.fuse(stored("mxfp4")))(jax.device_put(x, where))
+    assert all(a.sharding.is_equivalent_to(where, 3) for a in made)
+    assert_same(made, by_hand(x, "mxfp4"), "mxfp4")
 
 
 def test_what_u4_are_not():
