@@ -5,7 +5,7 @@
 namespace jf::grouped::cpu {
 namespace {
 
-// Between half and twice this and kAccumulatorBytes the speed is the same.
+// Between half and twice this and 320 KiB of sums the speed is the same.
 constexpr int64_t kRhsBytes = 256 << 10;
 
 // Of a piece of a line of sums, in multiply_few_rows: those of all rows stay in the first-level cache, or nearly.
@@ -37,7 +37,7 @@ Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_cont
 
     blocks.rows = round_up(extent.rows, kernel.tile_rows);
     if (blocks.depth < depth) {
-      const int64_t most = kAccumulatorBytes / (kernel.accumulator_bytes * blocks.columns);
+      const int64_t most = kernel.most_sum_bytes / (kernel.accumulator_bytes * blocks.columns);
       blocks.rows = std::min(blocks.rows, round_down(most, kernel.tile_rows));
     }
   }
@@ -59,7 +59,7 @@ int64_t rhs_block_bytes(const Kernel& kernel, const Extent& largest) {
 int64_t accumulator_bytes(const Kernel& kernel, const Extent& largest) {
   const int64_t whole = round_up(std::max<int64_t>(largest.rows, 1), kernel.tile_rows) *
                         round_up(std::max<int64_t>(largest.columns, 1), kernel.tile_columns);
-  return std::min(kAccumulatorBytes, whole * kernel.accumulator_bytes);
+  return std::min(kernel.most_sum_bytes, whole * kernel.accumulator_bytes);
 }
 
 }  // namespace jf::grouped::cpu

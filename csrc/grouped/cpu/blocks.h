@@ -27,9 +27,6 @@ inline bool has_few_rows(const Kernel& kernel, const Extent& extent, bool depth_
   return !depth_contiguous && extent.rows <= kernel.most_few_rows;
 }
 
-// Of the sums of a task whose depth is in several blocks, at most: with rhs this leaves room for lhs panels in 1 MiB of
-// level-2 cache.
-constexpr int64_t kAccumulatorBytes = 320 << 10;
 // Tasks of more than 256 columns have at most so many rows and columns.
 constexpr int64_t kMostRowsOfLongPieces = 64, kLongestPiece = 2048;
 

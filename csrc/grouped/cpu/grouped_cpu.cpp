@@ -39,7 +39,7 @@ int64_t tile_stride(const CpuTail& tail, int64_t columns) {
 Blocks with_tail(const Blocks& blocks, const Kernel& kernel) {
   constexpr int64_t kGranule = 32;  // a multiple of every depth granule
   const int64_t columns = round_up(blocks.columns, kTailColumns);
-  const int64_t most = std::min(kTileRows, kAccumulatorBytes / (kernel.accumulator_bytes * columns));
+  const int64_t most = std::min(kTileRows, kernel.most_sum_bytes / (kernel.accumulator_bytes * columns));
   const int64_t rows = std::max<int64_t>(1, most / kernel.tile_rows) * kernel.tile_rows;
   int64_t depth = blocks.depth;
   if (columns > blocks.columns) {

@@ -14,7 +14,7 @@ constexpr Kernel make_kernel() {
   kernel.tile_columns = kTileColumns<Op>;
   kernel.row_granule = Op::kRowGranule;
   kernel.depth_granule = Op::kDepthGranule;
-  kernel.packed_bytes = sizeof(typename Op::Word) / Op::kElements;
+  kernel.packed_bytes = kElementBytes<Op>;
   kernel.accumulator_bytes = sizeof(typename Op::Sum);
   if constexpr (requires { &Op::pack_lhs; }) {
     kernel.pack_lhs = Op::pack_lhs;
@@ -22,7 +22,12 @@ constexpr Kernel make_kernel() {
     kernel.pack_lhs = pack<Op, In, Op::kTileRows, Op::kRowGranule>;
   }
   kernel.pack_rhs = pack<Op, In, kTileColumns<Op>, kTileColumns<Op>>;
-  kernel.multiply = multiply<Op, Out>;
+  if constexpr (requires { Op::run_tile; }) {
+    kernel.multiply = multiply_by_rows<Op, Out>;
+    kernel.most_sum_bytes = Op::kMostSumBytes;
+  } else {
+    kernel.multiply = multiply<Op, Out>;
+  }
   if constexpr (can_few_rows<Op>) {
     kernel.multiply_few_rows = multiply_few_rows<Op, In, Out>;
     kernel.most_few_rows = kMostFewRows<Op>;

@@ -70,6 +70,8 @@ struct Kernel {
   int packed_bytes = 0;       // of one packed element
   int accumulator_bytes = 0;  // of one sum
   int most_few_rows = 0;      // that multiply_few_rows takes
+  // Of a task whose depth is in several blocks: with rhs this leaves room for lhs panels in 1 MiB of level-2 cache.
+  int64_t most_sum_bytes = 320 << 10;
   void (*pack_lhs)(const PackArguments&) = nullptr;
   void (*pack_rhs)(const PackArguments&) = nullptr;
   void (*multiply)(const MultiplyArguments&) = nullptr;

@@ -30,6 +30,8 @@ struct TileOp {
   static constexpr int kDepthGranule = kLineElements;
   static constexpr int kRowGranule = kTileLines;
   static constexpr int kTileRows = 2 * kTileLines;
+  // Level-2 caches have 2 MiB where there are tiles: more rows, for which rhs is packed once.
+  static constexpr int64_t kMostSumBytes = 1 << 20;
 
   // The tile registers of this thread, in use.
   struct Session {
@@ -41,9 +43,11 @@ struct TileOp {
     ~Session() { _tile_release(); }
   };
 
+  static FloatBits widen(const void* from) { return Machine::widen(from); }
   static auto join(Floats left, Floats right) { return (FloatBits)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left); }
   static void pack_lhs(const PackArguments& x);
-  static void run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out);
+  static void run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out,
+                       Ahead& ahead);
 };
 
 // One tile register of lhs: up to 16 rows by 32 of depth, from the source at (row, k).
@@ -81,7 +85,8 @@ void TileOp::pack_lhs(const PackArguments& x) {
   }
 }
 
-void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out) {
+void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out,
+                      Ahead& ahead) {
   constexpr int64_t kRhsLine = kTileColumns<TileOp>;  // words, and sums, of a line of 32 columns
   constexpr int64_t kRhsBytes = kRhsLine * sizeof(Word);
   constexpr int64_t kLhsBytes = kLineWords * sizeof(Word);
@@ -106,6 +111,7 @@ void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b,
       _tile_loadd(6, b, kRhsBytes);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, b + kLineWords, kRhsBytes);
+      ahead.advance();
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a + kTileLines * kLineWords, kLhsBytes);
       _tile_dpbf16ps(2, 5, 6);

@@ -16,6 +16,7 @@ struct PairOp {
   static constexpr int kRowGranule = 1;
   static constexpr int kTileRows = Machine::kTileRows;
   struct Session {};
+  static FloatBits widen(const void* from) { return Machine::widen(from); }
   static auto join(Floats left, Floats right) { return (FloatBits)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left); }
   static Floats step(Floats sum, uint32_t a, FloatBits b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(a)), (__m512bh)b);

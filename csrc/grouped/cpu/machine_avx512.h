@@ -18,6 +18,11 @@ struct Machine {
     typedef unsigned short Bits __attribute__((vector_size(32)));
     return (Bits)_mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
+  // 16-bit numbers as words: GCC 12 takes two halves for it.
+  static auto widen(const void* from) {
+    typedef unsigned Words __attribute__((vector_size(64)));
+    return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  }
   template <class V>
   static void stream(void* to, V value) {
     if constexpr (sizeof(V) == 64) {

@@ -23,8 +23,8 @@ inline Register<typename Op::Word> load_across(const In* line, const In* next) {
   if constexpr (Op::kElements == 1) {
     return Format<In, typename Op::Word>::load_lanes(line);
   } else {
-    FloatBits words = __builtin_convertvector(load<HalfBits>(line), FloatBits);
-    if (next) words |= __builtin_convertvector(load<HalfBits>(next), FloatBits) << 16;
+    FloatBits words = Op::widen(line);
+    if (next) words |= Op::widen(next) << 16;
     return words;
   }
 }
