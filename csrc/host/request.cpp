@@ -70,8 +70,8 @@ Program build(const Request& request, const Target& target) {
     const int64_t elements = product(result.shape);
     program.output_bytes.push_back(bytes_of(first.dtype, elements));
     program.outputs.push_back(first.name);
-    writes.push_back({first.name, std::string(name(first.dtype)), result.shape,
-                      bytes_of(first.dtype, elements - result.missing)});
+    writes.push_back(
+        {first.name, std::string(name(first.dtype)), result.shape, bytes_of(first.dtype, elements - result.missing)});
   }
   program.segments = cat("segment 0 by hand: one kernel, scheduled by the caller\n", ir::print(fusion));
   program.schedule = schedule::print(fusion, *schedule);
