@@ -72,8 +72,8 @@ def _of_rows(name: str, rows: int, columns: int, before: Any, format: str, quick
         Contender("plain JAX", functools.partial(jax.jit(lambda x: plain(before(x), format)), x)),
         Contender("a copy of as many bytes", functools.partial(jax.jit(jf.fuse(lambda x: x + 1)), half), bound=True),
     ]
-    case = Case("quantize", name, {"rows": rows, "columns": columns}, "TB/s", float(moved))
     gpu = jax.default_backend() == "gpu"
+    case = Case("quantize", name, {"rows": rows, "columns": columns}, "TB/s" if gpu else "GB/s", float(moved))
     case.timings = time_all(
         contenders, seconds=0.4 if quick else 4, repeats=7 if quick else 15, inner=10 if gpu else 1, rests=rests
     )

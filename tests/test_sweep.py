@@ -72,7 +72,7 @@ def test_tables_of_what_failed_everywhere_say_why(capsys):
     [
         ("grouped --sweep", "--sweep and --compile-only go with fuse"),
         ("fuse --compile-only", "times kernels on an NVIDIA GPU; here JAX has cpu"),
-        ("fuse --rests", "--rests goes with grouped and scaled, on an NVIDIA GPU"),
+        ("fuse --rests", "--rests goes with grouped, scaled and quantize, on an NVIDIA GPU"),
         ("nested --quick --only nobody", "no case of nested has 'nobody' in its name"),
     ],
 )
