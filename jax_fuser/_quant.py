@@ -208,14 +208,14 @@ def quantize(
                 f"quantize: {format} stores two elements of the last axis in a byte, which must not be ragged, got "
                 f"{x.shape}; take a format of 8 bits"
             )
-        if data.shape[-1] % _only(block):
+        if data.shape[-1] % columns_of_scale(block):
             raise ValueError(
-                f"quantize: the last axis must be a multiple of the block of {_only(block)}, got {data.shape[-1]}; pad "
-                "it with zeros"
+                f"quantize: the last axis must be a multiple of the block of {columns_of_scale(block)}, got "
+                f"{data.shape[-1]}; pad it with zeros"
             )
         if global_scale is not None:
             _check_global_scale(_arguments.array("quantize", "global_scale", global_scale), data.shape)
-        elements, scales = _quantize_four_bits(data, global_scale, format, _only(block))
+        elements, scales = _quantize_four_bits(data, global_scale, format, columns_of_scale(block))
         factor = None if global_scale is None else 1 / jnp.asarray(global_scale, jnp.float32)
         if factor is not None and factor.ndim:
             # Aligned at the front, as scales are: `vmap` puts its axis there.
@@ -322,7 +322,7 @@ def quantize_halves(left: jax.Array, right: jax.Array, dtype: str, block: Block)
         scales = _scales_of(most, inverse)
         inverses = spread(reciprocal(scales), block, left.shape)
         return jnp.concatenate([(x * inverses).astype(dtype) for x in halves], axis=-1), scales
-    if left.shape[-1] % _only(block):
+    if left.shape[-1] % columns_of_scale(block):
         return quantize_floats(jnp.concatenate(halves, axis=-1), dtype, block)
     made = [quantize_floats(x, dtype, block) for x in halves]
     return jnp.concatenate([m[0] for m in made], axis=-1), jnp.concatenate([m[1] for m in made], axis=-1)
@@ -336,7 +336,7 @@ def _no_derivative(dtype: str, block: Block, powers_of_two: bool, primals: Any, 
     )
 
 
-def _only(block: Block) -> int:
+def columns_of_scale(block: Block) -> int:
     (size,) = block
     assert size is not None
     return size
@@ -482,7 +482,7 @@ def dequantize(x: ScaledTensor, dtype: Any = jnp.float32) -> Any:
     _check_scales(x, data.shape, scales.shape)
     if x.layout == "block128x4":
         columns = data.shape[-1] * (2 if x.format in _fp4.FORMATS else 1)
-        shape = (*data.shape[:-1], -(-columns // _only(x.block)))
+        shape = (*data.shape[:-1], -(-columns // columns_of_scale(x.block)))
         if x.extents is None:
             scales = _scale_layout.from_blocks(scales, shape)
         else:

@@ -19,7 +19,7 @@ from jax_fuser import _by_hand, _core, _ffi, _fp4, _fused_primitive, _split, _tr
 from jax_fuser._activations import jit_of_given
 from jax_fuser._eager import compile_when_eager
 from jax_fuser._grouped_tail import product_and_tail
-from jax_fuser._quant import FORMATS, ScaledTensor, quantize
+from jax_fuser._quant import FORMATS, ScaledTensor, columns_of_scale, quantize
 from jax_fuser._varying import same_varying
 
 # Formats that the kernel makes: dtypes of elements and of scales, those of e8m0 as bits. "fp8_row" is none: the scale
@@ -98,7 +98,7 @@ def product_and_quantize(
     narrow = all(jnp.dtype(d).name in _NARROW for d in (x.dtype, rhs.dtype, dtype))
     mesh = jax.typeof(x).sharding.mesh
     explicit = not mesh.empty and jax.sharding.AxisType.Explicit in mesh.axis_types
-    whole = columns % _columns_of_scale(format) == 0
+    whole = columns % columns_of_scale(FORMATS[format].blocks[0]) == 0
     has_kernel = narrow and x.dtype == rhs.dtype and whole and 0 not in (*x.shape, *rhs.shape)
     if not has_kernel or explicit or _fused_primitive.jit_is_off():
         data, scales = how.in_two_steps(*operands)
@@ -107,12 +107,6 @@ def product_and_quantize(
     if scales.dtype == jnp.uint8:
         scales = scales.view(jnp.float8_e8m0fnu)
     return ScaledTensor(data, scales, None, format, FORMATS[format].blocks[0])
-
-
-def _columns_of_scale(format: str) -> int:
-    (columns,) = FORMATS[format].blocks[0]
-    assert columns is not None
-    return columns
 
 
 @jit_of_given("how")
@@ -127,7 +121,7 @@ def _bound(*operands: Any, how: _How) -> list[jax.Array]:
 def _abstract_eval(*_: Any, jaxpr: Any, how: _How, **__: Any) -> list[Any]:
     (out,) = jaxpr.out_avals
     m, n = out.shape
-    widths = n // 2 if how.format in _fp4.FORMATS else n, n // _columns_of_scale(how.format)
+    widths = n // 2 if how.format in _fp4.FORMATS else n, n // columns_of_scale(FORMATS[how.format].blocks[0])
     return [
         out.update(shape=(m, width), dtype=jnp.dtype(dtype), weak_type=False)
         for width, dtype in zip(widths, IN_KERNEL[how.format])
