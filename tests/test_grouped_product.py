@@ -74,6 +74,27 @@ def test_dtypes(device, mode, dtype):
     assert_close(wide, truth(mode, lhs, rhs, extents))
 
 
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("k", "n"), [(2530, 300), (1055, 2090)])
+def test_a_depth_and_columns_of_several_blocks(device, dtype, transpose_rhs, k, n):
+    """Blocks that end within a tile: of many rows, of few, of fewer than half a tile."""
+    extents = [162, 33, 0, 5]
+    rng = np.random.default_rng(0)
+    lhs = jnp.asarray(rng.normal(size=(203, k)), dtype).at[200:].set(np.nan)
+    rhs = jnp.asarray(rng.normal(size=(4, n, k) if transpose_rhs else (4, k, n)) / k**0.5, dtype)
+    want = ref.rows(lhs.at[200:].set(0), rhs, extents, transpose_rhs=transpose_rhs)
+    assert_close(run("rows_t" if transpose_rhs else "rows", lhs, rhs, extents), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sums_over_rows_of_several_blocks(device, dtype):
+    extents = [2531, 0, 40]
+    rng = np.random.default_rng(0)
+    lhs, rhs = (jnp.asarray(rng.normal(size=(2571, n)) / 50, dtype) for n in (70, 300))
+    assert_close(run("contraction", lhs, rhs, extents), ref.contraction(lhs, rhs, extents))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_float64(device, mode):
     if device.platform != "cpu":

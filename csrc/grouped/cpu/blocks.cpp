@@ -5,9 +5,6 @@
 namespace jf::grouped::cpu {
 namespace {
 
-// Between half and twice this and 320 KiB of sums the speed is the same.
-constexpr int64_t kRhsBytes = 256 << 10;
-
 // Of a piece of a line of sums, in multiply_few_rows: those of all rows stay in the first-level cache, or nearly.
 int64_t few_rows_bytes(int64_t rows) { return rows <= 4 ? 8192 : 2048; }
 
@@ -17,23 +14,23 @@ int64_t round_down(int64_t value, int64_t multiple) { return std::max(multiple, 
 
 Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_contiguous, double share) {
   constexpr int64_t kFewRows = 64;
-  constexpr int64_t kStreamBytes = 2048;
+  constexpr int64_t kStreamBytes = 4096;
   const int64_t tile = kernel.tile_columns;
   Blocks blocks;
   if (has_few_rows(kernel, extent, depth_contiguous)) {
     const int64_t columns = few_rows_bytes(extent.rows) / kernel.accumulator_bytes;
     blocks = {kernel.tile_rows, round_up(std::min(columns, extent.columns), tile), extent.depth};
   } else {
-    if (depth_contiguous) {
-      blocks.columns = 128;
-    } else {
-      // With few rows reading rhs is the work: long pieces of its lines stream best.
-      blocks.columns = extent.rows <= kFewRows ? kStreamBytes / kernel.packed_bytes : 256;
+    blocks.columns = 256;
+    if (extent.rows <= kFewRows) {
+      // Reading rhs is the work: long pieces of its lines stream best.
+      blocks.columns = depth_contiguous ? 128 : kStreamBytes / kernel.packed_bytes;
     }
     blocks.columns = round_up(std::min(blocks.columns, extent.columns), tile);
     const int64_t depth = round_up(std::max<int64_t>(extent.depth, 1), kernel.depth_granule);
     const int64_t granule = 32;  // a multiple of every depth granule
-    blocks.depth = std::min(depth, round_down(kRhsBytes / (blocks.columns * kernel.packed_bytes), granule));
+    const int64_t most_depth = kernel.rhs_bytes / (blocks.columns * kernel.packed_bytes);
+    blocks.depth = std::min(depth, round_down(most_depth, granule));
 
     blocks.rows = round_up(extent.rows, kernel.tile_rows);
     if (blocks.depth < depth) {
@@ -53,7 +50,7 @@ Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_cont
 int64_t rhs_block_bytes(const Kernel& kernel, const Extent& largest) {
   const int64_t whole = round_up(std::max<int64_t>(largest.columns, 1), kernel.tile_columns) *
                         round_up(std::max<int64_t>(largest.depth, 1), kernel.depth_granule);
-  return std::min(kRhsBytes, whole * kernel.packed_bytes);
+  return std::min(kernel.rhs_bytes, whole * kernel.packed_bytes);
 }
 
 int64_t accumulator_bytes(const Kernel& kernel, const Extent& largest) {

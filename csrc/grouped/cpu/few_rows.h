@@ -14,7 +14,7 @@ constexpr int kMostFewRows = Op::kTileRows < 8 ? Op::kTileRows : 8;
 // Short registers run out of instructions before they run out of memory; integers are widened first.
 template <class Op>
 constexpr bool can_few_rows =
-    std::is_floating_point_v<typename Op::Sum> && Machine::kVectorBytes >= 32 && !requires { Op::run_tile; };
+    std::is_floating_point_v<typename Op::Sum> && Machine::kVectorBytes >= 32 && requires { &Op::step; };
 
 // Sums of kRows rows by x.columns, in memory: too many for registers, but they stay in the first-level cache.
 template <class Op, class In, int kRows>

@@ -22,8 +22,9 @@ constexpr Kernel make_kernel() {
     kernel.pack_lhs = pack<Op, In, Op::kTileRows, Op::kRowGranule>;
   }
   kernel.pack_rhs = pack<Op, In, kTileColumns<Op>, kTileColumns<Op>>;
-  if constexpr (requires { Op::run_tile; }) {
-    kernel.multiply = multiply_by_rows<Op, Out>;
+  if constexpr (requires { Op::template multiply<Out>; }) {
+    kernel.multiply = Op::template multiply<Out>;
+    kernel.rhs_bytes = Op::kRhsBytes;
     kernel.most_sum_bytes = Op::kMostSumBytes;
   } else {
     kernel.multiply = multiply<Op, Out>;

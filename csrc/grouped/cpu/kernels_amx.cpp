@@ -30,24 +30,34 @@ struct TileOp {
   static constexpr int kDepthGranule = kLineElements;
   static constexpr int kRowGranule = kTileLines;
   static constexpr int kTileRows = 2 * kTileLines;
-  // Level-2 caches have 2 MiB where there are tiles: more rows, for which rhs is packed once.
-  static constexpr int64_t kMostSumBytes = 1 << 20;
-
-  // The tile registers of this thread, in use.
-  struct Session {
-    Session() {
-      // Static: GCC 12 believes that the load reads 8 bytes and drops the rest of a local.
-      static constexpr TileConfig kConfig;
-      _tile_loadconfig(&kConfig);
-    }
-    ~Session() { _tile_release(); }
-  };
+  // Level-2 caches have 2 MiB where there are tiles.
+  static constexpr int64_t kRhsBytes = 512 << 10;
+  static constexpr int64_t kMostSumBytes = 2 << 20;
 
   static FloatBits widen(const void* from) { return Machine::widen(from); }
   static auto join(Floats left, Floats right) { return (FloatBits)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left); }
+  // Two lines of 32 elements as pairs.
+  static void interleave(const void* line, const void* next, Word* to) {
+    typedef uint16_t Elements __attribute__((vector_size(64)));
+    const Elements a = load<Elements>(line), b = load<Elements>(next);
+    store(to, __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10,
+                                      42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47));
+    store(to + kLineWords, __builtin_shufflevector(a, b, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                                   24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63));
+  }
   static void pack_lhs(const PackArguments& x);
-  static void run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out,
-                       Ahead& ahead);
+  template <class Out>
+  static void multiply(const MultiplyArguments& x);
+};
+
+// The tile registers of this thread, in use.
+struct Session {
+  Session() {
+    // Static: GCC 12 believes that the load reads 8 bytes and drops the rest of a local.
+    static constexpr TileConfig kConfig;
+    _tile_loadconfig(&kConfig);
+  }
+  ~Session() { _tile_release(); }
 };
 
 // One tile register of lhs: up to 16 rows by 32 of depth, from the source at (row, k).
@@ -85,11 +95,16 @@ void TileOp::pack_lhs(const PackArguments& x) {
   }
 }
 
-void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b, const Sum* start, Sum* out,
-                      Ahead& ahead) {
+constexpr int64_t kTileSums = TileOp::kTileRows * kTileColumns<TileOp>;
+
+// Adds `steps` lines of lhs times rhs to the tile at `start` (null: zeros), to `out`. rhs passes level 1 by: what a
+// panel of lhs meets next is another part of it.
+template <class Meanwhile>
+inline void run_tile(int64_t rows, int64_t steps, const uint32_t* a, const uint32_t* b, const float* start, float* out,
+                     Meanwhile meanwhile) {
   constexpr int64_t kRhsLine = kTileColumns<TileOp>;  // words, and sums, of a line of 32 columns
-  constexpr int64_t kRhsBytes = kRhsLine * sizeof(Word);
-  constexpr int64_t kLhsBytes = kLineWords * sizeof(Word);
+  constexpr int64_t kRhsBytes = kRhsLine * sizeof(uint32_t);
+  constexpr int64_t kLhsBytes = kLineWords * sizeof(uint32_t);
   constexpr int64_t kLower = kTileLines * kRhsLine;  // sums of the upper 16 rows
   const bool both = rows > kTileLines;
   if (start) {
@@ -106,12 +121,12 @@ void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b,
     _tile_zero(3);
   }
   if (both) {
-    for (int64_t k = 0; k < steps; k += kLineWords, a += 2 * kTileLines * kLineWords, b += kLineWords * kRhsLine) {
+    for (int64_t k = 0; k < steps; ++k, a += 2 * kTileLines * kLineWords, b += kLineWords * kRhsLine) {
       _tile_loadd(4, a, kLhsBytes);
-      _tile_loadd(6, b, kRhsBytes);
+      _tile_stream_loadd(6, b, kRhsBytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + kLineWords, kRhsBytes);
-      ahead.advance();
+      _tile_stream_loadd(7, b + kLineWords, kRhsBytes);
+      meanwhile();
       _tile_dpbf16ps(1, 4, 7);
       _tile_loadd(5, a + kTileLines * kLineWords, kLhsBytes);
       _tile_dpbf16ps(2, 5, 6);
@@ -120,16 +135,85 @@ void TileOp::run_tile(int64_t rows, int64_t steps, const Word* a, const Word* b,
     _tile_stored(2, out + kLower, kRhsBytes);
     _tile_stored(3, out + kLower + kLineWords, kRhsBytes);
   } else {
-    for (int64_t k = 0; k < steps; k += kLineWords, a += kTileLines * kLineWords, b += kLineWords * kRhsLine) {
+    for (int64_t k = 0; k < steps; ++k, a += kTileLines * kLineWords, b += kLineWords * kRhsLine) {
       _tile_loadd(4, a, kLhsBytes);
-      _tile_loadd(6, b, kRhsBytes);
+      _tile_stream_loadd(6, b, kRhsBytes);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, b + kLineWords, kRhsBytes);
+      _tile_stream_loadd(7, b + kLineWords, kRhsBytes);
+      meanwhile();
       _tile_dpbf16ps(1, 4, 7);
     }
   }
   _tile_stored(0, out, kRhsBytes);
   _tile_stored(1, out + kLineWords, kRhsBytes);
+}
+
+// Writes a finished tile as rows of the result, a few at a time: the vector units work while the tiles multiply.
+template <class Out>
+struct Finished {
+  const float* tile = nullptr;
+  Out* out = nullptr;
+  int64_t out_stride = 0;
+  int64_t columns = 0;
+  bool stream = false;
+  int64_t left = 0;  // rows
+
+  void advance(int64_t rows) {
+    for (; rows > 0 && left > 0; --rows, --left, tile += kTileColumns<TileOp>, out += out_stride) {
+      write_columns<TileOp>(out, load<Floats>(tile), load<Floats>(tile + kLineWords), columns, stream);
+    }
+  }
+};
+
+// Rows by rows. Of a panel of lhs a part that stays in level 1 meets all columns of rhs, which stays in level 2, while
+// the panel of the next rows is on its way from further out. Level 2 is what bounds this: 32 + 4096 / (depth of a part)
+// bytes a cycle at the rate of the tiles.
+template <class Out>
+void TileOp::multiply(const MultiplyArguments& x) {
+  constexpr int64_t kRows = kTileRows, kColumns = kTileColumns<TileOp>;
+  constexpr int64_t kMostPart = 16;  // of 1 KiB and 32 rows: 32 of 48 KiB
+  const Session session;
+  const int64_t steps = x.depth / kDepthGranule, column_tiles = divide_up(x.columns, kColumns);
+  const int64_t part = divide_up(steps, divide_up(steps, kMostPart));
+  const bool keep = !(x.first && x.last);
+  const auto height = [&x](int64_t row) { return round_up(least(kRows, x.rows - row), kRowGranule); };
+  const auto panel = [&x, &height](int64_t row) {
+    return static_cast<const Word*>(x.lhs) + (row * x.lhs_depth + x.depth_begin * height(row)) / kElements;
+  };
+  alignas(64) Sum results[2][kTileSums];
+  int turn = 0;
+  Finished<Out> finished;
+  Sum* sums = static_cast<Sum*>(x.accumulators);
+  for (int64_t row = 0; row < x.rows; row += kRows) {
+    const int64_t rows = least(kRows, x.rows - row), next = row + kRows;
+    const int64_t next_bytes = next < x.rows ? height(next) * x.depth * kElementBytes<TileOp> : 0;
+    const int64_t sums_bytes = x.first || next >= x.rows ? 0 : column_tiles * kTileSums * sizeof(Sum);
+    Ahead sums_ahead({sums + (keep ? column_tiles * kTileSums : 0), 1, sums_bytes, 0}, column_tiles * steps);
+    Ahead rows_ahead({panel(next < x.rows ? next : row), 1, next_bytes, 0}, column_tiles * steps);
+    for (int64_t k = 0; k < steps; k += part) {
+      const int64_t these = least(part, steps - k), rows_a_step = divide_up(kRows, these);
+      const bool last = x.last && k + these == steps;
+      const Word* a = panel(row) + k * kLineWords * height(row);
+      for (int64_t tile = 0; tile < column_tiles; ++tile) {
+        Sum* at = sums + tile * kTileSums;
+        Sum* to = last ? results[turn] : at;
+        const Word* b = static_cast<const Word*>(x.rhs) + (tile * steps + k) * kLineWords * kColumns;
+        run_tile(rows, these, a, b, x.first && k == 0 ? nullptr : at, to, [&] {
+          finished.advance(rows_a_step);
+          rows_ahead.advance();
+          sums_ahead.advance();
+        });
+        if (!last) continue;
+        finished.advance(kRows);
+        Out* out = static_cast<Out*>(x.out) + row * x.out_stride + tile * kColumns;
+        finished = {to, out, x.out_stride, least(kColumns, x.columns - tile * kColumns), x.stream, rows};
+        turn = 1 - turn;
+      }
+    }
+    if (keep) sums += column_tiles * kTileSums;
+  }
+  finished.advance(kRows);
+  if (x.stream) Machine::fence();
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // includes this after its Machine (vectors.h).
 //
 // An Op gives Word (packed), Sum, kElements per word, kDepthGranule, kRowGranule, kTileRows, widen(line) of 16-bit
-// elements where a word has two, and either step(sum, a, b), one multiply-add of a register, or its own run_tile. A
+// elements where a word has two, and either step(sum, a, b), one multiply-add of a register, or its own multiply. A
 // step reads a word per row, two registers of rhs.
 #pragma once
 
@@ -30,8 +30,7 @@ constexpr int kTileColumns = 2 * kLanes<typename Op::Sum>;
 template <class Op>
 constexpr int kElementBytes = sizeof(typename Op::Word) / Op::kElements;  // packed
 
-// Prefetches what comes next, a block of rhs, into level 2, a few lines every kPace steps: memory works while the tiles
-// multiply.
+// Prefetches what comes next into level 2, a few lines every kPace steps: memory works while the tiles multiply.
 class Ahead {
  public:
   static constexpr int64_t kPace = 4;
@@ -39,11 +38,11 @@ class Ahead {
   // `paces` times kPace steps lie ahead.
   Ahead(const NextSource& next, int64_t paces)
       : at_(static_cast<const char*>(next.begin)),
-        line_lines_((next.line_bytes + kLine - 1) / kLine),
+        line_lines_(divide_up(next.line_bytes, kLine)),
         jump_(next.stride_bytes - line_lines_ * kLine),
         in_line_(line_lines_),
         left_(next.lines * line_lines_),
-        share_(least((left_ + paces - 1) / paces, kMost)) {}
+        share_(least(divide_up(left_, paces), kMost)) {}
 
   void advance() {
     for (int64_t i = least(share_, left_); i > 0; --i, --left_) {
@@ -143,38 +142,6 @@ void write_tile(const typename Op::Sum* tile, Out* out, int64_t out_stride, int6
   for (int64_t i = 0; i < rows; ++i, out += out_stride, tile += 2 * kCount) {
     write_columns<Op>(out, load<Sum>(tile), load<Sum>(tile + kCount), columns, stream);
   }
-}
-
-// For an Op with its own run_tile. Rows by rows: their panel stays in level 1 and rhs in level 2, while the panel of
-// the next rows is on its way from further out: 4096 x 4096 x 4096 took 88 ms columns by columns, 78 so, and 75 with
-// the next panel fetched ahead (AMX, 2 cores).
-template <class Op, class Out>
-void multiply_by_rows(const MultiplyArguments& x) {
-  using Word = typename Op::Word;
-  using Sum = typename Op::Sum;
-  constexpr int64_t kRows = Op::kTileRows, kColumns = kTileColumns<Op>;
-  const typename Op::Session session;
-  Sum* tile = static_cast<Sum*>(x.accumulators);
-  const int64_t steps = x.depth / Op::kElements, column_tiles = (x.columns + kColumns - 1) / kColumns;
-  const auto panel = [&](int64_t row) {
-    const int64_t height = round_up(least(kRows, x.rows - row), Op::kRowGranule);
-    return static_cast<const Word*>(x.lhs) + (row * x.lhs_depth + x.depth_begin * height) / Op::kElements;
-  };
-  for (int64_t row = 0; row < x.rows; row += kRows) {
-    const int64_t rows = least(kRows, x.rows - row), next = row + kRows;
-    const int64_t next_bytes = next < x.rows ? least(kRows, x.rows - next) * x.depth * kElementBytes<Op> : 0;
-    Ahead ahead({panel(next < x.rows ? next : row), 1, next_bytes, 0}, column_tiles * (x.depth / Op::kDepthGranule));
-    for (int64_t column = 0; column < x.columns; column += kColumns) {
-      const Word* b = static_cast<const Word*>(x.rhs) + column * steps;
-      Op::run_tile(rows, steps, panel(row), b, x.first ? nullptr : tile, tile, ahead);
-      if (x.last) {
-        Out* out = static_cast<Out*>(x.out) + row * x.out_stride + column;
-        write_tile<Op>(tile, out, x.out_stride, rows, least(kColumns, x.columns - column), x.stream);
-      }
-      if (!(x.first && x.last)) tile += kRows * kColumns;
-    }
-  }
-  if (x.stream) Machine::fence();
 }
 
 template <class Op, class Out>

@@ -9,7 +9,8 @@
 namespace jf::grouped::cpu {
 namespace {
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t value, int64_t multiple) { return divide_up(value, multiple) * multiple; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class Word>
@@ -66,35 +67,48 @@ inline Register<typename Op::Word> load_along(const In* from, int64_t elements) 
   return load_along<Op>(Padded<In, kCount>(from, elements).elements);
 }
 
-// Source [depth, width]: copies lines. Reads whole lines, so that a wide rhs streams from memory.
+// Source [depth, width]: copies lines, kDeep of each panel before the next panel's, so that a wide rhs streams from
+// memory and stores fill whole lines of the cache.
 template <class Op, class In, int kPanel, int kGranule>
 void pack_lines(const PackArguments& x) {
   using Word = typename Op::Word;
   constexpr int kCount = kLanes<Word>;
-  constexpr int kAhead = 8;  // lines to prefetch, into level 2: in level 1 they would push each other out
+  constexpr int64_t kDeep = 8;
+  constexpr int64_t kLineLanes = 64 / sizeof(In);
   const In* source = static_cast<const In*>(x.source);
   const int64_t depth_end = round_up(x.depth_end, Op::kDepthGranule);
-  for (int64_t k = x.depth_begin; k < depth_end; k += Op::kElements) {
-    const In* line = k < x.depth_end ? source + k * x.stride : nullptr;
-    const In* next = k + 1 < x.depth_end ? line + x.stride : nullptr;
-    const In* ahead = k + kAhead + 1 < x.depth_end ? line + kAhead * x.stride : nullptr;
+  for (int64_t top = x.depth_begin; top < depth_end; top += kDeep) {
+    const int64_t bottom = least(top + kDeep, depth_end);
     for (int64_t begin = 0; begin < x.width; begin += kPanel) {
       const int64_t width = least(kPanel, x.width - begin);
       const int64_t height = round_up(width, kGranule);
-      Word* panel = static_cast<Word*>(x.packed) + (begin * x.packed_depth + k * height) / Op::kElements;
-      for (int64_t i = 0; i < height; i += kCount) {
-        Register<Word> words{};
-        if (line) words = load_across<Op>(line + begin + i, next ? next + begin + i : nullptr, x.width - begin - i);
-        if (ahead && begin + i < x.width) {
-          __builtin_prefetch(ahead + begin + i, 0, 2);
-          if (Op::kElements == 2) __builtin_prefetch(ahead + x.stride + begin + i, 0, 2);
+      for (int64_t k = top; k < bottom; k += Op::kElements) {
+        const In* line = k < x.depth_end ? source + k * x.stride + begin : nullptr;
+        const In* next = k + 1 < x.depth_end ? line + x.stride : nullptr;
+        // Into level 2: in level 1 they would push each other out.
+        if (k + kDeep + 1 < x.depth_end) {
+          for (int64_t i = 0; i < width; i += kLineLanes) {
+            __builtin_prefetch(line + kDeep * x.stride + i, 0, 2);
+            if (Op::kElements == 2) __builtin_prefetch(line + (kDeep + 1) * x.stride + i, 0, 2);
+          }
         }
-        if (height - i >= kCount) {
-          store(panel + i, words);
-        } else if (height == kPanel) {
-          std::memcpy(panel + i, &words, kPanel % kCount * sizeof(Word));
-        } else {
-          store_lanes(panel + i, words, height - i);
+        Word* panel = static_cast<Word*>(x.packed) + (begin * x.packed_depth + k * height) / Op::kElements;
+        if constexpr (kPanel == 2 * kCount && requires { Op::interleave(line, next, panel); }) {
+          if (width == kPanel && next) {
+            Op::interleave(line, next, panel);
+            continue;
+          }
+        }
+        for (int64_t i = 0; i < height; i += kCount) {
+          Register<Word> words{};
+          if (line) words = load_across<Op>(line + i, next ? next + i : nullptr, x.width - begin - i);
+          if (height - i >= kCount) {
+            store(panel + i, words);
+          } else if (height == kPanel) {
+            std::memcpy(panel + i, &words, kPanel % kCount * sizeof(Word));
+          } else {
+            store_lanes(panel + i, words, height - i);
+          }
         }
       }
     }
