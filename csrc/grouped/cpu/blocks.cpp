@@ -23,8 +23,10 @@ Blocks choose_blocks(const Kernel& kernel, const Extent& extent, bool depth_cont
   } else {
     blocks.columns = 256;
     if (extent.rows <= kFewRows) {
-      // Reading rhs is the work: long pieces of its lines stream best.
-      blocks.columns = depth_contiguous ? 128 : kStreamBytes / kernel.packed_bytes;
+      // Reading rhs is the work: long pieces of its lines stream best, each packed once for all rows.
+      const int64_t sums = kernel.accumulator_bytes * round_up(extent.rows, kernel.tile_rows);  // bytes of a column
+      const int64_t most = round_down(kernel.most_sum_bytes / sums, tile);
+      blocks.columns = depth_contiguous ? 128 : std::min(kStreamBytes / kernel.packed_bytes, most);
     }
     blocks.columns = round_up(std::min(blocks.columns, extent.columns), tile);
     const int64_t depth = round_up(std::max<int64_t>(extent.depth, 1), kernel.depth_granule);
