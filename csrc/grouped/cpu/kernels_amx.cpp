@@ -103,16 +103,16 @@ template <class Meanwhile>
 inline void run_tile(int64_t rows, int64_t steps, const uint32_t* a, const uint32_t* b, const float* start, float* out,
                      Meanwhile meanwhile) {
   constexpr int64_t kRhsLine = kTileColumns<TileOp>;  // words, and sums, of a line of 32 columns
-  constexpr int64_t kRhsBytes = kRhsLine * sizeof(uint32_t);
-  constexpr int64_t kLhsBytes = kLineWords * sizeof(uint32_t);
+  constexpr int64_t kRhsStride = kRhsLine * sizeof(uint32_t);
+  constexpr int64_t kLhsStride = kLineWords * sizeof(uint32_t);
   constexpr int64_t kLower = kTileLines * kRhsLine;  // sums of the upper 16 rows
   const bool both = rows > kTileLines;
   if (start) {
-    _tile_loadd(0, start, kRhsBytes);
-    _tile_loadd(1, start + kLineWords, kRhsBytes);
+    _tile_loadd(0, start, kRhsStride);
+    _tile_loadd(1, start + kLineWords, kRhsStride);
     if (both) {
-      _tile_loadd(2, start + kLower, kRhsBytes);
-      _tile_loadd(3, start + kLower + kLineWords, kRhsBytes);
+      _tile_loadd(2, start + kLower, kRhsStride);
+      _tile_loadd(3, start + kLower + kLineWords, kRhsStride);
     }
   } else {
     _tile_zero(0);
@@ -122,30 +122,30 @@ inline void run_tile(int64_t rows, int64_t steps, const uint32_t* a, const uint3
   }
   if (both) {
     for (int64_t k = 0; k < steps; ++k, a += 2 * kTileLines * kLineWords, b += kLineWords * kRhsLine) {
-      _tile_loadd(4, a, kLhsBytes);
-      _tile_stream_loadd(6, b, kRhsBytes);
+      _tile_loadd(4, a, kLhsStride);
+      _tile_stream_loadd(6, b, kRhsStride);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_stream_loadd(7, b + kLineWords, kRhsBytes);
+      _tile_stream_loadd(7, b + kLineWords, kRhsStride);
       meanwhile();
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, a + kTileLines * kLineWords, kLhsBytes);
+      _tile_loadd(5, a + kTileLines * kLineWords, kLhsStride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(2, out + kLower, kRhsBytes);
-    _tile_stored(3, out + kLower + kLineWords, kRhsBytes);
+    _tile_stored(2, out + kLower, kRhsStride);
+    _tile_stored(3, out + kLower + kLineWords, kRhsStride);
   } else {
     for (int64_t k = 0; k < steps; ++k, a += kTileLines * kLineWords, b += kLineWords * kRhsLine) {
-      _tile_loadd(4, a, kLhsBytes);
-      _tile_stream_loadd(6, b, kRhsBytes);
+      _tile_loadd(4, a, kLhsStride);
+      _tile_stream_loadd(6, b, kRhsStride);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_stream_loadd(7, b + kLineWords, kRhsBytes);
+      _tile_stream_loadd(7, b + kLineWords, kRhsStride);
       meanwhile();
       _tile_dpbf16ps(1, 4, 7);
     }
   }
-  _tile_stored(0, out, kRhsBytes);
-  _tile_stored(1, out + kLineWords, kRhsBytes);
+  _tile_stored(0, out, kRhsStride);
+  _tile_stored(1, out + kLineWords, kRhsStride);
 }
 
 // Writes a finished tile as rows of the result, a few at a time: the vector units work while the tiles multiply.
@@ -188,7 +188,7 @@ void TileOp::multiply(const MultiplyArguments& x) {
     const int64_t rows = least(kRows, x.rows - row), next = row + kRows;
     const int64_t next_bytes = next < x.rows ? height(next) * x.depth * kElementBytes<TileOp> : 0;
     const int64_t sums_bytes = x.first || next >= x.rows ? 0 : column_tiles * kTileSums * sizeof(Sum);
-    Ahead sums_ahead({sums + (keep ? column_tiles * kTileSums : 0), 1, sums_bytes, 0}, column_tiles * steps);
+    Ahead sums_ahead({sums + column_tiles * kTileSums, 1, sums_bytes, 0}, column_tiles * steps);
     Ahead rows_ahead({panel(next < x.rows ? next : row), 1, next_bytes, 0}, column_tiles * steps);
     for (int64_t k = 0; k < steps; k += part) {
       const int64_t these = least(part, steps - k), rows_a_step = divide_up(kRows, these);

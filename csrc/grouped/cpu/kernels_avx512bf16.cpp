@@ -15,7 +15,6 @@ struct PairOp {
   static constexpr int kDepthGranule = 2;
   static constexpr int kRowGranule = 1;
   static constexpr int kTileRows = Machine::kTileRows;
-  struct Session {};
   static FloatBits widen(const void* from) { return Machine::widen(from); }
   static auto join(Floats left, Floats right) { return (FloatBits)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left); }
   static Floats step(Floats sum, uint32_t a, FloatBits b) {

@@ -21,7 +21,6 @@ struct FmaOp {
   static constexpr int kDepthGranule = 1;
   static constexpr int kRowGranule = 1;
   static constexpr int kTileRows = Machine::kTileRows;
-  struct Session {};
   static Register<T> step(Register<T> sum, T a, Register<T> b) { return sum + a * b; }
 };
 
@@ -153,9 +152,9 @@ void multiply(const MultiplyArguments& x) {
   Sum* tile = static_cast<Sum*>(x.accumulators);
   const bool keep = !(x.first && x.last);
   const int64_t steps = x.depth / Op::kElements;
-  const int64_t row_tiles = (x.rows + kRows - 1) / kRows;
-  const int64_t column_tiles = (x.columns + kColumns - 1) / kColumns;
-  Ahead ahead(x.next, row_tiles * column_tiles * ((steps + Ahead::kPace - 1) / Ahead::kPace));
+  const int64_t row_tiles = divide_up(x.rows, kRows);
+  const int64_t column_tiles = divide_up(x.columns, kColumns);
+  Ahead ahead(x.next, row_tiles * column_tiles * divide_up(steps, Ahead::kPace));
   for (int64_t column = 0; column < x.columns; column += kColumns) {
     const Word* b = static_cast<const Word*>(x.rhs) + column * steps;
     const int64_t columns = least(kColumns, x.columns - column);
