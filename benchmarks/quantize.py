@@ -31,9 +31,8 @@ def stored(x: jax.Array, format: str) -> tuple[jax.Array, jax.Array]:
 def plain(x: jax.Array, format: str) -> tuple[jax.Array, jax.Array]:
     """Return the same by jax.numpy alone."""
     block = _quant.FORMATS[format].blocks[0]
-    columns = block[0]
-    if columns is not None and format in _fp4.FORMATS:
-        return _quant.four_bits_of_floats(x, None, format, columns)
+    if format in _fp4.FORMATS:
+        return _quant.four_bits_of_floats(x, None, format, _quant.columns_of_scale(block))
     return _quant.quantize_floats(x, "float8_e4m3fn", block, format == "mxfp8")
 
 
