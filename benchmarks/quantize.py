@@ -42,7 +42,18 @@ def swiglu(x: jax.Array) -> jax.Array:
     return jax.nn.silu(gate) * up
 
 
-BEFORE: dict[str, Callable[[jax.Array], jax.Array]] = {"": lambda x: x, "swiglu, ": swiglu}
+def rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Divide rows by their root mean square, in float32, and multiply them by weights."""
+    wide = x.astype("float32")
+    return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6)).astype(x.dtype) * weight
+
+
+# From rows and a weight for each column.
+BEFORE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "": lambda x, weight: x,
+    "swiglu, ": lambda x, weight: swiglu(x),
+    "rms norm, ": rms_norm,
+}
 
 
 def cases(*, quick: bool, only: str, rests: bool = False) -> Iterator[Case]:
@@ -64,12 +75,13 @@ def cases(*, quick: bool, only: str, rests: bool = False) -> Iterator[Case]:
 
 def _of_rows(name: str, rows: int, columns: int, before: Any, format: str, quick: bool, rests: bool) -> Case:
     x = jax.random.normal(jax.random.key(0), (rows, columns), "bfloat16")
-    ours = jax.jit(jf.fuse(lambda x: stored(before(x), format)))
-    moved = x.nbytes + sum(a.nbytes for a in ours(x))
+    weight = jax.random.normal(jax.random.key(1), (columns,), "bfloat16")
+    ours = jax.jit(jf.fuse(lambda x, weight: stored(before(x, weight), format)))
+    moved = x.nbytes + sum(a.nbytes for a in ours(x, weight))
     half = jnp.zeros(moved // 2, "int8")
     contenders = [
-        Contender(OURS, functools.partial(ours, x)),
-        Contender("plain JAX", functools.partial(jax.jit(lambda x: plain(before(x), format)), x)),
+        Contender(OURS, functools.partial(ours, x, weight)),
+        Contender("plain JAX", functools.partial(jax.jit(lambda x, w: plain(before(x, w), format)), x, weight)),
         Contender("a copy of as many bytes", functools.partial(jax.jit(jf.fuse(lambda x: x + 1)), half), bound=True),
     ]
     gpu = jax.default_backend() == "gpu"

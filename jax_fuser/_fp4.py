@@ -29,6 +29,7 @@ _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # of the eight
 
 pack_p = jax.extend.core.Primitive("jax_fuser_pack")
 stored_p = jax.extend.core.Primitive("jax_fuser_stored")
+e2m1_p = jax.extend.core.Primitive("jax_fuser_e2m1")
 
 
 def pack(codes: jax.Array) -> jax.Array:
@@ -60,12 +61,11 @@ def quantize_four_bits(
     # Of an infinity no scale is finite. A factor, since compilers divide by a constant in either way.
     wanted = jnp.where(jnp.isfinite(largest), largest, np.float32(np.nan)) * np.float32(1 / _MOST[format])
     if format == "nvfp4":
-        inverse_global = np.float32(1)
         if global_scale is not None:
             wanted = wanted * global_scale
-            inverse_global = 1 / global_scale
         scales = _clip(wanted, _E4M3_MAX).astype(jnp.float8_e4m3fn)
-        codes = to_e2m1(blocks * _inverse(_stored(scales) * inverse_global, _FLT_MAX)[..., None])
+        factors = _stored(scales) if global_scale is None else _stored(scales) * (1 / global_scale)
+        codes = to_e2m1(blocks * _inverse(factors, _FLT_MAX)[..., None])
     elif format == "mxfp4":
         scales, inverses = scales_above(wanted)
         codes = to_e2m1(blocks * inverses[..., None])
@@ -101,6 +101,15 @@ def dequantize_four_bits(data: jax.Array, scales: jax.Array, format: str) -> jax
 
 def to_e2m1(x: jax.Array) -> jax.Array:
     """Return the codes, uint32, of the nearest e2m1 values; ties go to the even code, what is too large, or NaN, to 6.
+
+    Not differentiable.
+    """
+    result: jax.Array = e2m1_p.bind(x.astype(jnp.float32))
+    return result
+
+
+def to_e2m1_by_sums(x: jax.Array) -> jax.Array:
+    """Return the same, of float32, by XLA's ops.
 
     Floats round as e2m1 does where their last bit counts as much: 1/2 below 2^23, 1 from there on. So a magnitude up to
     4 is rounded by what is added to it, and larger ones, halved, by another sum. Both have the code in their last bits.
@@ -180,6 +189,15 @@ def _batch_stored(args: Any, axes: Any) -> tuple[Any, Any]:
     return stored_p.bind(args[0]), axes[0]
 
 
+def _batch_codes(args: Any, axes: Any) -> tuple[Any, Any]:
+    return e2m1_p.bind(args[0]), axes[0]
+
+
+e2m1_p.def_impl(jax.jit(to_e2m1_by_sums))
+e2m1_p.def_abstract_eval(lambda x: x.update(dtype=jnp.dtype("uint32"), weak_type=False))
+ad.defjvp(e2m1_p, None)
+batching.primitive_batchers[e2m1_p] = _batch_codes
+mlir.register_lowering(e2m1_p, mlir.lower_fun(to_e2m1_by_sums, multiple_results=False))
 stored_p.def_impl(jax.lax.optimization_barrier)
 stored_p.def_abstract_eval(lambda x: x)
 ad.defjvp(stored_p, None)

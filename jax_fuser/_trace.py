@@ -263,6 +263,7 @@ RULES: dict[str, Rule] = {
     "custom_jvp_call": Rule(_open, refuse=_refuse_body, body="call_jaxpr", fits=False),
     "jax_fuser_known": Rule(lambda w, eqn, x: x[-eqn.params["count"] :], is_view=_always, fits=False),
     "jax_fuser_reciprocal": _pointwise("reciprocal"),
+    "jax_fuser_e2m1": _pointwise("e2m1"),
     "jax_fuser_pack": Rule(_pack, fits=False),
     "integer_pow": Rule(_trace_ops.integer_pow),
     "pow": Rule(_trace_ops.power),

@@ -13,6 +13,7 @@ _ALONG = {
     "row": "a block's threads along one row",
     "rows": "a block's threads along rows, one each",
     "columns": "a block's threads along columns",
+    "runs": "a block's threads along runs of a row, which are folded by themselves, too",
 }
 
 
@@ -32,6 +33,7 @@ _WORDS: dict[str, Callable[[str], str | None]] = {
     "threads": lambda _: None,
     "threads_y": lambda _: None,
     "unroll": lambda n: _several(n, "vectors a thread"),
+    "runs": lambda n: _several(n, "runs a thread"),
     "two_axes": lambda _: "threads along the last loop alone",
     "transpose": lambda _: "through shared memory",
     "loop": lambda n: f"reads along loop {n}",
@@ -56,7 +58,7 @@ def parameters_in_words(parameters: str) -> str:
     said = []
     for word in parameters.split()[1:]:
         name, _, value = word.partition("=")
-        known = _WORDS.get(name)
+        known = _WORDS.get("runs" if name == "unroll" and "along=runs" in parameters else name)
         phrase = word if known is None else known(value)
         said += [phrase] if phrase else []
     return ", ".join(said)

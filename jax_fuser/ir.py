@@ -339,13 +339,14 @@ def compute_heuristics(fusion: Fusion, strategy: str, platform: str | None = Non
     - "reduction" on the CPU: `lane_loop`, `lanes`; `chunk`, registers side by side where lane_loop is kept; `rows` side
       by side where others fold across them; `keep`, what stays from one pass over a row to the next: "nothing", "dear"
       (what takes many instructions) or "rows"; `tasks`.
-    - "reduction" on CUDA: `along`, what the threads x of a block go along: one "row" that is folded, "rows", or
-      "columns" of which each is folded; `lane_loop`, `lanes`; `threads` along x; `threads_y`, rows of a block, or parts
-      of each column; `unroll`, vectors of a thread along what is folded; `keep`; `keep_columns`, inputs that are the
-      same for every row stay in registers; `keep_wide`, what inputs are converted to does; `at_once`, blocks for whose
-      registers a multiprocessor has room (1: the compiler decides). On compute capability 9.0 `stages`: where above 1,
-      rows come by bulk copies to so many stages of shared memory, for `blocks` blocks; `bulk_store`, results go out so,
-      too; `cluster`, blocks that share a row.
+    - "reduction" on CUDA: `along`, what the threads x of a block go along: one "row" that is folded, "rows", "columns"
+      of which each is folded, or "runs" of a row, which are folded by themselves, too (`lane_loop` is then theirs);
+      `lane_loop`, `lanes`; `threads` along x; `threads_y`, rows of a block, parts of each column, or runs; `unroll`,
+      vectors of a thread along what is folded, or its runs; `keep`; `keep_columns`, inputs that are the same for every
+      row stay in registers; `keep_wide`, what inputs are converted to does; `at_once`, blocks for whose registers a
+      multiprocessor has room (1: the compiler decides). On compute capability 9.0 `stages`: where above 1, rows come by
+      bulk copies to so many stages of shared memory, for `blocks` blocks; `bulk_store`, results go out so, too;
+      `cluster`, blocks that share a row.
 
     Args:
       fusion: what to compute.

@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_fuser._fp4 import to_e2m1_by_sums
+
 DTYPES = {
     "pred": np.bool_,
     "f16": np.float16,
@@ -85,6 +87,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "select": np.where,
     "copy": lambda x: x,
     "convert": lambda x: x,
+    "e2m1": lambda x: np.asarray(to_e2m1_by_sums(x)),
     "reciprocal": lambda x: (1 / x).astype(x.dtype),
 }
 FOLDS = {

@@ -101,6 +101,8 @@ def test_reciprocals_are_rounded_to_nearest(device):
     want = np.float32(1) / x
     for f in (jf.fuse(lambda x: _reciprocal.reciprocal(x)), jax.jit(_reciprocal.reciprocal), _reciprocal.by_steps):
         np.testing.assert_array_equal(np.asarray(f(x)), want)
+    fractions = np.arange(127 << 23, 128 << 23, dtype=np.uint32).view(np.float32)  # all there are
+    np.testing.assert_array_equal(jf.fuse(lambda x: _reciprocal.reciprocal(x))(fractions), np.float32(1) / fractions)
 
 
 @pytest.mark.parametrize(("dtype", "block"), [("float8_e4m3fn", (None,)), ("float8_e5m2", (128,))])

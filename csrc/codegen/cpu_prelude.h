@@ -136,6 +136,21 @@ JF_FUNCTION Part<T> smaller(Part<T> x, Part<T> y) {
 JF_BINARY(max, larger<T>(x, y))
 JF_BINARY(min, smaller<T>(x, y))
 
+// As `to_e2m1` of _fp4.py, which says why: magnitudes are rounded by what is added to them.
+template <int W>
+JF_FUNCTION Lanes<u32, W> e2m1(Lanes<f32, W> a) {
+  return map<u32>(
+      [](Part<f32> x) JF_LAMBDA {
+        constexpr u32 kZero = 0x4afffffc, kMost = 7;
+        const Part<f32> size = magnitude<f32>(x);
+        const Part<u32> below = bits_as<u32>(size + 8388606.0f), above = bits_as<u32>(size * 0.5f + 8388608.0f);
+        const Part<u32> most = Part<u32>{} + (kZero + kMost);
+        const Part<u32> code = smaller<u32>(smaller<u32>(below, above), most) - kZero;
+        return code | (bits_as<u32>(x) >> 28 & 8);
+      },
+      a);
+}
+
 template <class T, int W>
 JF_FUNCTION Lanes<T, W> clamp(Lanes<T, W> low, Lanes<T, W> a, Lanes<T, W> high) {
   return min(max(low, a), high);

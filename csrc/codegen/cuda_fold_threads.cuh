@@ -275,7 +275,9 @@ JF_FUNCTION void fold_threads(Scratch<kBytes> scratch, X& first, More&... more) 
   int next = 0;
   pack<Op, kEach>(values, next, first);
   (pack<Op, kEach>(values, next, more), ...);
-  if constexpr ((kOver & (kX | kY)) == (kX | kY)) {
+  // Where there is one thread along x, those along y are all.
+  constexpr bool kAll = (kOver & (kX | kY)) == (kX | kY) || (kOver & kY && B::kEven && B::kColumns == 1);
+  if constexpr (kAll) {
     fold_block<Op, B, kTwice>(values, scratch);
   } else if constexpr (kOver & kX) {
     fold_columns<Op, B, kTwice>(values, scratch);

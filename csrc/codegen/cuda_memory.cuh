@@ -315,27 +315,6 @@ template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
   store_lanes<kMultiple, false>(p + offset, x, on);
 }
-// Two to a byte: `offset` counts them.
-template <int kMultiple, int W, class On = All>
-JF_FUNCTION void store(u4* p, long offset, const Lanes<u32, W>& x, On on = {}) {
-  static_assert(kMultiple % 2 == 0, "a thread has both of a byte");
-  constexpr int kCount = kMultiple / 2;  // bytes of one access
-  u8* const to = reinterpret_cast<u8*>(p) + (offset >> 1);
-#pragma unroll
-  for (int i = 0; i < W / 2; i += kCount) {
-    Chunk<u8, kCount> bytes;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) bytes.v[j] = u8((x.v[2 * (i + j)] & 15) | x.v[2 * (i + j) + 1] << 4);
-    if constexpr (is_same<On, All>) {
-      *reinterpret_cast<Chunk<u8, kCount>*>(to + i) = bytes;
-    } else {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        if (is_active(on, 2 * (i + j))) to[i + j] = bytes.v[j];
-      }
-    }
-  }
-}
 template <int kMultiple = 1, class M, class T, int W, class On = All>
 JF_FUNCTION void store_shared(M* p, long offset, const Lanes<T, W>& x, On on = {}) {
   store_lanes<kMultiple, true>(p + offset, x, on);

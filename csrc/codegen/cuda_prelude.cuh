@@ -2,6 +2,7 @@
 // that take floats alone are in cuda_math.cuh. Needs no header of CUDA's.
 #pragma once
 
+#include "codegen/cuda_four_bits.cuh"
 #include "codegen/cuda_lanes.cuh"
 #include "codegen/cuda_memory.cuh"
 

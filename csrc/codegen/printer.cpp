@@ -161,6 +161,7 @@ struct Printer : MemoryStatements {
     for (RegisterId id : compute.operands) {
       arguments += cat(arguments.empty() ? "" : ", ", alike ? "jf::lane_zero(" : "", use(id), alike ? ")" : "");
     }
+    if (compute.op == ir::OpKind::kE2m1 && !alike) e2m1_of[compute.result] = compute.operands[0];
     const std::string comment = compute.comment.empty() ? "" : cat("  // ", safe_comment(compute.comment));
     const std::string definition = define(compute.result);
     if (const auto* constant = std::get_if<ir::Constant>(&compute.attribute)) {

@@ -36,12 +36,13 @@ struct Writer {
   std::vector<std::string> buffers = {}, arrays = {}, rings = {}, maps = {};
   std::set<int> declared = {}, packed = {};
   PairedFolds paired = {};
-  std::map<loops::RegisterId, std::string> pairs_of = {};  // of registers: the elements of packed arrays they are
-  std::map<int, int> gets = {};                            // of packed arrays, so far
-  std::string unrolled = {};                               // ", i1, i2": the variables of the enclosing unrolled loops
-  std::set<int64_t> thread_variables = {};                 // those whose value differs between the threads of a block
-  std::vector<std::string> registers = {};                 // empty until defined
-  std::vector<int> loops_around = {};                      // of each register's definition
+  std::map<loops::RegisterId, std::string> pairs_of = {};       // of registers: the elements of packed arrays they are
+  std::map<int, int> gets = {};                                 // of packed arrays, so far
+  std::map<loops::RegisterId, loops::RegisterId> e2m1_of = {};  // by register of codes: what they are of
+  std::string unrolled = {};                // ", i1, i2": the variables of the enclosing unrolled loops
+  std::set<int64_t> thread_variables = {};  // those whose value differs between the threads of a block
+  std::vector<std::string> registers = {};  // empty until defined
+  std::vector<int> loops_around = {};       // of each register's definition
   int loops_now = 0;
   int locals = 0, folds = 0;
   Variables variables = {};

@@ -62,7 +62,7 @@ enum class OpKind : uint8_t {
 };
 
 enum class OpClass : uint8_t { kConstant, kIota, kView, kPointwise, kReduce, kScan, kConcat, kSearch, kGrouped };
-enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated };
+enum class ResultRule : uint8_t { kSame, kPred, kSelect, kStated, kCode };
 enum class OperandTypes : uint8_t { kAny, kNumber, kFloating, kInteger, kLogical };
 
 // The columns of ir/ops.def.

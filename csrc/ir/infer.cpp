@@ -141,6 +141,10 @@ Value Inference::pointwise(const Value& stated) const {
       result.dtype = in(1).dtype;
       break;
     case ResultRule::kStated: result.dtype = stated.dtype; break;
+    case ResultRule::kCode:
+      JF_REQUIRE(in(0).dtype == DType::kF32, "[", op.name, "] takes f32, got ", type(0), "; convert it");
+      result.dtype = DType::kU32;
+      break;
   }
   if (result.dtype == DType::kU4) {
     JF_REQUIRE(op.kind == OpKind::kConvert && is_integer(in(0).dtype), "[", op.name,

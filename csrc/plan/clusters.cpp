@@ -6,6 +6,7 @@
 
 #include "base/bits.h"
 #include "base/error.h"
+#include "base/integers.h"
 #include "base/lists.h"
 #include "plan/even_rows.h"
 #include "plan/recompute.h"
@@ -27,6 +28,8 @@ constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughBlocks = 100, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
+// Runs of rows that a kernel also folds by themselves: a few threads' vectors, of rows that a block keeps.
+constexpr int64_t kShortestRun = 16, kLongestRun = 256, kShortestRowOfRuns = 512, kLongestRowOfRuns = 16 << 10;
 // Bytes of what a transpose leaves side by side, for rows that a kernel of reductions stores so.
 constexpr int64_t kLeastRun = 64;
 constexpr ValueId kAnySource = -1;
@@ -135,6 +138,8 @@ class Finder {
     return first.cluster.space == second.cluster.space && !first.waits_for.test(b) && !second.waits_for.test(a) &&
            first.cluster.parts == 0 && second.cluster.parts == 0 &&
            first.cluster.direction * second.cluster.direction >= 0 &&
+           !(first.cluster.runs && second.cluster.direction != 0) &&
+           !(second.cluster.runs && first.cluster.direction != 0) &&
            !delays({a, -1, first.waits_for}, {b, -1, second.waits_for}) &&
            first.reductions + second.reductions <= kMaxReductions && first.ops + second.ops <= kMaxOps;
   }
@@ -142,6 +147,7 @@ class Finder {
     Building &kept = building_[into], &gone = building_[from];
     kept.reductions += gone.reductions;
     if (gone.cluster.direction != 0) kept.cluster.direction = gone.cluster.direction;
+    kept.cluster.runs |= gone.cluster.runs;
     kept.ops += gone.ops;
     kept.column_folds += gone.column_folds;
     for (ValueId source : gone.sources) note_source(into, source);
@@ -376,7 +382,7 @@ class Finder {
       next = axis + 1;
     }
     if (op.kind == OpKind::kTranspose && !stores_runs(op, *found, space)) return std::nullopt;
-    return lies_along_rows(*found, space) ? found : std::nullopt;
+    return lies_along_rows(*found, building_[cluster].cluster) ? found : std::nullopt;
   }
 
   static bool in_order(Place place) {
@@ -391,12 +397,15 @@ class Finder {
            space.extents[last] * size_of(fusion_.values[op.output].dtype) >= kLeastRun;
   }
 
-  // Whether a value has all folded axes or none of them: one with some, say what broadcasts a result along one axis of
-  // two, shares no loop with the reductions.
-  static bool lies_along_rows(const Place& place, const Space& space) {
+  // Whether a value has all folded axes or none of them, or one for each run all but the last: one with others, say
+  // what broadcasts a result along one axis of two, shares no loop with the reductions.
+  static bool lies_along_rows(const Place& place, const Cluster& cluster) {
+    const Space& space = cluster.space;
     const auto has =
         std::count_if(place.begin(), place.end(), [&](int axis) { return axis >= 0 && space.folded[axis]; });
-    return has == 0 || has == std::count(space.folded.begin(), space.folded.end(), true);
+    const auto all = std::count(space.folded.begin(), space.folded.end(), true);
+    const bool of_runs = cluster.runs && !contains(place, static_cast<int>(space.extents.size()) - 1);
+    return has == 0 || has == all || (of_runs && has == all - 1);
   }
 
   void place_reduction(size_t number) {
@@ -464,7 +473,9 @@ class Finder {
         std::any_of(operand.begin(), operand.end(), [&](int axis) { return axis >= 0 && space.folded[axis]; });
     const bool across =
         reduce.parts > 0 && reduce.direction == 0 && folded == others && has_columns && building.reductions > 0;
-    if (!whole && !across) return false;
+    const bool run = reduce.parts == 0 && reduce.direction == 0 && folds_runs(cluster, folded);
+    if (!whole && !across && !run) return false;
+    if (building.cluster.runs && (reduce.parts > 0 || reduce.direction != 0)) return false;
     // One kernel goes along its rows one way.
     if (reduce.direction * building.cluster.direction < 0) return false;
     if (reduce.direction != 0 && reduce.parts == 0 && building.cluster.parts > 0) return false;
@@ -493,6 +504,7 @@ class Finder {
       building_[cluster].column_folds += across;
     }
     if (reduce.direction != 0) building_[cluster].cluster.direction = reduce.direction;
+    building_[cluster].cluster.runs |= run;
     record(number, cluster, operand, std::move(dims));
     return true;
   }
@@ -512,6 +524,21 @@ class Finder {
     take(op, cluster, std::move(place));
   }
 
+  // Whether a reduction of these axes folds runs of the cluster's rows, and they had better be folded together.
+  bool folds_runs(int cluster, const std::vector<bool>& folded) const {
+    const Cluster& c = building_[cluster].cluster;
+    const std::vector<bool>& whole = c.space.folded;
+    if (target_.platform != Platform::kCuda || c.parts > 0 || c.direction != 0) return false;
+    if (std::count(folded.begin(), folded.end(), true) != 1 || !folded.back() || !whole.back()) return false;
+    int64_t row = 1;
+    for (size_t a = 0; a < whole.size(); ++a) {
+      if (whole[a]) row *= c.space.extents[a];
+    }
+    const int64_t run = c.space.extents.back();
+    return is_power_of_two(run) && run >= kShortestRun && run <= kLongestRun && row > run &&
+           row >= kShortestRowOfRuns && row <= kLongestRowOfRuns && building_[cluster].reductions > 0;
+  }
+
   bool takes_column_fold(int cluster, int64_t parts) const {
     const Building& building = building_[cluster];
     int64_t row = 1;
@@ -523,7 +550,8 @@ class Finder {
     const bool innermost = building.cluster.space.folded.back();
     const int64_t enough = target_.platform == Platform::kCpu ? kEnoughTasks : kEnoughBlocks;
     const bool fits = parts * blocks_of_row(row, widest, has_clusters(target_)) >= enough;
-    return innermost && fits && building.cluster.direction == 0 && building.column_folds < kMaxColumnFolds;
+    return innermost && fits && building.cluster.direction == 0 && !building.cluster.runs &&
+           building.column_folds < kMaxColumnFolds;
   }
 
   // Column folds that came before the rows of the same values were folded.

@@ -31,6 +31,7 @@ struct Cluster {
   int64_t parts = 0;
   bool in_turn = false;  // see ir::Reduce
   int direction = 0;     // of its scans: 1, or -1 for reversed ones; 0 without any
+  bool runs = false;     // whether reductions fold the last axis alone: each of so many elements of a row
 };
 
 struct Clusters {

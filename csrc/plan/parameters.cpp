@@ -83,13 +83,15 @@ void fields(NestedParameters& p, Visitor& visit) {
   visit("keep", p.keep);
 }
 
-// The words of an enumeration that counts from 0.
+// The words of an enumeration that counts from 0 to `last`.
 template <class Enum>
-std::vector<std::string_view> words() {
+std::vector<std::string_view> words(Enum last) {
   std::vector<std::string_view> result;
-  for (int i = 0; i < 3; ++i) result.push_back(name(static_cast<Enum>(i)));
+  for (int i = 0; i <= static_cast<int>(last); ++i) result.push_back(name(static_cast<Enum>(i)));
   return result;
 }
+std::vector<std::string_view> words_of(Keep) { return words(Keep::kRows); }
+std::vector<std::string_view> words_of(ThreadsAlong) { return words(ThreadsAlong::kRuns); }
 
 struct Lines {
   Parameters& to;
@@ -136,10 +138,13 @@ struct Reader {
   void operator()(const char* field, Enum& v) {
     const std::optional<std::string> word = take<std::string>(field, "a word");
     if (!word) return;
-    const std::vector<std::string_view> expected = words<Enum>();
+    const std::vector<std::string_view> expected = words_of(v);
     const auto found = std::find(expected.begin(), expected.end(), *word);
-    JF_REQUIRE(found != expected.end(), "[", strategy, "] ", field, ": expected ", expected[0], ", ", expected[1],
-               " or ", expected[2], ", got '", *word, "'");
+    std::string all;
+    for (const std::string_view& one : expected) {
+      all += cat(all.empty() ? "" : &one == &expected.back() ? " or " : ", ", one);
+    }
+    JF_REQUIRE(found != expected.end(), "[", strategy, "] ", field, ": expected ", all, ", got '", *word, "'");
     v = static_cast<Enum>(found - expected.begin());
   }
   void finish() const {
@@ -215,6 +220,12 @@ struct Checker {
     JF_REQUIRE(folded != columns || p.along == ThreadsAlong::kRows, "[reduction] lane_loop: loop ", p.lane_loop,
                folded ? " is folded" : " is kept", "; threads along ",
                columns ? "columns need a loop that is kept" : "a row need one that is folded");
+    const bool runs = p.along == ThreadsAlong::kRuns;
+    JF_REQUIRE(runs == contains(facts.runs, true), "[reduction] along: ",
+               runs ? "no run of a row is folded by itself; expected another than runs"
+                    : cat("runs of rows are folded by themselves; expected runs, got ", name(p.along)));
+    JF_REQUIRE(!runs || facts.runs[p.lane_loop], "[reduction] lane_loop: loop ", p.lane_loop,
+               " is not that of a run, as threads along runs need");
     const bool kept = contains(facts.folded, false);
     JF_REQUIRE(kept || p.along != ThreadsAlong::kRows, "[reduction] along: there is one row; expected row");
     // Warps fold among themselves.

@@ -52,6 +52,7 @@ class Splitter {
         is_input_(segment.values.size(), false) {
     for (ValueId id : segment.inputs) is_input_[id] = true;
     across_rows_ = contains(traffic.across, true);
+    has_runs_ = contains(traffic.runs, true);
     find_phases();
     decide();
     if (fold_later()) decide();
@@ -69,6 +70,21 @@ class Splitter {
   bool folds_across(const Op& op) const {
     const Reduce* reduce = std::get_if<Reduce>(&op.attribute);
     return across_rows_ && reduce != nullptr && reduce->parts > 0;
+  }
+
+  // Whether a reduction folds each run of a row by itself, and what it gives is along the row.
+  bool folds_runs(const Op& op) const {
+    return has_runs_ && in_rows_[op.output] && std::holds_alternative<Reduce>(op.attribute);
+  }
+
+  // Whether the phases go along the row together, since no fold of whole rows is between them.
+  bool together(const std::set<int>& phases) const {
+    return has_runs_ && !phases.contains(kOutside) &&
+           std::none_of(segment_.ops.begin(), segment_.ops.end(), [&](const Op& op) {
+             const int in = fold_in_[op.output];
+             return std::holds_alternative<Reduce>(op.attribute) && !folds_runs(op) && *phases.begin() <= in &&
+                    in < *phases.rbegin();
+           });
   }
 
   void find_phases() {
@@ -155,13 +171,15 @@ class Splitter {
         for (size_t i = 0; i < op->inputs.size(); ++i) {
           if (!is_memory(*op, i)) needed_[op->inputs[i]].insert(reduces ? fold_in_[op->output] : kOutside);
         }
+        kept_[op->output] = folds_runs(*op);
         continue;
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
       const bool again = keep_ == Keep::kRows && ir::reads_memory(op->kind);
       const bool converted = more_.converted && op->kind == OpKind::kConvert && is_input_[op->inputs[0]];
       const bool dear = cost_[op->output] >= kDear || rounded || again || converted || replaces_operand(*op);
-      kept_[op->output] = needed.size() > 1 && keep_ != Keep::kNothing && dear;
+      const bool of_run = needed.size() > 1 && cost_[op->output] > 0 && together(needed);
+      kept_[op->output] = of_run || (needed.size() > 1 && keep_ != Keep::kNothing && dear);
       for (size_t i = 0; i < op->inputs.size(); ++i) {
         if (is_memory(*op, i)) continue;
         if (kept_[op->output]) {
@@ -173,7 +191,8 @@ class Splitter {
     }
     for (ValueId id : segment_.inputs) {
       settle(id);
-      const bool wanted = more_.rows ? !needed_[id].empty() : keep_ == Keep::kRows && needed_[id].size() > 1;
+      const bool again = needed_[id].size() > 1 && (keep_ == Keep::kRows || together(needed_[id]));
+      const bool wanted = more_.rows ? !needed_[id].empty() : again;
       kept_[id] = wanted && is_row_of(id);
     }
   }
@@ -283,7 +302,8 @@ class Splitter {
       for (int phase : phases) {
         const bool reduces = std::holds_alternative<Reduce>(op.attribute);
         int used_in = reduces ? fold_in_[op.output] : in_rows_[op.output] ? phase : kOutside;
-        if (!copies && in_rows_[op.output] && !needed_[op.output].empty()) used_in = *needed_[op.output].begin();
+        const bool kept = !reduces && !copies && in_rows_[op.output] && !needed_[op.output].empty();
+        if (kept) used_in = *needed_[op.output].begin();
         if (folds_across(op)) used_in = *needed_[op.inputs[0]].begin();
         std::vector<ValueId> operands;
         for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -295,13 +315,14 @@ class Splitter {
     }
     for (const Op& op : segment_.ops) {
       const bool outside = !in_rows_[op.output] && op.kind != OpKind::kConstant;
-      if (!outside && !kept_[op.output]) continue;
+      if (folds_runs(op)) result_.runs.push_back(made_[op.output].begin()->second);
+      if (!outside && !is_kept_along(op.output)) continue;
       const bool column =
           more_.columns && op.kind == OpKind::kConvert && is_input_[op.inputs[0]] && is_column(op.inputs[0]);
       (column ? result_.columns : result_.outside).push_back(made_[op.output].begin()->second);
     }
     for (ValueId id : segment_.inputs) {
-      if (kept_[id]) result_.outside.push_back(made_[id][0]);
+      if (is_kept_along(id)) result_.outside.push_back(made_[id][0]);
     }
     for (ValueId id : segment_.outputs) {
       const int phase = needed_[id].empty() ? phase_[id] : *needed_[id].begin();
@@ -311,6 +332,8 @@ class Splitter {
   size_t input_number(ValueId id) const {
     return static_cast<size_t>(std::find(segment_.inputs.begin(), segment_.inputs.end(), id) - segment_.inputs.begin());
   }
+  // Whether a value is kept until whole rows are folded, not within a run.
+  bool is_kept_along(ValueId value) const { return kept_[value] && !together(needed_[value]); }
   ValueId add_op(const Op& op, std::vector<ValueId> operands, const Value& like) {
     const ValueId result = add_value(like);
     result_.fusion.ops.push_back({op.kind, std::move(operands), result, op.attribute, op.label});
@@ -321,7 +344,7 @@ class Splitter {
   void count() {
     std::vector<int64_t> alive(static_cast<size_t>(result_.count) + 1, 0);
     for (size_t id = 0; id < segment_.values.size(); ++id) {
-      if (!kept_[id]) continue;
+      if (!is_kept_along(static_cast<ValueId>(id))) continue;
       const int64_t bytes = std::max<int64_t>(4, size_of(compute_dtype(segment_.values[id].dtype)));
       result_.all_kept_bytes += bytes;
       for (int phase = *needed_[id].begin(); phase < *needed_[id].rbegin(); ++phase) alive[phase] += bytes;
@@ -346,7 +369,7 @@ class Splitter {
   std::vector<bool> by_end_;           // by value: any phase can store it or fold it across the rows
   std::vector<bool> kept_;
   std::vector<bool> is_input_;
-  bool across_rows_ = false;
+  bool across_rows_ = false, has_runs_ = false;
   Phases result_;
   std::set<std::string> names_, used_names_;
   std::vector<std::map<int, ValueId>> made_;  // by value and phase

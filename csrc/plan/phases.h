@@ -1,6 +1,7 @@
 // The phases of a reduction kernel: it goes along each row once for the reductions that read only memory, again for
 // those that need their results, and so on. A value of the row that several phases need is kept in registers or
-// computed again in each.
+// computed again in each. Phases that only folds of runs are between go along the row together, run by run, and keep
+// what they share.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,8 @@ std::string_view name(Keep keep);
 struct Phases {
   ir::Fusion fusion;  // the segment's inputs and outputs in their order; every value is used in one phase or kept
   std::vector<ir::ValueId> outside;  // values of `fusion` that are computed outside of the rows or kept between phases
+                                     // of whole rows
+  std::vector<ir::ValueId> runs;     // folds of runs of a row (Traffic::runs)
   int count = 1;                     // phases
   int64_t kept_bytes = 0;            // of one element of the row: what is kept at the same time, in compute_dtype
   int64_t all_kept_bytes = 0;        // of one element of the row: each kept value has an array of its own

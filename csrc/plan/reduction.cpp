@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/lists.h"
 #include "plan/reduction_platforms.h"
 #include "schedule/axes.h"
 
@@ -23,11 +24,13 @@ ir::ValueId reference_of(const ir::Fusion& fusion) {
   return reference;
 }
 
-// Where the loops along the rows begin: the innermost position at which a reduction is complete, or where a scan
-// begins.
-int loops_before_rows(const ir::Fusion& fusion, const schedule::Schedule& schedule) {
+// Where the loops along the rows begin: the innermost position at which a reduction of them is complete, or where a
+// scan begins.
+int loops_before_rows(const Phases& phases, const schedule::Schedule& schedule) {
+  const ir::Fusion& fusion = phases.fusion;
   int position = 0;
   for (const ir::Op& op : fusion.ops) {
+    if (contains(phases.runs, op.output)) continue;
     if (std::holds_alternative<ir::Reduce>(op.attribute)) {
       position = std::max(position, schedule.domains[op.output].inline_at);
     } else if (std::holds_alternative<ir::Scan>(op.attribute)) {
@@ -96,6 +99,7 @@ std::string_view name(ThreadsAlong along) {
     case ThreadsAlong::kRow: return "row";
     case ThreadsAlong::kRows: return "rows";
     case ThreadsAlong::kColumns: return "columns";
+    case ThreadsAlong::kRuns: return "runs";
   }
   JF_CHECK(false, "threads along ", static_cast<int>(along));
 }
@@ -126,7 +130,7 @@ ReductionKernel reduction_kernel(const ir::Fusion& segment, const ReductionParam
     while (domains[from].loop[position - 1].parallel == schedule::Parallel::kThreadY) --position;
     scheduler.inline_at(from, position);
   }
-  const int before_rows = loops_before_rows(phases.fusion, scheduler.schedule());
+  const int before_rows = loops_before_rows(phases, scheduler.schedule());
   for (ir::ValueId id : phases.outside) {
     scheduler.inline_at(id, std::min(before_rows, scheduler.schedule().domains[id].inline_at));
   }

@@ -27,16 +27,17 @@ struct CpuReduction {
   int64_t tasks = 1;  // calls that other threads may take
   bool operator==(const CpuReduction&) const = default;
 };
-// What the threads x of a block run along: one row that is folded, many rows, or columns of which each is folded.
-enum class ThreadsAlong : uint8_t { kRow, kRows, kColumns };
+// What the threads x of a block run along: one row that is folded, many rows, columns of which each is folded, or runs
+// of a row, which are folded by themselves, too.
+enum class ThreadsAlong : uint8_t { kRow, kRows, kColumns, kRuns };
 std::string_view name(ThreadsAlong along);
 struct CudaReduction {
   ThreadsAlong along = ThreadsAlong::kRow;
   int lane_loop = 0;      // the loop of the vector accesses, and of the threads x unless they are along rows
   int64_t lanes = 1;      // elements of a vector access
-  int64_t threads = 1;    // x: of a row, rows, or columns
-  int64_t threads_y = 1;  // rows of a block; for columns, parts of each column
-  int64_t unroll = 1;     // vectors of a thread along what is folded
+  int64_t threads = 1;    // x: of a row, rows, columns, or of a run
+  int64_t threads_y = 1;  // rows of a block; for columns, parts of each column; runs
+  int64_t unroll = 1;     // vectors of a thread along what is folded; runs of a thread
   Keep keep = Keep::kNothing;
   // More than 1: the inputs' rows come by bulk copies to so many stages of shared memory, all but one of them ahead of
   // the row that the block works on (sm_90, along=row). The grid then has `blocks` blocks, unless sums across the rows

@@ -2,8 +2,10 @@
 #include <bit>
 #include <limits>
 
+#include "base/lists.h"
 #include "base/target.h"
 #include "plan/reduction_platforms.h"
+#include "plan/runs.h"
 #include "plan/scan_columns.h"
 #include "plan/strategy_loops.h"
 #include "plan/strips.h"
@@ -159,14 +161,6 @@ int64_t lanes_that_move(const Traffic& traffic, const Shape& shape, const Target
   if (counts && cluster == 1 && !unkept) return 1;
   const int64_t fewest = kWarp * lanes * (lanes == kMovedWords ? kFewestMovedWords : 1);
   return shape.folded >= fewest && (unkept || shape.folded <= most) ? lanes : 1;
-}
-
-// Whether nothing but rows of bf16 is kept, two elements in a register: half of what Phases counts.
-bool kept_in_pairs(const Phases& phases) {
-  const int64_t rows = static_cast<int64_t>(phases.rows.size());
-  return rows > 0 && phases.kept_bytes == 4 * rows && phases.column_bytes == 0 &&
-         std::all_of(phases.rows.begin(), phases.rows.end(),
-                     [&](ir::ValueId id) { return phases.fusion.values[id].dtype == DType::kBF16; });
 }
 
 // What a thread and a block may keep of rows that are stored.
@@ -533,7 +527,15 @@ CudaReduction along_columns(const RowFacts& facts, const Shape& shape, const Tar
 
 }  // namespace
 
+bool kept_in_pairs(const Phases& phases) {
+  const int64_t rows = static_cast<int64_t>(phases.rows.size());
+  return rows > 0 && phases.kept_bytes == 4 * rows && phases.column_bytes == 0 &&
+         std::all_of(phases.rows.begin(), phases.rows.end(),
+                     [&](ir::ValueId id) { return phases.fusion.values[id].dtype == DType::kBF16; });
+}
+
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target) {
+  if (contains(facts.traffic.runs, true)) return along_runs(facts, target);
   const Shape shape = shape_of(facts.traffic);
   CudaReduction p =
       facts.traffic.folded[shape.lane_loop] ? along_row(facts, shape, target) : along_columns(facts, shape, target);

@@ -14,6 +14,8 @@ struct RowFacts {
 };
 CpuReduction propose_cpu(const RowFacts& facts, const Target& target);
 CudaReduction propose_cuda(const RowFacts& facts, const Target& target);
+// Whether nothing but rows of bf16 is kept, two elements in a register: half of what Phases counts.
+bool kept_in_pairs(const Phases& phases);
 // Has the rows brought by bulk copies ahead of their use, where that is faster.
 void prefer_stages(const RowFacts& facts, CudaReduction& parameters, const Target& target);
 // The same without asking whether it is faster, where two stages of the rows fit.

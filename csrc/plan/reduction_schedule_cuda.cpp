@@ -27,13 +27,14 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
   const bool in_lanes = p.lanes > 1, columns = p.along == ThreadsAlong::kColumns;
   if (rank == 0) return;
   if (in_lanes) loops.split(p.lane_loop, p.lanes);
-  // Blocks; columns of a block; rows across; what is folded; lanes.
-  enum Group { kKept, kColumn, kAcross, kFolded, kGroups };
+  // Blocks; columns of a block; rows across; what is folded; runs of it; lanes.
+  enum Group { kKept, kColumn, kAcross, kFolded, kRun, kGroups };
   std::vector<int> order;
   int count[kGroups] = {};
   for (int group = 0; group < kGroups; ++group) {
     auto place = [&](int loop) {
-      const int own = traffic.folded[loop]             ? kFolded
+      const int own = traffic.runs[loop]               ? kRun
+                      : traffic.folded[loop]           ? kFolded
                       : traffic.across[loop]           ? kAcross
                       : columns && loop == p.lane_loop ? kColumn
                                                        : kKept;
@@ -74,6 +75,17 @@ void schedule_cuda(Scheduler& scheduler, ir::ValueId reference, const Traffic& t
         loops.split(rows, p.threads_y);
         loops.parallelize(rows + 1, Parallel::kThreadY);
       }
+      break;
+    }
+    case ThreadsAlong::kRuns: {
+      // [row block, runs of a thread, runs of the block, vectors, thread, lanes]
+      const int run = position[kRun];
+      loops.split(run, p.threads);
+      loops.parallelize(run + 1, Parallel::kThread);
+      loops.parallelize(run, Parallel::kUnroll);
+      loops.split(folded, p.threads_y);
+      loops.parallelize(folded + 1, Parallel::kThreadY);
+      unroll(loops, folded, p.unroll);
       break;
     }
     case ThreadsAlong::kRows:

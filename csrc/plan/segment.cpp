@@ -311,10 +311,10 @@ class Drafter {
     for (size_t a = 0; a < c.space.extents.size(); ++a) {
       if (c.space.folded[a]) folded += cat(folded.empty() ? "" : ",", a);
     }
-    return cat(
-        c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
-        "} of the iteration domain ", text(c.space.extents),
-        c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis, c.in_turn ? " in turn" : "") : "");
+    return cat(c.direction == 0 ? "its reductions fold axes {" : "its scans and reductions go along axes {", folded,
+               "} of the iteration domain ", text(c.space.extents),
+               c.parts > 0 ? cat(", with ", c.parts, " parts of axis ", c.split_axis, c.in_turn ? " in turn" : "") : "",
+               c.runs ? cat(", others axis ", c.space.extents.size() - 1, " alone") : "");
   }
 
   void place(size_t number) {

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "base/integers.h"
+#include "base/lists.h"
 #include "graph/index.h"
 #include "schedule/axes.h"
 #include "schedule/schedule.h"
@@ -110,14 +111,22 @@ void find_folds(const Fusion& segment, const schedule::Schedule& aligned, Traffi
   }
   result.folded.assign(result.extents.size(), false);
   result.across = result.folded;
+  result.runs.assign(result.extents.size(), true);
   for (const Op& op : segment.ops) {
     const schedule::Domain& domain = aligned.domains[op.output];
     const schedule::AxisTree tree = schedule::replay(domain, "a value");
     std::vector<bool>& loops = whole && domain.in_parts ? result.across : result.folded;
     for (size_t i = 0; i < tree.loop.size(); ++i) {
       loops[i] = loops[i] || tree.reduced[tree.loop[i]] || tree.scanned[tree.loop[i]] != 0;
+      if (std::holds_alternative<ir::Reduce>(op.attribute))
+        result.runs[i] = result.runs[i] && tree.reduced[tree.loop[i]];
     }
   }
+  bool runs = false;
+  for (size_t i = 0; i < result.extents.size(); ++i) {
+    runs = runs || (result.extents[i] > 1 && result.folded[i] && !result.runs[i]);
+  }
+  if (!runs || result.scans || contains(result.across, true)) result.runs.assign(result.extents.size(), false);
   result.in_rows.assign(segment.values.size(), false);
   for (const Op& op : segment.ops) {
     const schedule::AxisTree tree = schedule::replay(aligned.domains[op.output], "a value");
@@ -141,7 +150,8 @@ Traffic traffic(const Fusion& segment, ValueId reference) {
   find_folds(segment, scheduler.schedule(), result);
   result.collapse.assign(result.extents.size(), 1);
   for (size_t k = result.extents.size(); k-- > 1;) {
-    const bool same_folds = result.folded[k - 1] == result.folded[k] && result.across[k - 1] == result.across[k];
+    const bool same_folds = result.folded[k - 1] == result.folded[k] && result.across[k - 1] == result.across[k] &&
+                            result.runs[k - 1] == result.runs[k];
     if (!same_folds || !continues(result.accesses, result.extents, k - 1)) continue;
     const size_t gone = result.extents[k] != 1 ? k - 1 : k;
     for (Access& access : result.accesses) {
@@ -155,6 +165,7 @@ Traffic traffic(const Fusion& segment, ValueId reference) {
     erase(result.collapse);
     erase(result.folded);
     erase(result.across);
+    erase(result.runs);
   }
 
   double bytes = 0;

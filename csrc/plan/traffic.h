@@ -29,6 +29,7 @@ struct Traffic {
   std::vector<bool> folded;      // by loop: whether the reductions fold it or scans go along it
   bool scans = false;            // whether values are scanned along the folded loops
   std::vector<bool> across;      // by loop: whether reductions in parts fold it beside others that fold the rows
+  std::vector<bool> runs;        // by loop: whether some reductions fold it alone, and others all folded loops
   std::vector<Access> accesses;
   double cost_per_element = 0;  // 1 is a pass over 12 bytes: two f32 read, one written
   int64_t widest_lane = 1;      // bytes of the widest type in registers

@@ -56,7 +56,12 @@ std::vector<std::tuple<std::string, std::string, std::vector<std::string>, std::
     const std::string& type = types.at(op.operands);
     std::vector<std::string> operands(op.arity, type);
     if (op.result == ir::ResultRule::kSelect) operands[0] = "pred";
-    result.emplace_back(op.name, found->second, operands, op.result == ir::ResultRule::kPred ? "pred" : type);
+    const bool code = op.result == ir::ResultRule::kCode;
+    if (code) operands[0] = name(DType::kF32);
+    result.emplace_back(op.name, found->second, operands,
+                        code                                 ? std::string(name(DType::kU32))
+                        : op.result == ir::ResultRule::kPred ? "pred"
+                                                             : type);
   }
   return result;
 }
