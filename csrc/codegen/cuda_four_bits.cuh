@@ -24,15 +24,15 @@ JF_FUNCTION u32 first_nibbles(Code code) {
 
 // What the codes of a thread are stored as, N of them at once.
 template <int N>
-struct WordOf {
+struct PackedCodes {
   using Type = u32;
 };
 template <>
-struct WordOf<2> {
+struct PackedCodes<2> {
   using Type = u8;
 };
 template <>
-struct WordOf<4> {
+struct PackedCodes<4> {
   using Type = u16;
 };
 
@@ -40,10 +40,10 @@ struct WordOf<4> {
 template <int W, class Word>
 JF_FUNCTION void store_words(u4* p, long offset, Word word) {
   constexpr int kCodes = smaller_of(W, 8);
-  using Words = Chunk<typename WordOf<kCodes>::Type, W / kCodes>;
+  using Words = Chunk<typename PackedCodes<kCodes>::Type, W / kCodes>;
   Words words;
 #pragma unroll
-  for (int i = 0; i < W / kCodes; ++i) words.v[i] = typename WordOf<kCodes>::Type(word(i * kCodes));
+  for (int i = 0; i < W / kCodes; ++i) words.v[i] = typename PackedCodes<kCodes>::Type(word(i * kCodes));
   *reinterpret_cast<Words*>(reinterpret_cast<u8*>(p) + (offset >> 1)) = words;
 }
 // `offset` counts codes.
@@ -75,14 +75,14 @@ template <int W>
 JF_FUNCTION Lanes<u32, W> e2m1(const Lanes<f32, W>& a) {
   return map<u32>([](f32 x) { return (above_e2m1(x) - kE2m1Zero) | (bits_as<u32>(x) >> 28 & 8); }, a);
 }
-// What has codes that are stored: signs and the rest are put side by side apart, which takes less than half the
-// instructions.
+// What has codes that are stored: signs and the rest are put side by side apart, in fewer instructions than code by
+// code.
 template <int W>
-struct E2m1 {
+struct NearestE2m1 {
   Lanes<f32, W> x;
 };
 template <int kMultiple, int W, class On = All>
-JF_FUNCTION void store(u4* p, long offset, const E2m1<W>& codes, On on = {}) {
+JF_FUNCTION void store(u4* p, long offset, const NearestE2m1<W>& codes, On on = {}) {
   if constexpr (is_same<On, All> && kMultiple % W == 0 && W <= 32) {
     static_assert(kE2m1Zero % 16 == 12, "its last bits turn the third one of a code over");
     store_words<W>(p, offset, [&](int first) {

@@ -113,7 +113,12 @@ JF_FUNCTION T quotient(T x, T y) {
     return x / y;
   }
 }
-JF_FUNCTION f32 nearest_reciprocal(f32 x) { return ptx::reciprocal(x); }
+// A step of Newton's method, rounded to nearest where both are normal numbers (each fraction was tried on an H200).
+// rcp.rn is a branch and a call, which what is around it waits for.
+JF_FUNCTION f32 nearest_reciprocal(f32 x) {
+  const f32 rough = ptx::reciprocal_approx(x), rest = fmaf(-x, rough, 1);
+  return fabsf(rest) < 1 ? fmaf(rough, rest, rough) : rough;
+}
 JF_FUNCTION f64 nearest_reciprocal(f64 x) { return 1 / x; }
 template <class T>
 JF_FUNCTION T remainder_of(T x, T y) {

@@ -141,7 +141,7 @@ void MemoryStatements::operator()(const Store& store) {
   std::string value = use(store.value);
   if (const auto codes = e2m1_of.find(store.value);
       codes != e2m1_of.end() && kernel.buffers.at(store.buffer).dtype == DType::kU4) {
-    value = cat("jf::E2m1<", kernel.width, ">{", use(codes->second), "}");
+    value = cat("jf::NearestE2m1<", kernel.width, ">{", use(codes->second), "}");
   }
   if (store.rows) {
     line("jf::store_rows(", buffer, ", ", at, ", ", store.rows->last, " - (", offset(store.rows->row), "), ", value,

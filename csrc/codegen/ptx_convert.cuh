@@ -103,17 +103,17 @@ static __device__ __forceinline__ unsigned min_nan_bf16x2(unsigned x, unsigned y
   return result;
 }
 
+// 1 / x rounded to nearest.
+static __device__ __forceinline__ float reciprocal(float x) {
+  float result;
+  asm("rcp.rn.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
 // 1 / x to a unit in the last place; of a subnormal number infinity.
 static __device__ __forceinline__ float reciprocal_approx(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
-}
-// 1 / x rounded to nearest where both are normal numbers (each fraction was tried on an H200): a step of Newton's
-// method. rcp.rn is a branch and a call, which what is around it waits for.
-static __device__ __forceinline__ float reciprocal(float x) {
-  const float rough = reciprocal_approx(x), rest = fmaf(-x, rough, 1.0f);
-  return fabsf(rest) < 1.0f ? fmaf(rough, rest, rough) : rough;
 }
 // x / y to 2 units in the last place. What depends on y alone is computed once for a y that stays: its scale, which
 // keeps the reciprocal normal, and the reciprocal.
