@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import jax
 import jax.numpy as jnp
 import loop_interpreter
@@ -149,6 +151,87 @@ def test_several_folds_of_rows_and_of_runs(run):
     assert kernel["strategy"] == "reduction"
     for got, exact in zip(run(scheduled(f, x), x), want, strict=True):
         assert_close(np.asarray(got).reshape(exact.shape), np.asarray(exact), "float32")
+
+
+def test_runs_and_rows_of_one_array(run):
+    """Scales of runs under one of the row, none of which waits for the other: nvfp4 with a factor for each row."""
+    x = numbers(3, 40 * 16, dtype="bfloat16")
+
+    def f(x):
+        y = in_runs(jnp.abs(x.astype(jnp.float32)), 16)
+        factor = 1024 / y.max((-1, -2), keepdims=True)
+        scales = jnp.floor(y.max(-1, keepdims=True) * factor) + 1
+        return jnp.floor(y * factor / scales * 8), scales, factor
+
+    [kernel] = facts(f, x)
+    assert kernel["strategy"] == "reduction"
+    for got, exact in zip(run(scheduled(f, x), x), f(jnp.asarray(x)), strict=True):
+        # What a division rounds otherwise is another whole number.
+        assert np.mean(np.asarray(got).reshape(exact.shape) != np.asarray(exact)) < 0.01
+
+
+def random_function(seed):
+    """Folds of rows and of runs, and what is computed from them; its arguments."""
+    rng = random.Random(seed)
+    run_length = rng.choice([16, 32, 64, 128])
+    runs = rng.choice([n for n in (4, 8, 9, 20, 33, 48) if 512 <= n * run_length <= 4096])
+    rows, columns = rng.choice([(3,), (2, 2), (5,)]), run_length * runs
+    kinds = ["row", rng.choice(["with row", "run"]), "run"]
+    kinds += [rng.choice(["row", "run", "run", "alone", "with row", "with run"]) for _ in range(rng.randint(4, 9))]
+    script = [(kind, rng.random(), rng.random(), rng.random()) for kind in kinds]
+
+    def f(x, w, y):
+        whole = [x.astype(jnp.float32), y.astype(jnp.float32) * w.astype(jnp.float32)]
+        of_rows, of_runs, results = [], [], []
+
+        def one(values, share):
+            return values[int(share * len(values))]
+
+        for kind, a, b, c in script:
+            v = one(whole, a)
+            fold = one((jnp.max, lambda v, axis: jnp.sum(v, axis) / 64, jnp.min), b)
+            if kind == "row":
+                of_rows.append(fold(v, axis=-1))
+                results += [of_rows[-1]] if c < 0.5 else []
+            elif kind == "run":
+                of_runs.append(fold(in_runs(v, run_length), axis=-1))
+                results += [of_runs[-1]] if c < 0.4 else []
+            elif kind == "alone":
+                whole.append(one((v - one(whole, b), jnp.abs(v) + 1, jnp.tanh(v), v * 0.5), c))
+            elif kind == "with row":
+                r = one(of_rows, b)[..., None]
+                whole.append(v - r if c < 0.5 else v / (1 + jnp.abs(r)))
+            elif of_runs:
+                s = one(of_runs, b) + (one(of_rows, a)[..., None] if c < 0.3 else 0)
+                whole.append((in_runs(v, run_length) / (1 + jnp.abs(s[..., None]))).reshape(*rows, columns))
+        results += [whole[-1], of_runs[-1], of_rows[-1]]
+        return [value * (n + 2) for n, value in enumerate(results)]  # each another one
+
+    numbers_of = np.random.default_rng(seed).normal
+    dtype = rng.choice(["float32", "bfloat16"])
+    return f, [jnp.asarray(numbers_of(size=shape), dtype) for shape in ((*rows, columns), (columns,), (*rows, columns))]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_functions(run, seed):
+    """As `evaluate` has them, where they are one kernel; the others compile."""
+    f, arrays = random_function(seed)
+    fusion = jf.ir.trace(f, *arrays)
+    first, *others = jf.ir.propose(fusion, "cuda")
+    if others:
+        assert "reduction" in jf.ir.lower(fusion, "cuda").as_text("segments")
+        return
+    dtype = "float32" if arrays[0].dtype == jnp.float32 else "bfloat16"
+    for got, want in zip(run(first, *arrays), jf.ir.evaluate(fusion, *arrays), strict=True):
+        exact = np.asarray(want, np.float32)
+        assert_close(np.asarray(got, np.float32).reshape(exact.shape), exact, dtype)
+
+
+@pytest.mark.parametrize("seed", range(100, 105))
+def test_random_sources_compile(seed):
+    nvrtc_or_skip()
+    f, arrays = random_function(seed)
+    assert _core.compile_cuda(str(jf.ir.trace(f, *arrays)), _core.cuda_target_for(90))
 
 
 def test_softmax_in_blocks(run):

@@ -1,6 +1,7 @@
 #include "plan/clusters.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <tuple>
 
@@ -441,7 +442,17 @@ class Finder {
       return std::any_of(sources.begin(), sources.end(),
                          [&](ValueId source) { return fold_in_sibling(folded, source); });
     };
-    const bool joined = !alone && (reads_same(space.folded) || reads_same(others) ||
+    // A run of the rows that a cluster folds whole.
+    auto runs_of_same = [&] {
+      const auto first = siblings_.lower_bound({space.extents, {}, std::numeric_limits<ValueId>::min()});
+      for (auto s = first; s != siblings_.end() && std::get<0>(s->first) == space.extents; ++s) {
+        const auto& [extents, folded, source] = s->first;
+        const bool joins = contains(sources_[operand], source) && folds_runs(find(s->second), space.folded);
+        if (joins && fold_in_sibling(folded, source)) return true;
+      }
+      return false;
+    };
+    const bool joined = !alone && (reads_same(space.folded) || reads_same(others) || runs_of_same() ||
                                    (small && fold_in_sibling(space.folded, kAnySource)));
     if (joined) return;
     const int cluster = static_cast<int>(building_.size());

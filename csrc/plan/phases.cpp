@@ -49,6 +49,7 @@ class Splitter {
         needed_(segment.values.size()),
         by_end_(segment.values.size(), false),
         kept_(segment.values.size(), false),
+        folded_(segment.values.size(), false),
         is_input_(segment.values.size(), false) {
     for (ValueId id : segment.inputs) is_input_[id] = true;
     across_rows_ = contains(traffic.across, true);
@@ -171,7 +172,7 @@ class Splitter {
         for (size_t i = 0; i < op->inputs.size(); ++i) {
           if (!is_memory(*op, i)) needed_[op->inputs[i]].insert(reduces ? fold_in_[op->output] : kOutside);
         }
-        kept_[op->output] = folds_runs(*op);
+        kept_[op->output] = folded_[op->output] = folds_runs(*op);
         continue;
       }
       const bool rounded = compared[op->output] && ir::info(op->kind).op_class == OpClass::kPointwise;
@@ -333,7 +334,11 @@ class Splitter {
     return static_cast<size_t>(std::find(segment_.inputs.begin(), segment_.inputs.end(), id) - segment_.inputs.begin());
   }
   // Whether a value is kept until whole rows are folded, not within a run.
-  bool is_kept_along(ValueId value) const { return kept_[value] && !together(needed_[value]); }
+  bool is_kept_along(ValueId value) const {
+    std::set<int> phases = needed_[value];
+    if (folded_[value]) phases.insert(fold_in_[value]);
+    return kept_[value] && !together(phases);
+  }
   ValueId add_op(const Op& op, std::vector<ValueId> operands, const Value& like) {
     const ValueId result = add_value(like);
     result_.fusion.ops.push_back({op.kind, std::move(operands), result, op.attribute, op.label});
@@ -344,7 +349,7 @@ class Splitter {
   void count() {
     std::vector<int64_t> alive(static_cast<size_t>(result_.count) + 1, 0);
     for (size_t id = 0; id < segment_.values.size(); ++id) {
-      if (!is_kept_along(static_cast<ValueId>(id))) continue;
+      if (!is_kept_along(static_cast<ValueId>(id)) || folded_[id]) continue;
       const int64_t bytes = std::max<int64_t>(4, size_of(compute_dtype(segment_.values[id].dtype)));
       result_.all_kept_bytes += bytes;
       for (int phase = *needed_[id].begin(); phase < *needed_[id].rbegin(); ++phase) alive[phase] += bytes;
@@ -368,6 +373,7 @@ class Splitter {
   std::vector<std::set<int>> needed_;  // by value: the phases that use it
   std::vector<bool> by_end_;           // by value: any phase can store it or fold it across the rows
   std::vector<bool> kept_;
+  std::vector<bool> folded_;  // by value: from a run, so that it has few elements
   std::vector<bool> is_input_;
   bool across_rows_ = false, has_runs_ = false;
   Phases result_;
