@@ -7,10 +7,10 @@
 
 #include "base/bits.h"
 #include "base/error.h"
-#include "base/integers.h"
 #include "base/lists.h"
 #include "plan/even_rows.h"
 #include "plan/recompute.h"
+#include "plan/runs.h"
 #include "schedule/axes.h"
 
 namespace jf::plan {
@@ -29,8 +29,6 @@ constexpr int kMaxColumnFolds = 4;
 constexpr int64_t kEnoughBlocks = 100, kEnoughTasks = 8;
 // Reductions of as few elements share a launch even where they read nothing in common.
 constexpr int64_t kSmallSpace = 4 << 20;
-// Runs of rows that a kernel also folds by themselves: a few threads' vectors, of rows that a block keeps.
-constexpr int64_t kShortestRun = 16, kLongestRun = 256, kShortestRowOfRuns = 512, kLongestRowOfRuns = 16 << 10;
 // Bytes of what a transpose leaves side by side, for rows that a kernel of reductions stores so.
 constexpr int64_t kLeastRun = 64;
 constexpr ValueId kAnySource = -1;
@@ -398,17 +396,6 @@ class Finder {
            space.extents[last] * size_of(fusion_.values[op.output].dtype) >= kLeastRun;
   }
 
-  // Whether a value has all folded axes or none of them, or one for each run all but the last: one with others, say
-  // what broadcasts a result along one axis of two, shares no loop with the reductions.
-  static bool lies_along_rows(const Place& place, const Cluster& cluster) {
-    const Space& space = cluster.space;
-    const auto has =
-        std::count_if(place.begin(), place.end(), [&](int axis) { return axis >= 0 && space.folded[axis]; });
-    const auto all = std::count(space.folded.begin(), space.folded.end(), true);
-    const bool of_runs = cluster.runs && !contains(place, static_cast<int>(space.extents.size()) - 1);
-    return has == 0 || has == all || (of_runs && has == all - 1);
-  }
-
   void place_reduction(size_t number) {
     const Op& op = fusion_.ops[number];
     const std::vector<int64_t> along_dims = along(op)->dims;
@@ -538,16 +525,8 @@ class Finder {
   // Whether a reduction of these axes folds runs of the cluster's rows, and they had better be folded together.
   bool folds_runs(int cluster, const std::vector<bool>& folded) const {
     const Cluster& c = building_[cluster].cluster;
-    const std::vector<bool>& whole = c.space.folded;
-    if (target_.platform != Platform::kCuda || c.parts > 0 || c.direction != 0) return false;
-    if (std::count(folded.begin(), folded.end(), true) != 1 || !folded.back() || !whole.back()) return false;
-    int64_t row = 1;
-    for (size_t a = 0; a < whole.size(); ++a) {
-      if (whole[a]) row *= c.space.extents[a];
-    }
-    const int64_t run = c.space.extents.back();
-    return is_power_of_two(run) && run >= kShortestRun && run <= kLongestRun && row > run &&
-           row >= kShortestRowOfRuns && row <= kLongestRowOfRuns && building_[cluster].reductions > 0;
+    return target_.platform == Platform::kCuda && c.parts == 0 && c.direction == 0 &&
+           building_[cluster].reductions > 0 && are_runs(c.space, folded);
   }
 
   bool takes_column_fold(int cluster, int64_t parts) const {
