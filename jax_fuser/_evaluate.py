@@ -13,7 +13,6 @@ from jax import lax
 
 from jax_fuser import _arguments, _core, _evaluate_nested, _ffi, _fp4, _ir_text, _words
 from jax_fuser._core import Fusion, UserError
-from jax_fuser._fp4 import to_e2m1_by_sums
 from jax_fuser._recurrence import recurrence
 from jax_fuser._row_groups import spans
 from jax_fuser._search import search
@@ -31,7 +30,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "count_leading_zeros": lax.clz,
     "not_": lax.bitwise_not,
     "reciprocal": lambda x: 1 / x,
-    "e2m1": to_e2m1_by_sums,
+    "e2m1": _fp4.to_e2m1_by_sums,
     "log2": jnp.log2,
     "logaddexp": jnp.logaddexp,
     "and_": lax.bitwise_and,

@@ -185,23 +185,15 @@ def _batch(args: Any, axes: Any) -> tuple[Any, int]:
     return pack(jnp.moveaxis(args[0], axes[0], 0)), 0
 
 
-def _batch_stored(args: Any, axes: Any) -> tuple[Any, Any]:
-    return stored_p.bind(args[0]), axes[0]
-
-
-def _batch_codes(args: Any, axes: Any) -> tuple[Any, Any]:
-    return e2m1_p.bind(args[0]), axes[0]
-
-
 e2m1_p.def_impl(jax.jit(to_e2m1_by_sums))
 e2m1_p.def_abstract_eval(lambda x: x.update(dtype=jnp.dtype("uint32"), weak_type=False))
 ad.defjvp(e2m1_p, None)
-batching.primitive_batchers[e2m1_p] = _batch_codes
+batching.defvectorized(e2m1_p)
 mlir.register_lowering(e2m1_p, mlir.lower_fun(to_e2m1_by_sums, multiple_results=False))
 stored_p.def_impl(jax.lax.optimization_barrier)
 stored_p.def_abstract_eval(lambda x: x)
 ad.defjvp(stored_p, None)
-batching.primitive_batchers[stored_p] = _batch_stored
+batching.defvectorized(stored_p)
 mlir.register_lowering(stored_p, mlir.lower_fun(jax.lax.optimization_barrier, multiple_results=False))
 pack_p.def_impl(jax.jit(pack_by_slices))
 pack_p.def_abstract_eval(_abstract_eval)

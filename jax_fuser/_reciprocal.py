@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.extend
 import jax.numpy as jnp
@@ -37,12 +35,8 @@ def by_steps(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), exact, 1 / x)
 
 
-def _batch(args: Any, axes: Any) -> tuple[Any, Any]:
-    return reciprocal(args[0]), axes[0]
-
-
 reciprocal_p.def_impl(jax.jit(by_steps))
 reciprocal_p.def_abstract_eval(lambda x: x)
 ad.defjvp(reciprocal_p, None)
-batching.primitive_batchers[reciprocal_p] = _batch
+batching.defvectorized(reciprocal_p)
 mlir.register_lowering(reciprocal_p, mlir.lower_fun(by_steps, multiple_results=False))
